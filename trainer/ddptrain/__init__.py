@@ -1,0 +1,1 @@
+"""The trainer: one rank of one DDP training."""

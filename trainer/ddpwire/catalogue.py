@@ -1,0 +1,146 @@
+"""Every metric that ddprun and ddptrain export: the one list from which code, docs and tests are made.
+
+The rules are Prometheus' own (https://prometheus.io/docs/practices/naming/): one prefix, base units,
+``_total`` on counters, and every label's values known in advance. A rank's process sets its metrics without
+saying which rank it is; the node's exporter adds the label ``rank``.
+"""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+CHECKPOINT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+JOB_STATES = ("rendezvous", "training", "succeeded", "failed")
+EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "other")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric. ``labels`` maps a label to its values; an empty tuple is a label whose value is free text,
+    set once a process (a version, a run's id).
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    set_by: Literal["ddprun", "ddptrain"]
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    buckets: tuple[float, ...] = ()
+
+
+BUILD_INFO = Metric(
+    name="ddp_build_info",
+    kind="gauge",
+    help="Always 1; the versions are its labels.",
+    set_by="ddprun",
+    labels={"version": (), "torch_version": (), "python_version": ()},
+)
+RUN_INFO = Metric(
+    name="ddp_run_info",
+    kind="gauge",
+    help="Always 1; the run's id is its label.",
+    set_by="ddprun",
+    labels={"run_id": ()},
+)
+JOB_STATE = Metric(
+    name="ddp_job_state",
+    kind="gauge",
+    help="1 for the state that this node is in, 0 for the others.",
+    set_by="ddprun",
+    labels={"state": JOB_STATES},
+)
+JOB_START = Metric(
+    name="ddp_job_start_timestamp_seconds",
+    kind="gauge",
+    help="When this node's ddprun started, in seconds since the epoch.",
+    set_by="ddprun",
+)
+WORLD_SIZE = Metric(
+    name="ddp_world_size", kind="gauge", help="Ranks of the present attempt, over all nodes.", set_by="ddprun"
+)
+RANKS_ALIVE = Metric(name="ddp_ranks_alive", kind="gauge", help="Ranks of this node that are running.", set_by="ddprun")
+RANK_EXITS = Metric(
+    name="ddp_rank_exits_total",
+    kind="counter",
+    help="Ranks of this node that ended, by cause.",
+    set_by="ddprun",
+    labels={"cause": EXIT_CAUSES},
+)
+TERMINATION_SIGNALS = Metric(
+    name="ddp_termination_signals_total",
+    kind="counter",
+    help="Signals that asked this node to stop.",
+    set_by="ddprun",
+    labels={"signal": ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")},
+)
+STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
+SAMPLES = Metric(
+    name="ddp_samples_total",
+    kind="counter",
+    help="Training samples that this rank has seen.",
+    set_by="ddptrain",
+)
+LAST_STEP = Metric(name="ddp_last_step", kind="gauge", help="The number of the last optimizer step.", set_by="ddptrain")
+LAST_STEP_TIME = Metric(
+    name="ddp_last_step_timestamp_seconds",
+    kind="gauge",
+    help="When the last optimizer step ended, in seconds since the epoch.",
+    set_by="ddptrain",
+)
+STEP_DURATION = Metric(
+    name="ddp_step_duration_seconds",
+    kind="histogram",
+    help="Wall time of an optimizer step as the rank's process saw it.",
+    set_by="ddptrain",
+    buckets=STEP_BUCKETS,
+)
+LOSS = Metric(
+    name="ddp_loss",
+    kind="gauge",
+    help="Mean training loss of the last epoch, over all ranks.",
+    set_by="ddptrain",
+)
+LEARNING_RATE = Metric(name="ddp_learning_rate", kind="gauge", help="Of the last step.", set_by="ddptrain")
+EPOCH = Metric(name="ddp_epoch", kind="gauge", help="The epoch that is being trained, from 1.", set_by="ddptrain")
+EVAL_ACCURACY = Metric(
+    name="ddp_eval_accuracy_ratio",
+    kind="gauge",
+    help="Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
+    set_by="ddptrain",
+    labels={"split": ("test",)},
+)
+CHECKPOINT_DURATION = Metric(
+    name="ddp_checkpoint_duration_seconds",
+    kind="histogram",
+    help="Wall time of writing or reading a checkpoint.",
+    set_by="ddptrain",
+    labels={"op": ("save", "load")},
+    buckets=CHECKPOINT_BUCKETS,
+)
+CHECKPOINT_LAST_SUCCESS = Metric(
+    name="ddp_checkpoint_last_success_timestamp_seconds",
+    kind="gauge",
+    help="When a checkpoint was last written whole, in seconds since the epoch; 0: not yet.",
+    set_by="ddptrain",
+)
+CHECKPOINT_LAST_STEP = Metric(
+    name="ddp_checkpoint_last_step",
+    kind="gauge",
+    help="The step of the newest checkpoint.",
+    set_by="ddptrain",
+)
+CHECKPOINT_BYTES = Metric(
+    name="ddp_checkpoint_bytes", kind="gauge", help="Size of the newest checkpoint.", set_by="ddptrain"
+)
+CHECKPOINT_FAILURES = Metric(
+    name="ddp_checkpoint_failures_total",
+    kind="counter",
+    help="Checkpoints that could not be written or read.",
+    set_by="ddptrain",
+    labels={"op": ("save", "load"), "reason": ("enospc", "io", "corrupt")},
+)
+
+CATALOGUE: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

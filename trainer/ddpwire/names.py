@@ -1,0 +1,38 @@
+"""The names of the environment variables that pass between the three programs.
+
+``PET_*`` are read by torchrun and set by Kubeflow's operators; the ranks' variables are those of
+https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are ours.
+"""
+
+from typing import Final
+
+# A node's place: set by whoever starts a node, read by ddprun.
+NNODES: Final = "PET_NNODES"  # "2", or "1:4" for a job that may shrink
+NPROC_PER_NODE: Final = "PET_NPROC_PER_NODE"
+NODE_RANK: Final = "PET_NODE_RANK"
+NODE_MASTER_ADDR: Final = "PET_MASTER_ADDR"
+NODE_MASTER_PORT: Final = "PET_MASTER_PORT"
+
+# A rank's place: set by ddprun (or torchrun), read by any script.
+MASTER_ADDR: Final = "MASTER_ADDR"
+MASTER_PORT: Final = "MASTER_PORT"
+RANK: Final = "RANK"
+WORLD_SIZE: Final = "WORLD_SIZE"
+LOCAL_RANK: Final = "LOCAL_RANK"
+LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
+GROUP_RANK: Final = "GROUP_RANK"
+GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
+RANKS_NODE: Final = "NODE_RANK"
+
+# The run: set by ddpctl, read by ddprun and handed on to the ranks.
+RUN_ID: Final = "DDP_RUN_ID"
+RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.folder says what is in it
+CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
+DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
+ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
+LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
+METRICS_HOST: Final = "DDP_METRICS_HOST"
+METRICS_PORT: Final = "DDP_METRICS_PORT"  # 0: a free one
+
+# prometheus_client's own: where a process keeps the files that ddprun collects.
+PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"

@@ -1,0 +1,3 @@
+"""The version of all four packages."""
+
+__version__ = "0.1.0"
