@@ -1,0 +1,126 @@
+"""``python -m ddprun.nodectl``: what a launcher asks and tells the ddpruns of the machine it runs on.
+
+Answers are JSON lines on stdout. It is started often and must be quick: the standard library and ddpwire only.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from ddprun import lock, ports
+from ddprun.follow import print_logs
+from ddpwire.exits import Exit
+from ddpwire.folder import NODE, OUTCOME
+
+SIGNALS = {
+    "TERM": signal.SIGTERM,
+    "INT": signal.SIGINT,
+    "KILL": signal.SIGKILL,
+    "USR1": signal.SIGUSR1,
+    "USR2": signal.SIGUSR2,
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line; its verbs are the functions below."""
+    top = argparse.ArgumentParser(prog="nodectl", description="Ask and tell the ddpruns of this machine.")
+    verbs = top.add_subparsers(dest="verb", required=True)
+    show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json")
+    show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
+    send = verbs.add_parser("signal", help="signal the ddprun of each folder")
+    send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
+    send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds for their end")
+    send.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
+    port = verbs.add_parser("port", help="a free port, as {'port': 61234}")
+    port.add_argument("--want", type=int, default=0, metavar="P", help="this one or none; 0: any")
+    port.add_argument("--host", default="127.0.0.1")
+    logs = verbs.add_parser("logs", help="print the nodes' logs")
+    logs.add_argument("-f", "--follow", action="store_true", help="until every node has ended")
+    logs.add_argument("--rank", type=int, action="append", default=[], dest="ranks", metavar="R")
+    logs.add_argument("--node", type=int, action="append", default=[], dest="nodes", metavar="N")
+    logs.add_argument("--tail", type=int, metavar="N", help="begin with the last N lines of each file")
+    logs.add_argument("run_dir", metavar="RUN_DIR", type=Path)
+    return top
+
+
+def read_json(path: Path) -> Any:
+    """The file's content, or None where there is none to be read."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print each folder's state."""
+    for node_dir in args.node_dirs:
+        state = {"dir": str(node_dir), "alive": lock.is_held(node_dir)}
+        # The lock first: whoever is gone by then has written all that it will ever write.
+        print(json.dumps(state | {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}))
+    return Exit.OK
+
+
+def send(args: argparse.Namespace) -> int:
+    """Signal each folder's ddprun; its keeper sees to it that SIGKILL leaves no rank behind."""
+    signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
+    deadline = time.monotonic() + args.wait
+    while any(map(lock.is_held, args.node_dirs)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for node_dir, sent in signalled.items():
+        print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": lock.is_held(node_dir)}))
+    return Exit.OK
+
+
+def _signal(node_dir: Path, number: int) -> bool:
+    if not lock.is_held(node_dir):
+        return False  # the pid in node.json may be anybody's by now
+    with contextlib.suppress(KeyError, TypeError, OSError):
+        os.kill(int(read_json(node_dir / NODE)["pid"]), number)
+        return True
+    return False
+
+
+def port(args: argparse.Namespace) -> int:
+    """Print a free port."""
+    if not 0 <= args.want < 65536:
+        print(f"port {args.want} is out of range: 1 to 65535, or 0 for any", file=sys.stderr)
+        return Exit.USAGE
+    try:
+        listener = ports.listen(args.host, args.want) if args.want else ports.listen_anywhere(args.host)
+    except OSError as error:
+        print(ports.taken(args.host, args.want, error), file=sys.stderr)
+        return Exit.UNAVAILABLE
+    with listener:
+        print(json.dumps({"port": listener.getsockname()[1]}))
+    return Exit.OK
+
+
+def logs(args: argparse.Namespace) -> int:
+    """Print, or follow, the logs of a run."""
+    try:
+        found = print_logs(args.run_dir, tuple(args.nodes), tuple(args.ranks), tail=args.tail, follow=args.follow)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough; nothing is left to flush into
+        return Exit.OK
+    if not found:
+        print(f"no log of such a node or rank in {args.run_dir}", file=sys.stderr)
+    return Exit.OK if found else Exit.NO_INPUT
+
+
+def main() -> int:
+    """Run one verb."""
+    args = parser().parse_args()
+    verb = {"show": show, "signal": send, "port": port, "logs": logs}[args.verb]
+    return verb(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
