@@ -1,0 +1,56 @@
+"""What a target wants done, as values: commands, and what came of them. Touches nothing.
+
+A verb of a target is a generator: it yields commands that may run side by side, is sent their outputs in
+the same order, and returns its result. ``runner`` performs it; a dry run prints it; a test feeds it
+recorded answers.
+"""
+
+import shlex
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+Mode = Literal[
+    "capture",  # wait for it, keep what it wrote
+    "stream",  # wait for it, its stdout is ours
+    "background",  # start it in a session of its own, its stdout and stderr go to the file `output`
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """One process to run."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
+    cwd: str | None = None
+    mode: Mode = "capture"
+    output: str | None = None  # background: the file that takes what it writes; its folder is made
+    tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
+    timeout_s: float | None = 30.0  # None: as long as it takes (stream)
+    placeholder: str = ""  # what stands for its stdout in a dry run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Output:
+    """What came of a command. A program that is not there answers 127, one that took too long 124, as in a shell."""
+
+    returncode: int
+    stdout: str = ""
+    stderr: str = ""
+
+
+T = TypeVar("T")
+Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
+
+
+def shell_line(command: Command) -> str:
+    """The command as a person would type it into a shell."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
+    words += [shlex.quote(word) for word in command.argv]
+    line = " ".join(words)
+    if command.cwd:
+        line = f"cd {shlex.quote(command.cwd)} && {line}"
+    if command.mode == "background":
+        line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
+    return line

@@ -1,0 +1,116 @@
+"""What a person asks for: a job, in words that no cluster owns. Frozen values; touches nothing.
+
+A field's documentation (``Doc``) and rules stand beside it, once: the flags' help, the errors of a
+ddpctl.yaml and the file that ``ddpctl init`` writes come from here, and ``config`` alone checks them.
+A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
+
+
+@dataclass(frozen=True)
+class Doc:
+    """What a field means: unit, range, the meaning of 0 or null. A flag's --help."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check of a field's value: takes it, returns it, raises ValueError with what is allowed."""
+
+    check: Callable[[Any], Any]
+
+
+Device = Literal["auto", "cuda", "cpu"]
+
+NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_name(name: str) -> str:
+    """A name that every target can use: a DNS label (RFC 1035) of at most 40 characters."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError("lower-case letters, digits and '-', starting with a letter, at most 40 characters")
+    return name
+
+
+def check_nodes(nodes: str) -> str:
+    """``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999."""
+    match = re.fullmatch(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?", nodes)
+    if not match or (match[2] and int(match[2]) < int(match[1])):
+        raise ValueError("a number of nodes from 1, or MIN:MAX such as 1:4")
+    return nodes
+
+
+def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
+    """Names that a shell takes, values without NUL."""
+    for name, value in env.items():
+        if not VARIABLE_PATTERN.fullmatch(name):
+            raise ValueError(f"'{name}' is no name of a variable: letters, digits and '_', no digit first")
+        if "\0" in value:
+            raise ValueError(f"the value of {name} holds a NUL byte")
+    return env
+
+
+def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Arguments that a process can take."""
+    if any("\0" in word for word in command):
+        raise ValueError("no NUL byte")
+    return command
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """One training: what runs, on how many nodes and GPUs. The same on every target."""
+
+    name: Annotated[
+        str,
+        Doc("The job's name; a run is called NAME-XXXX. Lower-case letters, digits and '-'."),
+        Rule(check_name),
+    ] = "train"
+    nodes: Annotated[
+        str, Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."), Rule(check_nodes)
+    ] = "1"
+    gpus: Annotated[int, Doc("Ranks a node, one GPU each; CPU processes where there is no GPU."), Ge(1), Le(64)] = 1
+    device: Annotated[
+        Device, Doc("auto: GPUs where there are any, else CPU; cuda: GPUs or an error; cpu: no GPU is touched.")
+    ] = "auto"
+    command: Annotated[
+        tuple[str, ...],
+        Doc("A script and its arguments, as one would give them to torchrun; empty: ddptrain, our own trainer."),
+        Rule(check_command),
+    ] = ()
+    env: Annotated[Mapping[str, str], Doc("Environment variables of every rank, as text."), Rule(check_env)] = field(
+        default_factory=dict
+    )
+    port: Annotated[
+        int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(65535)
+    ] = None
+    grace: Annotated[
+        float,
+        Doc("Seconds that ranks get to save after a stop was asked for, before they are killed."),
+        Ge(0),
+        Le(3600),
+    ] = 30.0
+    join_timeout: Annotated[
+        float | None, Doc("Seconds to wait for all nodes; null: as the target has it (30 on one machine)."), Ge(1)
+    ] = None
+    max_restarts: Annotated[
+        int, Doc("How often a group of ranks that died is started again within the run; 0: never."), Ge(0), Le(1000)
+    ] = 0
+
+    @property
+    def min_nodes(self) -> int:
+        """The fewest nodes that the job starts with."""
+        return int(self.nodes.split(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        """The nodes that are started."""
+        return int(self.nodes.split(":")[-1])
