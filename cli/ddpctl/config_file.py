@@ -1,0 +1,112 @@
+"""What a ddpctl.yaml says, and all that is wrong in it. Reads one file; what is in use is ``config``'s to say."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddpctl.fields import Field, fields_of
+from ddpctl.schema import FILE_NAME, SECTIONS, Kinds
+from ddpctl.spec import JobSpec
+from ddpctl.words import either, quote, unknown
+from ddpctl.yaml_source import Source, is_null, read
+from ddpctl.yaml_values import Refused, text_of, value_of
+
+Check = Callable[[Field, Any], Any]
+
+
+@dataclass
+class File:
+    """What a file says; of what is wrong in it, only that it is there."""
+
+    job: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
+    targets: dict[str, tuple[str, Any] | None] = field(default_factory=dict)  # (kind, options); None: wrong
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def read_file(path: Path, kinds: Kinds, check: Check) -> tuple[File, list[str]]:
+    """What the file says, and a line for everything that is wrong in it.
+
+    ``check`` takes a field and a value and returns the value or raises ValueError. Raises NoInputError.
+    """
+    source, said, target = read(path), File(), None
+    for key, key_node, node in source.entries(source.root, "the file") if source.root else ():
+        if key == "job":
+            said.job = _read_fields(source, source.entries(node, "job"), JobSpec, "a job", check)
+        elif key == "target":
+            target = None if is_null(node) else node
+        elif key == "targets":
+            for name, _, part in source.entries(node, "targets"):
+                said.targets[name] = _read_target(source, name, part, kinds, check)
+        elif key == "profiles":
+            for name, _, part in source.entries(node, "profiles"):
+                entries = source.entries(part, f"profile {quote(name)}")
+                said.profiles[name] = _read_fields(source, entries, JobSpec, "a profile", check)
+        else:
+            inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
+            source.report(key_node, inside or unknown(key, "key of the file", SECTIONS))
+    if target:
+        try:
+            said.target = text_of(target)
+            place(said.target, said.targets, kinds)
+        except ValueError as error:
+            source.report(target, f"target: {error}")
+    return said, source.lines()
+
+
+def _read_target(source: Source, name: str, node: yaml.Node, kinds: Kinds, check: Check) -> tuple[str, Any] | None:
+    entries = {key: (key_node, value) for key, key_node, value in source.entries(node, f"target {quote(name)}")}
+    if "kind" not in entries:
+        if isinstance(node, yaml.MappingNode) or is_null(node):  # else entries() has reported it
+            source.report(node, f"target {quote(name)} needs a kind: {either(tuple(kinds))}")
+        return None
+    _, kind_node = entries.pop("kind")
+    try:
+        kind = text_of(kind_node)
+        if kind not in kinds:
+            raise ValueError(unknown(kind, "kind of target", kinds))
+        if name in kinds and kind != name:
+            raise ValueError(f"{quote(kind)} is not allowed: a target called {quote(name)} is of that kind")
+        options = kinds[kind]()
+    except ValueError as error:
+        source.report(kind_node, f"kind: {error}")
+        return None
+    given = [(key, *nodes) for key, nodes in entries.items()]
+    values = _read_fields(source, given, options, f"a target of kind {quote(kind)}", check)
+    required = {field.name for field in fields_of(options).values() if field.required}
+    for missing in sorted(required - entries.keys()):
+        source.report(node, f"target {quote(name)} needs {quote(missing)}: {fields_of(options)[missing].type_words}")
+    return (kind, options(**values)) if required <= values.keys() else None
+
+
+def _read_fields(
+    source: Source, entries: Iterable[tuple[str, yaml.Node, yaml.Node]], cls: type, what: str, check: Check
+) -> dict[str, Any]:
+    """The fields of ``cls`` that the entries give rightly; what is wrong is reported."""
+    fields, values = fields_of(cls), {}
+    for key, key_node, node in entries:
+        if key not in fields:
+            source.report(key_node, unknown(key, f"key of {what}", fields))
+            continue
+        try:
+            values[key] = check(fields[key], value_of(source, node, fields[key]))
+        except Refused:
+            pass
+        except ValueError as error:
+            source.report(node, f"{key}: {error}")
+    return values
+
+
+def place(name: str, targets: Mapping[str, tuple[str, Any] | None], kinds: Kinds) -> tuple[str, Any] | None:
+    """The kind and the options of a target by its name, else of a kind. Raises ValueError."""
+    if name in targets:
+        return targets[name]
+    if name not in kinds:
+        raise ValueError(unknown(name, "target", [*targets, *kinds]))
+    options = kinds[name]()
+    if required := [field.name for field in fields_of(options).values() if field.required]:
+        raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
+    return name, options()

@@ -1,0 +1,28 @@
+"""How errors are worded: one line, short, with the nearest of what is allowed. Touches nothing."""
+
+import difflib
+from collections.abc import Collection
+
+
+def quote(value: object) -> str:
+    """A value in an error: on one line, in quotes if it is text, and never long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
+
+
+def one_line(text: str) -> str:
+    """The text with everything escaped that a terminal would not show as one plain line."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def either(words: tuple[str, ...]) -> str:
+    """``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def unknown(name: str, what: str, known: Collection[str]) -> str:
+    """``'nodse' is no key of a job; did you mean 'nodes'?``."""
+    # Compared in lower case and not at any length: the name may be a whole file.
+    near = difflib.get_close_matches(name[:60].lower(), known, n=1)
+    there = f"there are: {', '.join(known)}" if known else "there is none"
+    return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
