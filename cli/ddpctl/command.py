@@ -28,7 +28,8 @@ class Command:
     output: str | None = None  # background: the file that takes what it writes; its folder is made
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
     timeout_s: float | None = 30.0  # None: as long as it takes (stream)
-    placeholder: str = ""  # what stands for its stdout in a dry run
+    probe: bool = False  # it only looks and changes nothing: a dry run performs it too
+    placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
 
 
 @dataclass(frozen=True, kw_only=True)

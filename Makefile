@@ -1,0 +1,52 @@
+# Everything sets itself up: a virtual environment in the checkout, one install, reused until pyproject.toml changes.
+# Needs Python >= 3.11 and make. TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch's small CPU build.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test check specs cluster bench help clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
+	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
+
+test: $(VENV)/.dev  ## the tests that need no root and no server
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
+	$(BIN)/python -m pytest --quiet tests/test_specs.py
+
+specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
+	$(BIN)/python tests/test_specs.py
+
+cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
+	$(BIN)/python -m pytest tests/cluster -o addopts="--import-mode=importlib --strict-markers -ra"
+
+bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
+	@for script in bench/*.py; do $(BIN)/python "$$script" || exit 1; done
+
+clean:  ## remove the virtual environment
+	rm -rf $(VENV)
+
+$(VENV)/.train: pyproject.toml
+	@echo "setting up $(VENV): torch alone may be 5 GB (see TORCH_INDEX in the README); this happens once"
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"ddpctl needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ..." if v < (3, 11) else 0)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) --upgrade 'pip>=25.1'
+	@$(if $(TORCH_INDEX),$(PIP) torch torchvision --index-url $(TORCH_INDEX))
+	@$(PIP) --editable '.[train,digits]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.train
+	@$(PIP) --group dev
+	@touch $@

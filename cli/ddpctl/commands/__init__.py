@@ -1,0 +1,1 @@
+"""The verbs as a person types them: one file for each group of verbs."""

@@ -1,0 +1,250 @@
+"""``ddpctl launch`` and ``ddpctl render``: from a command line to a run, or to a spec."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddpctl.errors import UsageError
+from ddpctl.spec import NAME_PATTERN
+
+if TYPE_CHECKING:  # what a verb needs is imported when it runs: --help stays quick
+    from ddpctl.launch import Request
+    from ddpctl.run import Run
+
+Nodes = Annotated[
+    str | None,
+    typer.Option(
+        "--nodes",
+        "-n",
+        envvar="DDPCTL_NODES",
+        metavar="N|MIN:MAX",
+        help="Nodes; MIN:MAX starts with fewer if not all come.",
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus",
+        "-g",
+        envvar="DDPCTL_GPUS",
+        metavar="G",
+        help="Ranks a node, one GPU each; CPU processes without GPUs.",
+    ),
+]
+TargetName = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        envvar="DDPCTL_TARGET",
+        metavar="T",
+        help="Where to run: a target of the file, or a kind: local.",
+    ),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", envvar="DDPCTL_FILE", help="The configuration [default: ./ddpctl.yaml if it is there]."
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile", "-p", envvar="DDPCTL_PROFILE", metavar="P", help="A profile of the file, laid over its job."
+    ),
+]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        envvar="DDPCTL_DEVICE",
+        metavar="auto|cuda|cpu",
+        help="cuda insists on GPUs; auto takes CPUs without.",
+    ),
+]
+Env = Annotated[
+    list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated.")
+]
+Name = Annotated[
+    str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
+]
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port", envvar="DDPCTL_PORT", metavar="P", help="The rendezvous port on node 0 [default: a free one]."
+    ),
+]
+Resume = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),
+]
+Program = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- SCRIPT ARGS...]",
+        help="As for torchrun: a script or -m module, and its arguments; nothing, or only options: ddptrain.",
+        show_default=False,
+    ),
+]
+
+
+def launch(
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    target: TargetName = None,
+    file: File = None,
+    profile: Profile = None,
+    device: Device = None,
+    env: Env = None,
+    name: Name = None,
+    port: Port = None,
+    resume: Resume = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
+    program: Program = None,
+) -> None:
+    """Start a training and follow it; exits with the run's own code.
+
+    Ctrl-C once lets the ranks save and stop, twice kills them. An attached run ends with its
+    ddpctl (it saves first); a detached one never does.
+
+    \b
+    ddpctl launch --nodes 2 --gpus 4
+    ddpctl launch --gpus 2 -- train.py --epochs 3
+    ddpctl launch --detach && ddpctl logs -f
+    """
+    from ddpctl import launch as verbs
+    from ddpctl import runs
+
+    desk = verbs.open_desk(os.environ)
+    flags = _overrides(nodes, gpus, device, env, port, program)
+    if resume is None:
+        request = _request(flags, file, profile, target, name)
+    elif file or profile or target:
+        raise UsageError("--resume: a resumed run keeps its target and its file's words: leave out -f, -p and -t")
+    else:
+        request = _resumed(flags, runs.load(desk.root, resume), name)
+    if dry_run:
+        verbs.rehearse(desk, request)
+        return
+    run = verbs.start(desk, request, attached=not detach)
+    desk.say(f"  logs         {run.folder}")
+    if detach:
+        print(run.name)
+        desk.say(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
+        return
+    state = verbs.follow(desk, run)
+    from ddpctl.commands.show import closing_lines
+
+    for line in closing_lines(run, state):
+        desk.say(line)
+    raise typer.Exit(verbs.exit_code(state))
+
+
+def render(
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    target: TargetName = None,
+    file: File = None,
+    profile: Profile = None,
+    device: Device = None,
+    env: Env = None,
+    name: Name = None,
+    port: Port = None,
+    program: Program = None,
+) -> None:
+    """Print the target's spec of a job: a file that runs as it stands, without ddpctl."""
+    from ddpctl import launch as verbs
+    from ddpctl import targets
+
+    request = _request(_overrides(nodes, gpus, device, env, port, program), file, profile, target, name)
+    plan = verbs.plan_of(request, request.name or request.job.name, Path())
+    print(targets.make(request.kind, request.options).render(plan), end="")
+
+
+def _overrides(
+    nodes: str | None,
+    gpus: int | None,
+    device: str | None,
+    env: list[str] | None,
+    port: int | None,
+    program: list[str] | None,
+) -> dict[str, Any]:
+    """The flags that are fields of a job; None: not given."""
+    variables = {}
+    for pair in env or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
+        variables[key] = value
+    return {
+        "nodes": nodes,
+        "gpus": gpus,
+        "device": device,
+        "port": port,
+        "env": variables or None,
+        "command": tuple(program) if program else None,
+    }
+
+
+def _request(
+    flags: dict[str, Any], file: Path | None, profile: str | None, target: str | None, name: str | None
+) -> "Request":
+    """File and flags as one request."""
+    from ddpctl import config, targets
+    from ddpctl.launch import Request
+
+    _check_name(name)
+    found = config.find_file(file, Path.cwd())
+    settings = config.load(file=found, profile=profile, target=target, overrides=flags, kinds=targets.kinds())
+    return Request(
+        job=settings.job,
+        target=settings.target,
+        kind=settings.kind,
+        options=settings.options,
+        why=settings.why,
+        cwd=str(Path.cwd()),
+        name=name,
+    )
+
+
+def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":
+    """A run's record, with flags laid over its job, as a request that goes on from its checkpoints."""
+    from ddpctl import config, targets
+    from ddpctl.launch import Request
+
+    _check_name(name)
+    given = {key: value for key, value in flags.items() if value is not None}
+    env = {**run.job.env, **given.pop("env", {})}
+    settings = config.load(
+        file=None,
+        profile=None,
+        target=run.kind,
+        overrides={**vars(run.job), **given, "env": env},
+        kinds=targets.kinds(),
+    )
+    return Request(
+        job=settings.job,
+        target=run.target,
+        kind=run.kind,
+        options=targets.fill_options(run.kind, run.options),
+        why=f"resumes {run.name}",
+        cwd=run.cwd,
+        name=name,
+        checkpoint_dir=run.checkpoint_dir,
+    )
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise UsageError(f"--name: '{name}' is no name: lower-case letters, digits and '-', a letter first, at most 40")
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs to the program."""
+    app.command()(launch)
+    app.command()(render)

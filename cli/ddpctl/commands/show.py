@@ -1,0 +1,111 @@
+"""How runs look on a terminal and as JSON: text from values, nothing else."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddpctl.plan import command_line, title
+from ddpctl.run import Run, RunStatus
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned lines; the last column is as long as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+
+
+def ago(seconds: float) -> str:
+    """A time span as a person would say it: 12 s, 3 min, 5 h, 2 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
+    """``ddpctl ps``."""
+    head = ("RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM")
+    return table(
+        [
+            head,
+            *(
+                (
+                    run.name,
+                    state.state,
+                    "-" if state.code is None else str(state.code),
+                    f"{run.job.nodes} x {run.job.gpus}",
+                    run.target,
+                    f"{ago(now - run.created)} ago",
+                    command_line(run.job),
+                )
+                for run, state in rows
+            ),
+        ]
+    )
+
+
+def status_lines(run: Run, state: RunStatus) -> list[str]:
+    """``ddpctl status``: the run, then a line a node."""
+    ending = "" if state.code is None else f", exit code {state.code}"
+    lines = [
+        f"{run.name}  {state.state}{ending}: {state.message}",
+        f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
+        f"  logs         {run.folder}",
+        f"  checkpoints  {run.checkpoint_dir}",
+    ]
+    rows = [("  NODE", "STATE", "PID", "RANKS", "METRICS")]
+    for report in state.nodes:
+        node = report.state
+        if node is None:
+            rows.append((f"  {report.node}", "no word yet" if report.alive else "no word", "-", "-", "-"))
+            continue
+        gone = "ended" if report.outcome else "killed"
+        ranks = ",".join(str(rank.rank) for rank in node.ranks) or "-"
+        rows.append(
+            (
+                f"  {report.node}",
+                node.state if report.alive else gone,
+                str(node.pid) if report.alive else "-",
+                ranks,
+                (node.metrics or "-") if report.alive else "-",
+            )
+        )
+    return [*lines, *table(rows)]
+
+
+def closing_lines(run: Run, state: RunStatus) -> list[str]:
+    """What an attached launch says when its run has ended."""
+    ending = f" (exit code {state.code})" if state.code else ""
+    lines = [f"run {run.name} {state.state} after {ago(time.time() - run.created)}: {state.message}{ending}"]
+    if state.outcome and state.outcome.rank is not None:
+        lines.append(f"  its log      ddpctl logs {run.name} --rank {state.outcome.rank}")
+    lines += [f"  logs         {run.folder}", f"  checkpoints  {run.checkpoint_dir}"]
+    metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
+    if metrics:
+        lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")
+    if state.outcome is None or state.outcome.retry:
+        lines.append(f"  go on with   ddpctl launch --resume {run.name}")
+    return lines
+
+
+def as_json(run: Run, state: RunStatus) -> dict[str, Any]:
+    """``--json``: the same facts for a script."""
+    return {
+        "run": run.name,
+        "state": state.state,
+        "code": state.code,
+        "message": state.message,
+        "target": run.target,
+        "kind": run.kind,
+        "created": run.created,
+        "nodes": run.job.nodes,
+        "gpus": run.job.gpus,
+        "program": command_line(run.job),
+        "folder": run.folder,
+        "checkpoint_dir": run.checkpoint_dir,
+        "outcome": asdict(state.outcome) if state.outcome else None,
+        "node_reports": [asdict(report) for report in state.nodes],
+    }

@@ -1,0 +1,166 @@
+"""The verbs' order: plan, submit, follow, stop. Composes targets, runner and records; prints only what happens.
+
+``Desk`` is where a verb finds what it needs: the environment's runner, the folder of runs, and where to talk.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddpctl import runs, targets
+from ddpctl.errors import DdpctlError
+from ddpctl.plan import Plan, title
+from ddpctl.run import Run, RunStatus
+from ddpctl.runner import Runner
+from ddpctl.spec import JobSpec
+from ddpctl.targets import LogQuery
+from ddpwire.exits import Exit
+from ddpwire.folder import CHECKPOINTS
+from ddpwire.version import __version__
+
+SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Desk:
+    """What every verb works with."""
+
+    runner: Runner
+    root: Path  # the folder of the runs
+    say: Callable[[str], None]  # a line for a person
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be launched, once configuration and flags are one."""
+
+    job: JobSpec
+    target: str
+    kind: str
+    options: Any
+    why: str  # what chose the target
+    cwd: str
+    name: str | None = None  # the run's exact name; None: one is made up
+    checkpoint_dir: str | None = None  # another run's, to go on from; None: the run's own
+
+
+def open_desk(environ: Mapping[str, str]) -> Desk:
+    """The desk of this process."""
+    return Desk(runner=Runner(environ), root=runs.state_dir(environ), say=lambda line: print(line, file=sys.stderr))
+
+
+def plan_of(request: Request, run: str, folder: Path) -> Plan:
+    """The request as a plan for one run."""
+    checkpoint_dir = request.checkpoint_dir or str(folder / CHECKPOINTS)
+    return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+
+
+def rehearse(desk: Desk, request: Request) -> None:
+    """Print what a launch would run, and run nothing that changes anything."""
+    name = request.name or runs.new_name(desk.root, request.job.name)
+    plan = plan_of(request, name, desk.root / name)
+    desk.runner.rehearse(targets.make(request.kind, request.options).submit(plan, attached=True), sys.stdout)
+
+
+def start(desk: Desk, request: Request, *, attached: bool) -> Run:
+    """Start a run and keep its record; a run that cannot start leaves nothing behind."""
+    target = targets.make(request.kind, request.options)
+    name = request.name or runs.new_name(desk.root, request.job.name)
+    folder = runs.create(desk.root, name)
+    plan = plan_of(request, name, folder)
+    run = Run(
+        name=name,
+        created=time.time(),
+        target=request.target,
+        kind=request.kind,
+        options=asdict(request.options),
+        job=request.job,
+        cwd=request.cwd,
+        folder=str(folder),
+        checkpoint_dir=plan.checkpoint_dir,
+        version=__version__,
+    )
+    try:
+        runs.save(run)
+        submission = desk.runner.perform(target.submit(plan, attached=attached))
+        run = replace(run, handle=submission.handle)
+        runs.save(run)
+    except BaseException:
+        desk.runner.perform(target.stop(run, kill=True))
+        runs.discard(folder)
+        raise
+    desk.say(f"run {name}: {title(request.job)} on {request.target} ({request.why})")
+    if submission.note:
+        desk.say(f"  {submission.note}")
+    return run
+
+
+def follow(desk: Desk, run: Run) -> RunStatus:
+    """Print an attached run's logs until it ends. Ctrl-C once lets it save and stop, twice kills it."""
+    stopper = Stopper(desk, run)
+    desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True)), on_interrupt=stopper)
+    return settled(desk, run)
+
+
+class Stopper:
+    """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed."""
+
+    def __init__(self, desk: Desk, run: Run) -> None:
+        self._desk, self._run = desk, run
+        self.times = 0
+
+    def __call__(self) -> None:
+        """One Ctrl-C."""
+        self.times += 1
+        if self.times == 1:
+            self._desk.say(
+                f"stopping {self._run.name}: its ranks have {self._run.job.grace:g} s to save; Ctrl-C again kills them"
+            )
+        else:
+            self._desk.say(f"killing {self._run.name}")
+        self._desk.runner.perform(target_of(self._run).stop(self._run, kill=self.times > 1, wait=False))
+
+
+def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
+    """Let a run save and stop, kill it when its grace is over, and see that nothing of it is left."""
+    target = target_of(run)
+    if not kill:
+        desk.say(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save (--kill: none)")
+    gone = desk.runner.perform(target.stop(run, kill=kill))
+    if not gone and not kill:
+        desk.say(f"{run.name} did not stop within its grace: killing it")
+        gone = desk.runner.perform(target.stop(run, kill=True))
+    if not gone:
+        raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
+    return status(desk, (run,))[0]
+
+
+def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
+    """How these runs fare, in the same order: each target is asked once."""
+    found: dict[str, RunStatus] = {}
+    for target_key in {(run.kind, run.target) for run in asked}:
+        group = tuple(run for run in asked if (run.kind, run.target) == target_key)
+        for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
+            found[state.run] = state
+    return tuple(found[run.name] for run in asked)
+
+
+def settled(desk: Desk, run: Run) -> RunStatus:
+    """The status of a run whose logs have ended: its last word may take a moment."""
+    deadline = time.monotonic() + SETTLE_S
+    while not (state := status(desk, (run,))[0]).ended and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return state
+
+
+def target_of(run: Run) -> targets.Target:
+    """The target that a run was started on."""
+    return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+
+
+def exit_code(state: RunStatus) -> int:
+    """The run's own exit code; a run that goes on has none."""
+    return Exit.OK if state.code is None else state.code

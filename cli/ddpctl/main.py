@@ -1,0 +1,59 @@
+"""``ddpctl``: parses, calls, prints. Errors become one line and an exit code here, and nowhere else."""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from ddpctl.commands import launch, runs, setup
+from ddpctl.errors import DdpctlError
+from ddpwire.exits import Exit
+
+
+class OneLineErrors(TyperGroup):
+    """A group of commands whose errors are one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; turn what it raises into a person's words."""
+        try:
+            return super().invoke(ctx)
+        except DdpctlError as error:
+            print(f"ddpctl: {error}", file=sys.stderr)
+            raise typer.Exit(int(error.exit_code)) from None
+        except KeyboardInterrupt:
+            print("ddpctl: interrupted", file=sys.stderr)
+            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        except BrokenPipeError:  # the reader (head, less) has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(int(Exit.OK)) from None
+        except OSError as error:
+            print(f"ddpctl: {error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+            raise typer.Exit(int(Exit.SOFTWARE)) from None
+
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    name="ddpctl",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # rich would double the time of --help
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="""Run one PyTorch DDP training, unchanged, on the machines that you have.
+
+    \b
+    ddpctl launch                                 train on real digits, one CPU process or GPU
+    ddpctl launch --nodes 2 --gpus 4              two nodes of four ranks, on this machine
+    ddpctl launch --gpus 2 -- train.py --lr 0.1   your own script, as you would give it to torchrun
+    ddpctl ps; ddpctl logs -f; ddpctl stop RUN    see to your runs
+    """,
+)
+launch.register(app)
+runs.register(app)
+setup.register(app)
+
+
+def main() -> None:
+    """The console script."""
+    app()

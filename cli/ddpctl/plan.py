@@ -1,0 +1,88 @@
+"""From a job to nodes: what each node's ddprun is told. Pure; knows no target.
+
+The words are the contract of ``ddpwire.names``; who fills in address and port is the target's affair.
+"""
+
+import shlex
+from dataclasses import dataclass
+
+from ddpctl.spec import JobSpec
+from ddpwire import names
+
+TRAINER = ("-m", "ddptrain")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One run of a job: everything that is known before a machine is asked."""
+
+    run: str  # the run's name
+    job: JobSpec
+    cwd: str  # where the ranks run: the project's folder
+    run_dir: str  # the run's folder (ddpwire.folder)
+    checkpoint_dir: str
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all nodes, when all come."""
+        return self.job.max_nodes * self.job.gpus
+
+
+def program(command: tuple[str, ...]) -> tuple[str, ...]:
+    """What ddprun runs: ``script args`` or ``-m module args``.
+
+    No command, or one that begins with an option, is our own trainer's; a ``python`` in front is dropped,
+    since a rank is a Python process anyway.
+    """
+    if command and command[0] in ("python", "python3"):
+        command = command[1:]
+    if not command:
+        return TRAINER
+    if command[0] == "ddptrain":
+        return (*TRAINER, *command[1:])
+    if command[0].startswith("-") and command[0] != "-m":
+        return (*TRAINER, *command)
+    return command
+
+
+def script_of(command: tuple[str, ...]) -> str | None:
+    """The file that must be there for the ranks to start; None for a module."""
+    words = program(command)
+    return None if words[0] == "-m" else words[0]
+
+
+def title(job: JobSpec) -> str:
+    """``2 nodes x 4 ranks of train.py``: the run in half a line."""
+    words = program(job.command)
+    what = " ".join(words[1:2] if words[0] == "-m" else words[:1])
+    nodes = "1 node" if job.nodes == "1" else f"{job.nodes} nodes"
+    ranks = "1 rank" if job.gpus == 1 else f"{job.gpus} ranks"
+    return f"{nodes} x {ranks} of {what}"
+
+
+def command_line(job: JobSpec) -> str:
+    """The program as one would type it."""
+    return shlex.join(program(job.command))
+
+
+def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
+    """The environment that tells a node its place, and the run's own variables."""
+    return {
+        names.NNODES: plan.job.nodes,
+        names.NPROC_PER_NODE: str(plan.job.gpus),
+        names.NODE_RANK: str(node),
+        names.NODE_MASTER_ADDR: addr,
+        names.NODE_MASTER_PORT: port,
+        names.RUN_ID: plan.run,
+        names.RUN_DIR: plan.run_dir,
+        names.CHECKPOINT_DIR: plan.checkpoint_dir,
+    }
+
+
+def ddprun_args(plan: Plan) -> tuple[str, ...]:
+    """The arguments of a node's ddprun: its options, then the program."""
+    job = plan.job
+    options = ["--run-id", plan.run, "--grace", f"{job.grace:g}", "--max-restarts", str(job.max_restarts)]
+    if job.join_timeout is not None:
+        options += ["--join-timeout", f"{job.join_timeout:g}"]
+    return (*options, *program(job.command))

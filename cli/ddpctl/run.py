@@ -1,0 +1,85 @@
+"""A run: what is on record of it, and how it fares, as values. Touches nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ddpctl.spec import JobSpec
+from ddpwire.exits import Exit
+from ddpwire.node import NodeState
+from ddpwire.outcome import Outcome
+
+State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost"]
+
+ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
+# A run is as far as its slowest node: the first of these that any living node is in.
+_ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run's record: what was asked for, and what its target needs to find it again."""
+
+    name: str
+    created: float  # seconds since the epoch
+    target: str  # the target's name in the file, or its kind
+    kind: str
+    options: Mapping[str, Any]
+    job: JobSpec
+    cwd: str
+    folder: str
+    checkpoint_dir: str
+    version: str  # of the ddpctl that started it
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What was found out about one node."""
+
+    node: int
+    alive: bool
+    state: NodeState | None  # None: it has not said a word
+    outcome: Outcome | None  # None: it has not ended by itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """What was found out about one run."""
+
+    run: str
+    state: State
+    message: str  # one line for a person
+    code: int | None = None  # the run's exit code, once it has ended
+    outcome: Outcome | None = None
+    nodes: tuple[NodeReport, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the run goes on."""
+        return self.state in ENDED
+
+
+def fold(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
+    """One run's status from its nodes'. ``young``: it may not have said its first word yet."""
+    outcome = next((report.outcome for report in nodes if report.outcome), None)
+    alive = [report for report in nodes if report.alive]
+    state: State
+    if alive:
+        states = {report.state.state if report.state else "starting" for report in alive}
+        state = next((state for state in _ORDER if state in states), "stopping")
+        if outcome:
+            state = "stopping"
+        return RunStatus(run=run, state=state, message=f"{len(alive)} of {len(nodes)} nodes alive", nodes=nodes)
+    if outcome:
+        state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
+        return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
+    if young:
+        return RunStatus(run=run, state="starting", message="no node has said a word yet", nodes=nodes)
+    return RunStatus(
+        run=run,
+        state="lost",
+        message="every node's ddprun ended without a word: it was killed, or could not start (see its node.log)",
+        code=Exit.KILLED,
+        nodes=nodes,
+    )

@@ -1,0 +1,148 @@
+"""Runs commands: the one place of ddpctl that starts processes.
+
+It knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TextIO
+
+from ddpctl.command import Command, Output, T, Verb, shell_line
+from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpwire import names
+
+_NOT_FOUND, _TOOK_TOO_LONG = 127, 124
+_MAX_PARALLEL = 64
+
+
+class Runner:
+    """Performs commands on this machine, and holds the lifeline of those that must end with it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
+
+    def perform(self, verb: Verb[T], on_interrupt: Callable[[], None] | None = None) -> T:
+        """Run a target's verb to its end.
+
+        ``on_interrupt`` is called at each Ctrl-C while a streamed command goes on; without it, and while
+        anything else runs, Ctrl-C is raised as ever.
+        """
+        try:
+            commands = next(verb)
+            while True:
+                commands = verb.send(self._run_all(commands, on_interrupt))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def rehearse(self, verb: Verb[T], out: TextIO) -> T:
+        """A dry run: print every command instead, but look where a command only looks (``probe``)."""
+        try:
+            commands = next(verb)
+            while True:
+                outputs: list[Output] = []
+                for command in commands:
+                    if command.probe:
+                        outputs += self._run_all((command,), None)
+                    else:
+                        print(shell_line(command), file=out)
+                        outputs.append(Output(returncode=0, stdout=command.placeholder))
+                commands = verb.send(tuple(outputs))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
+        if len(commands) == 1 or any(command.mode != "capture" for command in commands):
+            return tuple(self._run(command, on_interrupt) for command in commands)
+        with ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL)) as pool:
+            return tuple(pool.map(self._capture, commands))
+
+    def _run(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+        if command.mode == "background":
+            return self._start(command)
+        if command.mode == "stream":
+            return self._stream(command, on_interrupt)
+        return self._capture(command)
+
+    def _capture(self, command: Command) -> Output:
+        try:
+            done = subprocess.run(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=command.timeout_s,
+                check=False,
+            )
+        except FileNotFoundError:
+            return Output(returncode=_NOT_FOUND, stderr=f"{command.argv[0]}: not found")
+        except subprocess.TimeoutExpired:
+            return Output(returncode=_TOOK_TOO_LONG, stderr=f"no answer within {command.timeout_s:g} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def _stream(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+        # A session of its own: Ctrl-C is ours to judge, not the command's to die of.
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        try:
+            while True:
+                try:
+                    return Output(returncode=process.wait(command.timeout_s))
+                except KeyboardInterrupt:
+                    if on_interrupt is None:
+                        raise
+                    on_interrupt()
+        except subprocess.TimeoutExpired:
+            return Output(returncode=_TOOK_TOO_LONG, stderr=f"not done within {command.timeout_s} s")
+        finally:
+            process.kill()
+            process.wait()
+
+    def _start(self, command: Command) -> Output:
+        env = {**self._environ, **command.env}
+        keep: tuple[int, ...] = ()
+        if command.tether:
+            if self._lifeline is None:
+                self._lifeline, _ = os.pipe()  # neither end is closed before this process ends: that is its use
+            env[names.LIFELINE_FD] = str(self._lifeline)
+            keep = (self._lifeline,)
+        path = Path(command.output or os.devnull)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            output = path.open("ab")
+        except OSError as error:
+            raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+        with output:
+            try:
+                process = subprocess.Popen(
+                    command.argv,
+                    env=env,
+                    cwd=command.cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=keep,
+                )
+            except OSError as error:
+                raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
+        process.returncode = 0  # it is not ours to wait for: no warning when this object goes
+        return Output(returncode=0, stdout=f"{process.pid}\n")

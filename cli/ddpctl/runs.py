@@ -1,0 +1,127 @@
+"""The records of runs, in the user's state directory: one folder a run, one ``run.json`` in it.
+
+A record says what was asked for and what the target needs to find the run again; how the run fares is
+asked of the target, never remembered.
+"""
+
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+
+from ddpctl.errors import CannotWriteError, NoInputError, UsageError
+from ddpctl.run import Run
+from ddpctl.spec import JobSpec
+from ddpwire.folder import CHECKPOINTS, write_atomic
+
+RECORD = "run.json"
+WORDS = tuple(
+    """
+    alder amber arrow aspen badger basil beacon birch bison bramble breeze brook canyon cedar cinder clover cobalt
+    comet copper coral cosmos crane cricket dahlia dawn delta dune eagle ember falcon fern finch fjord flint forest
+    fox gale garnet geyser glacier granite grove harbor hazel heron hickory indigo iris ivy jade jasper juniper
+    kestrel lagoon lark laurel lemon lichen lily linden lotus lynx maple marble meadow meteor mint moss nectar nova
+    oak ocean olive onyx opal orbit orchid osprey otter owl pearl pebble pine plum poppy prairie quartz quill rain
+    raven reef ridge river robin saffron sage sequoia shore silver slate solar sparrow spruce star stone summit
+    swift thistle tide timber topaz trout tulip valley velvet violet walnut willow winter wren zephyr
+    """.split()  # noqa: SIM905 -- a word list reads better as text
+)
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """Where the runs of this user are: $DDPCTL_STATE_DIR, or ddpctl/runs in the XDG state directory."""
+    if given := environ.get("DDPCTL_STATE_DIR"):
+        return Path(given).absolute()
+    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
+    return Path(base) / "ddpctl" / "runs"
+
+
+def new_name(root: Path, job_name: str) -> str:
+    """A short readable name that no run has: ``digits-otter``."""
+    free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
+    if free:
+        return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
+    return f"{job_name}-{random.choice(WORDS)}-{int(time.time()) % 100_000}"  # noqa: S311
+
+
+def create(root: Path, name: str) -> Path:
+    """Make a run's folder and return it. A name that is taken is refused."""
+    folder = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        (folder / CHECKPOINTS).mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way") from None
+        raise UsageError(
+            f"--name: a run named {name} is there already: choose another name, "
+            f"or go on from its last checkpoint with --resume {name}"
+        ) from None
+    except OSError as error:
+        raise CannotWriteError(
+            f"cannot keep the run's record in {root}: {error.strerror}: "
+            "set DDPCTL_STATE_DIR to a folder that can be written"
+        ) from None
+    return folder
+
+
+def save(run: Run) -> None:
+    """Write a run's record."""
+    try:
+        write_atomic(Path(run.folder) / RECORD, (json.dumps(asdict(run), indent=1) + "\n").encode())
+    except OSError as error:
+        raise CannotWriteError(f"cannot write {run.folder}/{RECORD}: {error.strerror}") from None
+
+
+def discard(folder: Path) -> None:
+    """Take back a run that never started."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_all(root: Path) -> tuple[Run, ...]:
+    """Every run, newest first. Folders that are no runs, and records that cannot be read, are passed over."""
+    runs = [run for folder in _folders(root) if (run := _read(folder))]
+    return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
+
+
+def load(root: Path, name: str | None) -> Run:
+    """The run of that name, or of the one name that begins so; the newest where none is given."""
+    runs = load_all(root)
+    if not runs:
+        raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
+    if name is None:
+        return runs[0]
+    matches = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise NoInputError(f"{name} may be {', '.join(sorted(run.name for run in matches))}: give more of the name")
+    known = ", ".join(run.name for run in runs[:5])
+    raise NoInputError(f"no run named {name}; the newest are {known} (all: ddpctl ps)")
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(root) as entries:
+            yield from sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
+
+
+def _read(folder: Path) -> Run | None:
+    try:
+        record = json.loads((folder / RECORD).read_text())
+        known = {item.name for item in fields(JobSpec)}
+        job = {key: value for key, value in record["job"].items() if key in known}
+        job["command"] = tuple(job.get("command", ()))
+        values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
+        return Run(**{**values, "job": JobSpec(**job), "folder": str(folder)})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

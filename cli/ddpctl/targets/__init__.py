@@ -1,0 +1,81 @@
+"""The kinds of target: where a job's nodes may run. One file each, and one line in the registry below.
+
+A target touches nothing: its verbs are generators of commands (``ddpctl.command``), its answers are values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from importlib import import_module
+from typing import Any, Protocol
+
+from ddpctl.command import Verb
+from ddpctl.plan import Plan
+from ddpctl.run import Run, RunStatus
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """What a target has to say of a job that it started."""
+
+    handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
+    note: str = ""  # one line that a person should know: what was decided for them
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogQuery:
+    """Which lines of a run's logs are asked for."""
+
+    follow: bool = False
+    nodes: tuple[int, ...] = ()  # empty: all
+    ranks: tuple[int, ...] = ()  # empty: everything that the nodes said
+    tail: int | None = None  # None: from the beginning
+
+
+class Target(Protocol):
+    """What every kind of target does."""
+
+    def render(self, plan: Plan) -> str:
+        """A spec that runs the job as it stands, without ddpctl."""
+
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
+        """Start the job; ``attached``: it is to end when this ddpctl ends."""
+
+    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
+        """How runs of this target fare, in the same order. ``now``: seconds since the epoch."""
+
+    def logs(self, run: Run, query: LogQuery) -> Verb[None]:
+        """Print a run's logs."""
+
+    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+        """Let a run save and stop within its grace, or kill it; whether nothing of it is left after the wait."""
+
+
+# kind → (module, options dataclass, target class): imported when it is used.
+_KINDS: Mapping[str, tuple[str, str, str]] = {
+    "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
+}
+
+
+def options_type(kind: str) -> type:
+    """The dataclass of a kind's own options."""
+    module, options, _ = _KINDS[kind]
+    found: type = getattr(import_module(module), options)
+    return found
+
+
+def kinds() -> Mapping[str, Callable[[], type]]:
+    """Every kind, and how to get the dataclass of its options."""
+    return {kind: lambda kind=kind: options_type(kind) for kind in _KINDS}  # type: ignore[misc]
+
+
+def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
+    """A kind's options from a run's record; what this version does not know is passed over."""
+    cls = options_type(kind)
+    return cls(**{item.name: record[item.name] for item in fields(cls) if item.name in record})
+
+
+def make(kind: str, options: Any) -> Target:
+    """The target of that kind, with its options dataclass."""
+    module, _, target = _KINDS[kind]
+    made: Target = getattr(import_module(module), target)(options)
+    return made

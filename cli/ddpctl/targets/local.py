@@ -1,0 +1,252 @@
+"""The target ``local``: every node is a ddprun of its own on this machine's loopback.
+
+With GPUs each node gets its own share of them; without, its ranks are CPU processes under gloo. The node's
+side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as any other command.
+"""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Annotated
+
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.plan import Plan, contract, ddprun_args, script_of, title
+from ddpctl.run import NodeReport, Run, RunStatus, fold
+from ddpctl.spec import Doc, JobSpec
+from ddpctl.targets import LogQuery, Submission
+from ddpwire import folder, names
+from ddpwire.exits import Exit
+from ddpwire.node import read_node
+from ddpwire.outcome import read_outcome
+
+LOOPBACK = "127.0.0.1"
+YOUNG_S = 10.0  # a run that has not said a word for so long never will
+STOP_MARGIN_S = 5.0  # what ddprun may take beyond its ranks' grace
+KILL_WAIT_S = 5.0
+_GPU_LINES = {
+    True: "# (this job's device is cpu)",
+    False: """\
+if [[ -v CUDA_VISIBLE_DEVICES ]]; then
+  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+elif command -v nvidia-smi >/dev/null; then
+  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+fi""",
+}
+GPU_PROBES = (
+    Command(argv=("printenv", "CUDA_VISIBLE_DEVICES"), probe=True),
+    Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalOptions:
+    """The options of a target of kind local."""
+
+    python: Annotated[
+        str, Doc("The Python that runs the ranks, with torch installed; empty: the one that runs ddpctl.")
+    ] = ""
+
+
+class LocalTarget:
+    """Nodes as processes of this machine."""
+
+    def __init__(self, options: LocalOptions) -> None:
+        self.options = options
+        self._python = options.python or sys.executable
+
+    def render(self, plan: Plan) -> str:
+        """A bash script that does what ``submit`` does, attached to its terminal."""
+        return render_script(plan, self.options.python or "python3")
+
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
+        """Look what this machine has, choose the port, start one ddprun a node."""
+        job = plan.job
+        visible, listing, torch, port, *script = yield self._probes(plan)
+        if torch.returncode:
+            raise UnavailableError(_no_torch(self._python, torch))
+        if script and script[0].returncode:
+            raise NoInputError(f"{script_of(job.command)}: no such script in {plan.cwd}")
+        if port.returncode:
+            raise UnavailableError(_last_line(port, "no free port"))
+        gpus = share_gpus(job, gpus_of(visible, listing))
+        number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
+        yield tuple(
+            Command(
+                argv=(self._python, "-m", "ddprun", *ddprun_args(plan)),
+                env={
+                    **job.env,
+                    **contract(plan, node=node, addr=LOOPBACK, port=number),
+                    names.DEVICE: "cuda" if gpus else "cpu",
+                    "CUDA_VISIBLE_DEVICES": ",".join(gpus[node]) if gpus else "",
+                },
+                cwd=plan.cwd,
+                mode="background",
+                output=str(PurePath(plan.run_dir) / folder.node_name(node) / folder.NODE_LOG),
+                tether=attached,
+            )
+            for node in range(job.max_nodes)
+        )
+        note = "" if gpus or job.device == "cpu" else f"no GPU here: {plan.world_size} CPU ranks under gloo"
+        return Submission(handle={"port": number}, note=note)
+
+    def _probes(self, plan: Plan) -> tuple[Command, ...]:
+        want = ("--want", str(plan.job.port)) if plan.job.port else ()
+        script = script_of(plan.job.command)
+        find_torch = (
+            "import importlib.util as u; raise SystemExit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
+        )
+        return (
+            *GPU_PROBES,
+            Command(argv=(self._python, "-c", find_torch), probe=True),
+            Command(argv=(self._python, "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
+            *((Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),) if script else ()),
+        )
+
+    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
+        """Ask every node's folder."""
+        dirs = tuple(path for run in runs for path in node_dirs(run))
+        (shown,) = yield (Command(argv=(self._python, "-m", "ddprun.nodectl", "show", *dirs)),)
+        if shown.returncode:
+            raise UnavailableError(f"cannot ask the nodes: {_last_line(shown, 'nodectl failed')}")
+        lines = iter(shown.stdout.splitlines())
+        return tuple(
+            fold(
+                run.name,
+                tuple(_report(node, next(lines)) for node in range(run.job.max_nodes)),
+                young=now - run.created < YOUNG_S,
+            )
+            for run in runs
+        )
+
+    def logs(self, run: Run, query: LogQuery) -> Verb[None]:
+        """Print the nodes' logs, or some ranks'."""
+        options = ["--follow"] if query.follow else []
+        options += [f"--node={node}" for node in query.nodes] + [f"--rank={rank}" for rank in query.ranks]
+        options += [] if query.tail is None else [f"--tail={query.tail}"]
+        argv = (self._python, "-m", "ddprun.nodectl", "logs", *options, run.folder)
+        (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
+        if done.returncode == Exit.NO_INPUT:
+            raise NoInputError(f"{run.name} has no such log: it has {title(run.job)}, ranks 0 to {_last_rank(run.job)}")
+
+    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+        """Signal every ddprun and wait until none is alive."""
+        wait_s = 0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
+        argv = ("--signal", "KILL" if kill else "TERM", "--wait", f"{wait_s:g}", *node_dirs(run))
+        command = Command(argv=(self._python, "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
+        (done,) = yield (command,)
+        if done.returncode:
+            raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'nodectl failed')}")
+        return not any(json.loads(line)["alive"] for line in done.stdout.splitlines())
+
+
+def node_dirs(run: Run) -> tuple[str, ...]:
+    """The folders of a run's nodes, by node."""
+    return tuple(str(PurePath(run.folder) / folder.node_name(node)) for node in range(run.job.max_nodes))
+
+
+def find_gpus() -> Verb[tuple[str, ...]]:
+    """Which GPUs this machine has."""
+    visible, listing = yield GPU_PROBES
+    return gpus_of(visible, listing)
+
+
+def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
+    """The GPUs of this machine: what CUDA_VISIBLE_DEVICES leaves, else nvidia-smi's list."""
+    if visible.returncode == 0:
+        return tuple(part.strip() for part in visible.stdout.split(",") if part.strip() not in ("", "-1"))
+    return tuple(listing.stdout.split()) if listing.returncode == 0 else ()
+
+
+def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Each node's own GPUs; empty: CPU ranks. Raises ConfigError when there are too few."""
+    need = job.max_nodes * job.gpus
+    if job.device == "cpu" or (job.device == "auto" and not gpus):
+        return ()
+    if len(gpus) < need:
+        has = "has none" if not gpus else f"has {len(gpus)}"
+        raise ConfigError(
+            f"{job.max_nodes} nodes x {job.gpus} GPUs need {need}, this machine {has}: "
+            "ask for fewer, or --device cpu for CPU ranks"
+        )
+    return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
+
+
+def render_script(plan: Plan, python: str) -> str:
+    """The job as a bash script that needs no ddpctl."""
+    job = plan.job
+    need = job.max_nodes * job.gpus
+    exports = {**job.env, names.NNODES: job.nodes, names.NPROC_PER_NODE: str(job.gpus), names.NODE_MASTER_ADDR: LOOPBACK}
+    if job.device != "auto":
+        exports[names.DEVICE] = job.device
+    lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
+    port = str(job.port) if job.port else f"$({shlex.quote(python)} -m ddprun.nodectl port | tr -dc 0-9)"
+    return f"""\
+#!/usr/bin/env bash
+# {title(job)} on this machine: every node is a ddprun of its own on the loopback.
+# Rendered by ddpctl render; run it as it is. RUN_DIR says where logs and checkpoints go.
+set -euo pipefail
+
+{lines}
+{names.NODE_MASTER_PORT}={port}
+{names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
+export {names.NODE_MASTER_PORT} {names.RUN_DIR}
+mkdir -p "${names.RUN_DIR}"
+
+# Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
+gpus=()
+{_GPU_LINES[job.device == "cpu"]}
+if ((${{#gpus[@]}} > 0 && ${{#gpus[@]}} < {need})); then
+  echo "{job.max_nodes} nodes x {job.gpus} GPUs need {need}, this machine has ${{#gpus[@]}}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  exit {Exit.CONFIG:d}
+fi
+
+pids=()
+trap 'kill -TERM "${{pids[@]}}" 2>/dev/null || true' TERM
+trap : INT # the terminal's Ctrl-C reaches the nodes by itself
+for ((node = 0; node < {job.max_nodes}; node++)); do
+  share=("${{gpus[@]:node * {job.gpus}:{job.gpus}}}")
+  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{share[*]}}") {names.NODE_RANK}=$node \\
+    {shlex.quote(python)} -m ddprun {shlex.join(ddprun_args(plan))} &
+  pids+=("$!")
+done
+
+code=0
+for pid in "${{pids[@]}}"; do
+  status=0
+  wait "$pid" || status=$?
+  while kill -0 "$pid" 2>/dev/null; do # a trapped signal ends a wait early
+    status=0
+    wait "$pid" || status=$?
+  done
+  ((status == 0)) || code=$status
+done
+exit "$code"
+"""
+
+
+def _report(node: int, line: str) -> NodeReport:
+    shown = json.loads(line)
+    try:
+        state = read_node(json.dumps(shown["node"])) if shown["node"] else None
+        outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
+    except ValueError as error:
+        raise DdpctlError(f"cannot read {shown['dir']}: {error}: was it written by another version?") from None
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
+
+
+def _no_torch(python: str, output: Output) -> str:
+    if output.returncode == Exit.SCRIPT:
+        return f"{python} has no torch: install it with {python} -m pip install 'ddpctl[train]'"
+    return f"cannot run {python}: {_last_line(output, 'it failed')}: set the target's 'python' to one with torch"
+
+
+def _last_rank(job: JobSpec) -> int:
+    return job.max_nodes * job.gpus - 1
+
+
+def _last_line(output: Output, otherwise: str) -> str:
+    lines = output.stderr.strip().splitlines()
+    return lines[-1] if lines else otherwise
