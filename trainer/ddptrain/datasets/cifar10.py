@@ -1,0 +1,36 @@
+# ruff: noqa: N806 - tensors carry their shape in their name
+"""CIFAR-10: 60,000 photographs of 32x32 in ten classes, read and downloaded by torchvision."""
+
+from pathlib import Path
+
+import torch
+
+from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
+from ddptrain.datasets.fetching import fetch, read
+from ddptrain.options import Options
+
+
+def download(data_dir: Path) -> None:
+    """Make sure that the files are there. Raises TrainError."""
+    from torchvision.datasets import CIFAR10
+
+    fetch("cifar10", (data_dir / CIFAR10.filename,), lambda: CIFAR10(str(data_dir), download=True))
+
+
+def load(options: Options) -> DataSet:
+    """The data set. Raises TrainError."""
+    return DataSet(
+        name="cifar10",
+        classes=10,
+        augmentation=Augmentation(shift_px=4, flip=True),
+        train=_samples(options.data_dir, train=True),
+        test=_samples(options.data_dir, train=False),
+    ).checked()
+
+
+def _samples(data_dir: Path, *, train: bool) -> Samples:
+    from torchvision.datasets import CIFAR10
+
+    part = read("cifar10", data_dir / CIFAR10.base_folder, lambda: CIFAR10(str(data_dir), train=train))
+    images_NCHW = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
+    return Samples(images_NCHW=images_NCHW, labels_N=torch.tensor(part.targets))

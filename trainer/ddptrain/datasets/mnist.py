@@ -1,0 +1,35 @@
+"""MNIST: 70,000 handwritten digits of 28x28, read and downloaded by torchvision."""
+
+from pathlib import Path
+
+from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
+from ddptrain.datasets.fetching import fetch, read
+from ddptrain.options import Options
+
+FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+
+
+def download(data_dir: Path) -> None:
+    """Make sure that the files are there. Raises TrainError."""
+    from torchvision.datasets import MNIST
+
+    raw = data_dir / "MNIST" / "raw"
+    fetch("mnist", tuple(raw / name for name in FILES), lambda: MNIST(str(data_dir), download=True))
+
+
+def load(options: Options) -> DataSet:
+    """The data set. Raises TrainError."""
+    return DataSet(
+        name="mnist",
+        classes=10,
+        augmentation=Augmentation(),
+        train=_samples(options.data_dir, train=True),
+        test=_samples(options.data_dir, train=False),
+    ).checked()
+
+
+def _samples(data_dir: Path, *, train: bool) -> Samples:
+    from torchvision.datasets import MNIST
+
+    part = read("mnist", data_dir / "MNIST" / "raw", lambda: MNIST(str(data_dir), train=train))
+    return Samples(images_NCHW=part.data[:, None], labels_N=part.targets.long())

@@ -1,0 +1,86 @@
+"""A rank's place in the world, as its environment tells it. Knows nothing of torch."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddptrain.errors import TrainError
+from ddpwire import names
+from ddpwire.exits import Exit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Which of how many ranks this is, over all nodes and on its own."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which talks and writes for all."""
+        return self.rank == 0
+
+
+def read_place(environ: Mapping[str, str]) -> Place:
+    """The place that ddprun's or torchrun's variables give; without any of them, a world of one process.
+
+    Without LOCAL_RANK all ranks are on this machine. Raises TrainError.
+    """
+    if names.RANK not in environ and names.WORLD_SIZE not in environ:
+        return Place()
+    rank, size = _number(environ, names.RANK), _number(environ, names.WORLD_SIZE)
+    local_rank = _number(environ, names.LOCAL_RANK, default=rank)
+    local_size = _number(
+        environ, names.LOCAL_WORLD_SIZE, default=local_rank + 1 if names.LOCAL_RANK in environ else size
+    )
+    if rank >= size:
+        raise _wrong(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
+    if local_rank >= local_size:
+        raise _wrong(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_size}")
+    if size > 1:
+        for name in (names.MASTER_ADDR, names.MASTER_PORT):
+            if not environ.get(name):
+                raise _wrong(f"{names.WORLD_SIZE}={size}, but {name} is not set")
+        _number(environ, names.MASTER_PORT)
+    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: its affinity, and its cgroup's quota rounded down; at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min(cores, int(_cgroup_quota() or cores)))
+
+
+def _cgroup_quota() -> float | None:
+    """Cores of CPU time that the container's cgroup (v2, then v1) grants; None: no limit that can be seen."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            folder = Path("/sys/fs/cgroup/cpu")
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    return None if quota in ("max", "-1") else int(quota) / int(period)
+
+
+def _number(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise _wrong(f"{name} is not set, but other variables of a rank are")
+    if not text.isdecimal():
+        raise _wrong(f"{name}={text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _wrong(message: str) -> TrainError:
+    hint = f"{message}; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    return TrainError(Exit.CONFIG, hint, rank=None)

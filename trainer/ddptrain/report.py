@@ -1,0 +1,62 @@
+"""What rank 0 says before and after the training: pure text."""
+
+from pathlib import Path
+
+import torch
+
+from ddptrain.job import Job, fingerprint
+from ddptrain.loop import Fitted
+from ddpwire.exits import Exit
+
+_SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
+
+
+def headline(job: Job) -> str:
+    """What is going to be trained, on what, with what."""
+    options, world = job.options, job.world
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    where = f"{world.backend} on {world.device.type}" if world.place.size > 1 else world.device.type
+    text = (
+        f"{options.model} ({parameters:,} parameters) on {job.data.name} "
+        f"({len(job.train):,} images to train, {len(job.test):,} to test): "
+        f"{_count(world.place.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
+        f"batch {job.batch_size}, {_count(options.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
+    )
+    if options.scale_lr:
+        size = world.place.size
+        text += f"\nlearning rate {options.lr:g} x {_count(size, 'rank')} = {options.lr * size:g} (--scale-lr)"
+    return text
+
+
+def resumed(job: Job, path: Path, step: int) -> str:
+    """Where the training goes on."""
+    if step >= job.num_steps:
+        return f"resumed from {path}: all {job.num_steps} steps are done, nothing is left to train"
+    epoch = step // job.steps_per_epoch + 1
+    return f"resumed from {path}: going on at step {step + 1} of {job.num_steps} (epoch {epoch})"
+
+
+def stopped(job: Job, fitted: Fitted, checkpoint: Path) -> str:
+    """That a signal ended the training, and how to go on."""
+    return (
+        f"stopped by {_SIGNALS[Exit(fitted.exit_code)]} after step {fitted.step} of {job.num_steps}: "
+        f"saved {checkpoint}; the same command goes on from there"
+    )
+
+
+def summary(job: Job, fitted: Fitted, *, right: int, checkpoint: Path) -> str:
+    """How it ended."""
+    speed = f"{fitted.images / fitted.seconds:.0f}" if fitted.seconds else "nothing was trained"
+    return "\n".join(
+        (
+            f"world size     {job.world.place.size}",
+            f"test accuracy  {100 * right / len(job.test):.2f} % ({right} of {len(job.test)} images)",
+            f"images/s       {speed}",
+            f"checkpoint     {checkpoint}",
+            f"weights sha256 {fingerprint(job.model.state_dict())}",
+        )
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

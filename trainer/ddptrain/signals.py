@@ -1,0 +1,50 @@
+"""Signals that ask a rank to stop: at once while it starts up, after a saved step once it trains.
+
+Knows nothing of torch: it must be there before torch is imported.
+"""
+
+import os
+import signal
+import threading
+from types import FrameType
+
+from ddpwire.exits import Exit
+
+# Ordered by the code, which is also how the ranks agree when they saw different signals: the highest wins.
+STOPS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGUSR1: Exit.SAVED_USR1, signal.SIGTERM: Exit.SAVED_TERM}
+
+
+class Signals:
+    """The signals that this process has seen; ``code`` is the exit code they ask for, 0 for none.
+
+    A thread reads them from a pipe, because a Python handler has to wait for whatever C++ the main thread is in, and a
+    rendezvous waits there for minutes.
+    """
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.can_save = False  # set by the trainer for as long as a stop can be answered with a checkpoint
+
+    def install(self) -> None:
+        """Take the signals over. Once a process, from its main thread."""
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for number in STOPS:
+            signal.signal(number, _nothing)
+        threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
+
+    def _watch(self, reader: int) -> None:
+        while True:
+            for number in os.read(reader, 16):
+                if number not in STOPS:
+                    continue
+                code = STOPS[signal.Signals(number)]
+                second_interrupt = code == self.code == Exit.INTERRUPTED
+                if not self.can_save or second_interrupt:
+                    os._exit(code)
+                self.code = max(self.code, code)
+
+
+def _nothing(_number: int, _frame: FrameType | None) -> None:
+    """A handler, so that the signal is written to the pipe and does nothing else."""

@@ -1,0 +1,118 @@
+"""The ranks together: joining them, agreeing on what went wrong, choosing their device.
+
+Two groups: the default one is gloo's on every machine and carries what the ranks say to each other, so that a GPU
+never waits for talk; ``data_group`` carries the gradients.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddptrain.errors import TrainError
+from ddptrain.place import Place, usable_cores
+from ddpwire.exits import Exit
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A rank's place, its device, and how gradients travel."""
+
+    place: Place
+    device: torch.device
+    backend: str
+    data_group: dist.ProcessGroup | None  # None: a world of one, which has no groups
+
+
+def join(place: Place, timeout_s: int) -> None:
+    """Meet the other ranks. Raises TrainError, on each rank that cannot."""
+    if place.size == 1:
+        return
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError, OSError) as error:
+        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        reason = str(error).splitlines()[0]
+        late = "imeout" in reason or "imed out" in reason
+        what = f"waited {timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
+        message = f"rank {place.rank} of {place.size} {what} at {address}: {reason}"
+        raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
+
+
+def agree(place: Place, action: Callable[[], T]) -> T:
+    """Do it on every rank; if it fails on one, fail on all with the error of the lowest. Raises TrainError."""
+    failure: TrainError | None = None
+    try:
+        result = action()
+    except TrainError as error:
+        failure = error
+    mine = None if failure is None else (int(failure.code), failure.message)
+    told: list[tuple[int, str] | None] = [mine] * place.size
+    if place.size > 1:
+        dist.all_gather_object(told, mine)
+    for rank, answer in enumerate(told):
+        if answer is not None:
+            raise TrainError(Exit(answer[0]), answer[1], rank=rank)
+    return result
+
+
+def enter(place: Place, device_name: str) -> World:
+    """The world with its devices, on ranks that have joined. Raises TrainError."""
+    device = agree(place, lambda: choose_device(place, device_name))
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    data_group = cast(dist.ProcessGroup, dist.new_group(backend=backend)) if place.size > 1 else None
+    return World(place=place, device=device, backend=backend, data_group=data_group)
+
+
+def choose_device(place: Place, name: str) -> torch.device:
+    """The rank's GPU, or the CPU. Raises TrainError."""
+    num_gpus = torch.cuda.device_count() if name != "cpu" else 0
+    if num_gpus == 0 and name == "cuda":
+        raise TrainError(Exit.CONFIG, "--device cuda, but torch sees no GPU here; --device auto takes the CPU then")
+    if num_gpus == 0:
+        return torch.device("cpu")
+    if place.local_rank >= num_gpus:
+        raise TrainError(
+            Exit.CONFIG, f"local rank {place.local_rank} has no GPU: torch sees {num_gpus} here; start fewer ranks"
+        )
+    return torch.device("cuda", place.local_rank)
+
+
+def set_up_torch(place: Place, environ: Mapping[str, str], *, deterministic: bool) -> None:
+    """Threads and algorithms of this process. A user's OMP_NUM_THREADS holds, except against ``deterministic``."""
+    if deterministic:
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    elif not environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, usable_cores() // place.local_size))
+
+
+def broadcast(place: Place, value: T) -> T:
+    """Rank 0's value, on all ranks."""
+    box = [value]
+    if place.size > 1:
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def total(place: Place, values: Tensor) -> Tensor:
+    """The sum over ranks of a tensor, on the CPU."""
+    values = values.cpu()
+    if place.size > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def lost_a_peer(error: Exception) -> bool:
+    """Whether it says that another rank went away or did not answer. gloo has no error type of its own."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))
