@@ -39,7 +39,7 @@ class Settings:
 def find_file(given: Path | None, cwd: Path) -> Path | None:
     """The file to load: the given one (-f, DDPCTL_FILE), else ddpctl.yaml in ``cwd`` if it is there.
 
-    Relative where ``cwd`` is the process's own, as errors name it. Raises NoInputError where the given one is not there.
+    Relative where ``cwd`` is the process's own, as errors name it. Raises NoInputError where the given one is missing.
     """
     if given is not None and not os.path.lexists(given):
         raise NoInputError(one_line(f"{given}: there is no such file"))
@@ -120,7 +120,10 @@ def _check(field: Field, value: Any) -> Any:
         case "less_than_equal":
             raise ValueError(f"{value} is too large: {field.range_words}")
         case "value_error":
-            raise ValueError(f"{first['ctx']['error']}" if secret else f"{quote(value)}: {first['ctx']['error']}")
+            said = first["ctx"]["error"]
+            raise ValueError(f"{said}" if secret else f"{quote(value)} is not allowed: {said}")
+        case "finite_number":
+            raise ValueError(f"{value} is not finite; write a number")
         case "literal_error":
             raise ValueError(f"{quote(value)} is none of {', '.join(field.choices)}")
     raise ValueError(f"not {field.type_words}" if secret else f"{quote(value)} is no {field.kind}")

@@ -30,7 +30,8 @@ _PHRASES = (
     (r"expected <block end>", "this does not fit the lines above; check the indentation and the quotes"),
     (r"found undefined alias", "an alias (*) without its anchor (&); quote text that begins with '*'"),
     (r"second occurrence", "this anchor (&) is there twice"),
-    (r"found undefined tag handle", "a tag is not allowed; quote text that begins with '!'"),
+    (r"found undefined tag handle|expected ' '", "a tag is not allowed; quote text that begins with '!'"),
+    (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
     (r"but found another document", "several documents in one file; keep one"),
     (r"found unexpected end of stream", "the quotes of this text are never closed"),
 )

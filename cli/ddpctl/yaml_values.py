@@ -19,7 +19,7 @@ _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[-+]?((0|[1-9][0-9]*)(\.[0-9]*)?|(0|[1-9][0-9]*)?\.[0-9]+)([eE][-+][0-9]+)?")
 _MAX_DIGITS = 40  # int() refuses 4,301 digits, and nothing here needs 20
 _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
-_EMPTY = "has no value; write '' for empty text"
+_EMPTY = "has no value; write '' if it is to be empty"
 
 
 def _base_60(text: str) -> int:
