@@ -12,11 +12,14 @@ SPECS = {"examples/digits.local.sh": ("examples/digits.yaml", "here")}
 
 
 def render(file: str, target: str) -> str:
-    settings = config.load(
-        file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds()
-    )
+    settings = config.load(file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds())
     request = launch.Request(
-        job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why=settings.why, cwd="."
+        job=settings.job,
+        target=settings.target,
+        kind=settings.kind,
+        options=settings.options,
+        why=settings.why,
+        cwd=".",
     )
     plan = launch.plan_of(request, settings.job.name, Path())
     return targets.make(settings.kind, settings.options).render(plan)

@@ -56,4 +56,4 @@ setup.register(app)
 
 def main() -> None:
     """The console script."""
-    app()
+    app(prog_name="ddpctl")

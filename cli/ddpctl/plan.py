@@ -55,9 +55,12 @@ def title(job: JobSpec) -> str:
     """``2 nodes x 4 ranks of train.py``: the run in half a line."""
     words = program(job.command)
     what = " ".join(words[1:2] if words[0] == "-m" else words[:1])
-    nodes = "1 node" if job.nodes == "1" else f"{job.nodes} nodes"
-    ranks = "1 rank" if job.gpus == 1 else f"{job.gpus} ranks"
-    return f"{nodes} x {ranks} of {what}"
+    return f"{counted(job.nodes, 'node')} x {counted(job.gpus, 'rank')} of {what}"
+
+
+def counted(number: int | str, noun: str) -> str:
+    """``1 node``, ``2 nodes``, ``1:4 nodes``."""
+    return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
 def command_line(job: JobSpec) -> str:

@@ -107,9 +107,9 @@ def launch(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
     program: Program = None,
 ) -> None:
-    """Start a training and follow it; exits with the run's own code.
+    """Start a training and follow it to its end.
 
-    Ctrl-C once lets the ranks save and stop, twice kills them. An attached run ends with its
+    Exits with the run's own code.     Ctrl-C once lets the ranks save and stop, twice kills them. An attached run ends with its
     ddpctl (it saves first); a detached one never does.
 
     \b
@@ -157,7 +157,7 @@ def render(
     port: Port = None,
     program: Program = None,
 ) -> None:
-    """Print the target's spec of a job: a file that runs as it stands, without ddpctl."""
+    """Print a job as a file that runs without ddpctl."""
     from ddpctl import launch as verbs
     from ddpctl import targets
 

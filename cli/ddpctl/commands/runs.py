@@ -62,7 +62,7 @@ def ps(
 
 
 def status(run: RunName = None, as_json: Json = False) -> None:
-    """Say how a run fares, node by node; who failed first and why, when it did."""
+    """Say how a run fares, node by node, and who failed first."""
     from ddpctl import launch
     from ddpctl.commands import show
 
@@ -100,7 +100,10 @@ def stop(
     kill: Annotated[bool, typer.Option("--kill", help="At once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run that goes on.")] = False,
 ) -> None:
-    """Let a run save and stop; kill it when its grace is over. Nothing of it is left afterwards."""
+    """Let a run save and stop.
+
+    It is killed when its grace is over. Nothing of it is left afterwards.
+    """
     from ddpctl import launch, runs
 
     if (run is None) == (not every):

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.plan import Plan, contract, ddprun_args, script_of, title
+from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of, title
 from ddpctl.run import NodeReport, Run, RunStatus, fold
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
@@ -166,9 +166,10 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     if job.device == "cpu" or (job.device == "auto" and not gpus):
         return ()
     if len(gpus) < need:
-        has = "has none" if not gpus else f"has {len(gpus)}"
+        asked = f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
+        insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
-            f"{job.max_nodes} nodes x {job.gpus} GPUs need {need}, this machine {has}: "
+            f"{insists}{asked}: {need} needed, this machine has {len(gpus) or 'none'}: "
             "ask for fewer, or --device cpu for CPU ranks"
         )
     return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
@@ -178,7 +179,13 @@ def render_script(plan: Plan, python: str) -> str:
     """The job as a bash script that needs no ddpctl."""
     job = plan.job
     need = job.max_nodes * job.gpus
-    exports = {**job.env, names.NNODES: job.nodes, names.NPROC_PER_NODE: str(job.gpus), names.NODE_MASTER_ADDR: LOOPBACK}
+    asked = f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
+    exports = {
+        **job.env,
+        names.NNODES: job.nodes,
+        names.NPROC_PER_NODE: str(job.gpus),
+        names.NODE_MASTER_ADDR: LOOPBACK,
+    }
     if job.device != "auto":
         exports[names.DEVICE] = job.device
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
@@ -199,7 +206,7 @@ mkdir -p "${names.RUN_DIR}"
 gpus=()
 {_GPU_LINES[job.device == "cpu"]}
 if ((${{#gpus[@]}} > 0 && ${{#gpus[@]}} < {need})); then
-  echo "{job.max_nodes} nodes x {job.gpus} GPUs need {need}, this machine has ${{#gpus[@]}}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  echo "{asked}: {need} needed, this machine has ${{#gpus[@]}}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
   exit {Exit.CONFIG:d}
 fi
 

@@ -1,0 +1,5 @@
+"""``python -m ddpctl``."""
+
+from ddpctl.main import main
+
+main()

@@ -1,0 +1,332 @@
+"""ddpctl.yaml and flags → Settings: every error's whole text, and what stands in the file arrives as written."""
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import MISSING, dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import yaml
+from annotated_types import Ge
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ddpctl import config
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UsageError
+from ddpctl.spec import Doc, JobSpec
+
+ERRORS = Path(__file__).parents[1] / "data" / "config" / "errors.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ssh:
+    hosts: Annotated[tuple[str, ...], Doc("Where.")]
+    user: Annotated[str | None, Doc("Who; null: you.")] = None
+    check: Annotated[bool, Doc("Whether to look first.")] = True
+    tries: Annotated[int, Doc("How often."), Ge(1)] = 1
+
+
+KINDS = {"local": lambda: Local, "ssh": lambda: Ssh}
+
+
+def load(
+    text: str | bytes | None = None, *, profile: str | None = None, target: str | None = None, **flags: Any
+) -> config.Settings:
+    file = None
+    if text is not None:
+        file = Path("ddpctl.yaml")
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return config.load(file=file, profile=profile, target=target, overrides=flags, kinds=KINDS)
+
+
+def job(text: str, **flags: Any) -> JobSpec:
+    return load(text, **flags).job
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def bad_files() -> list[Any]:
+    cases = [case.split("----\n") for case in ERRORS.read_text().split("====\n")]
+    return [
+        pytest.param(text, errors.rstrip("\n"), id=errors.split(":", 1)[1].split("\n")[0]) for text, errors in cases
+    ]
+
+
+# In errors.txt: the file, "----", what ddpctl says of it, "====".
+@pytest.mark.parametrize(("text", "errors"), bad_files())
+def test_a_bad_file_is_refused_with_all_that_is_wrong_in_it(text: str, errors: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(text)
+    assert (str(raised.value), raised.value.exit_code) == (errors, 78)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"job: {name: \xff}\n", "ddpctl.yaml:1:13: the byte 0xff is not UTF-8"),
+        ("jöb:\n  näme: ".encode() + b"\xff", "ddpctl.yaml:2:9: the byte 0xff is not UTF-8"),
+        (b"\xff\xfej\0o\0b\0", "ddpctl.yaml:1:1: the byte 0xff is not UTF-8"),
+        (b"job:\n  name: a\0\n", "ddpctl.yaml:2:10: the character U+0000 is not allowed"),
+        (b"\x7fELF\x02", "ddpctl.yaml:1:1: the character U+007F is not allowed"),
+        (b"#" + b"x" * 1_000_000, "ddpctl.yaml:1:1: the file is larger than 1000000 bytes"),
+        (b"job: {gpus: %s}\n" % (b"9" * 5000), f"ddpctl.yaml:1:13: gpus: '{'9' * 55}...' is no whole number"),
+        (b"job:\r\n  gpus: 0\r\n", "ddpctl.yaml:2:9: gpus: 0 is too small: from 1 to 64"),
+    ],
+)
+def test_a_file_that_is_no_text_for_us(data: bytes, error: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load(data)
+    assert str(raised.value) == error
+
+
+def test_a_file_that_cannot_be_read(folder: Path) -> None:
+    (folder / "folder.yaml").mkdir()
+    os.mkfifo(folder / "pipe.yaml")
+    errors = {}
+    for name in ("missing.yaml", "folder.yaml", "pipe.yaml", "a\nb.yaml", "nul\0.yaml"):
+        with pytest.raises(NoInputError) as raised:
+            config.load(file=Path(name), profile=None, target=None, overrides={}, kinds=KINDS)
+        errors[name] = str(raised.value)
+    assert errors == {
+        "missing.yaml": "missing.yaml: No such file or directory",
+        "folder.yaml": "folder.yaml: not a regular file",
+        "pipe.yaml": "pipe.yaml: not a regular file",
+        "a\nb.yaml": r"a\nb.yaml: No such file or directory",
+        "nul\0.yaml": r"nul\x00.yaml: embedded null byte",
+    }
+
+
+def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> None:
+    assert config.find_file(None, folder) is None
+    (folder / "ddpctl.yaml").touch()
+    (folder / "other.yaml").touch()
+    assert config.find_file(None, folder) == Path("ddpctl.yaml")
+    (folder / "inner").mkdir()
+    (folder / "inner" / "ddpctl.yaml").touch()
+    assert config.find_file(None, folder / "inner") == folder / "inner" / "ddpctl.yaml"
+    assert config.find_file(Path("other.yaml"), folder) == Path("other.yaml")
+    with pytest.raises(NoInputError, match=r"^none\.yaml: there is no such file$"):
+        config.find_file(Path("none.yaml"), folder)
+
+
+@pytest.mark.parametrize(
+    "text", [None, "", "# nothing\n", "job:\n", "---\n", "null\n", "\ufeff", "{}", "job: {}\ntargets: ~\n"]
+)
+def test_nothing_said_is_the_defaults(text: str | None) -> None:
+    assert load(text) == config.Settings(
+        job=JobSpec(),
+        target="local",
+        kind="local",
+        options=Local(),
+        why="nothing else was said",
+        file=None if text is None else Path("ddpctl.yaml"),
+    )
+
+
+def test_text_is_what_stands_in_the_file() -> None:
+    text = """
+job:
+  name: on
+  nodes: 1:4
+  command: [train.py, --epochs, 3, 010, 1e3, 12:30:45, yes, ~, 0x1f, '', "a\\tb", 2026-01-01]
+  env: {A: 1e3, B: on, C: 0.10, D: '', E: "null", F: null, G: 1_000, yes: no}
+  port: ~
+  grace: 1.5e+1
+  join_timeout: 5
+"""
+    assert job(text) == JobSpec(
+        name="on",
+        nodes="1:4",
+        command=("train.py", "--epochs", "3", "010", "1e3", "12:30:45", "yes", "~", "0x1f", "", "a\tb", "2026-01-01"),
+        env={"A": "1e3", "B": "on", "C": "0.10", "D": "", "E": "null", "F": "null", "G": "1_000", "yes": "no"},
+        port=None,
+        grace=15.0,
+        join_timeout=5.0,
+    )
+
+
+def test_an_alias_stands_for_its_value() -> None:
+    assert job("job: &j {gpus: 2}\nprofiles: {p: *j}\n") == JobSpec(gpus=2)
+
+
+FILE = """
+job: {gpus: 2, nodes: 2, env: {A: file, B: file, C: file}}
+target: lab
+targets:
+  lab: {kind: ssh, hosts: [a, b], user: null, check: false, tries: 3}
+  laptop: {kind: local}
+profiles:
+  quick: {gpus: 1, env: {B: profile, C: profile}}
+"""
+
+
+def test_flag_over_profile_over_file_over_default() -> None:
+    found = load(FILE, profile="quick", nodes="3", port=None, command=["x.py"], env={"C": "flag"})
+    assert found.job == JobSpec(gpus=1, nodes="3", command=("x.py",), env={"A": "file", "B": "profile", "C": "flag"})
+    assert job(FILE).gpus == 2
+    assert job(FILE, gpus=4).gpus == 4
+
+
+def test_who_chose_the_target() -> None:
+    lab = Ssh(hosts=("a", "b"), check=False, tries=3)
+    chosen = [load(FILE), load(FILE, target="laptop"), load(FILE, target="local"), load("")]
+    assert [(found.target, found.kind, found.options, found.why) for found in chosen] == [
+        ("lab", "ssh", lab, "ddpctl.yaml"),
+        ("laptop", "local", Local(), "--target"),
+        ("local", "local", Local(), "--target"),
+        ("local", "local", Local(), "nothing else was said"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"gpus": 0}, "--gpus: 0 is too small: from 1 to 64"),
+        ({"grace": float("nan")}, "--grace: nan is not finite; write a number"),
+        ({"join_timeout": 0.5}, "--join-timeout: 0.5 is too small: from 1"),
+        ({"device": "gpu"}, "--device: 'gpu' is none of auto, cuda, cpu"),
+        ({"nodes": "2:1"}, "--nodes: '2:1' is not allowed: a number of nodes from 1, or MIN:MAX such as 1:4"),
+        ({"env": {"1A": "s3cret"}}, "--env: '1A' is no name of a variable: letters, digits and '_', no digit first"),
+        ({"env": {"A": "s3cret\0"}}, "--env: the value of A holds a NUL byte"),
+        ({"command": ["s3cret\0"]}, "-- SCRIPT: no NUL byte"),
+        ({"target": "laptp"}, "--target: 'laptp' is no target; did you mean 'laptop'?"),
+        ({"target": "lokal"}, "--target: 'lokal' is no target; did you mean 'local'?"),
+        ({"target": "moon"}, "--target: 'moon' is no target; there are: lab, laptop, local, ssh"),
+        ({"target": "ssh"}, "--target: ssh needs hosts; write a target of this kind in ddpctl.yaml"),
+        ({"profile": "quik"}, "--profile: 'quik' is no profile; did you mean 'quick'?"),
+        ({"gpus": 65, "port": 0}, "--gpus: 65 is too large: from 1 to 64\n--port: 0 is too small: from 1 to 65535"),
+    ],
+)
+def test_a_bad_flag(asked: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        load(FILE, **asked)
+    assert (str(raised.value), raised.value.exit_code) == (error, 2)
+
+
+def test_a_profile_without_a_file() -> None:
+    with pytest.raises(UsageError, match=r"^--profile: 'quick' is no profile; there is none$"):
+        load(profile="quick")
+
+
+def test_a_bad_flag_beside_a_bad_file() -> None:
+    with pytest.raises(ConfigError) as raised:
+        load("job: {gpus: 0}\ntarget: moon\n", gpus=0, profile="p")
+    assert str(raised.value).split("\n") == [
+        "ddpctl.yaml:1:13: gpus: 0 is too small: from 1 to 64",
+        "ddpctl.yaml:2:9: target: 'moon' is no target; there are: local, ssh",
+        "--gpus: 0 is too small: from 1 to 64",
+        "--profile: 'p' is no profile; there is none",
+    ]
+
+
+def test_field_docs() -> None:
+    assert config.field_docs(Ssh) == (
+        ("hosts", "list of text", MISSING, "Where."),
+        ("user", "text or null", None, "Who; null: you."),
+        ("check", "true or false", True, "Whether to look first."),
+        ("tries", "whole number from 1", 1, "How often."),
+    )
+
+
+def test_schema() -> None:
+    schema = config.schema(KINDS)
+    text = {"type": ["string", "number", "boolean"]}
+    assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
+    assert schema["properties"]["targets"]["additionalProperties"]["oneOf"][1] == {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["kind", "hosts"],
+        "properties": {
+            "kind": {"const": "ssh"},
+            "hosts": {"description": "Where.", "type": ["array", "null"], "items": text},
+            "user": {"description": "Who; null: you.", "anyOf": [text, {"type": "null"}], "default": None},
+            "check": {"description": "Whether to look first.", "type": "boolean", "default": True},
+            "tries": {"description": "How often.", "type": "integer", "minimum": 1, "default": 1},
+        },
+    }
+    job_fields = schema["properties"]["job"]["properties"]
+    assert {name: job_fields[name]["description"] for name in job_fields} == {
+        doc.name: doc.doc for doc in config.field_docs(JobSpec)
+    }
+
+
+def test_importing_config_imports_neither_pydantic_nor_yaml() -> None:
+    code = "import sys, ddpctl.config; print([name for name in ('pydantic', 'yaml', 'torch') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "[]\n"
+
+
+# Text that a process and a file can carry: no NUL, no half of a character.
+words = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+jobs = st.builds(
+    JobSpec,
+    name=st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True),
+    nodes=st.one_of(st.integers(1, 9999).map(str), st.integers(1, 99).map(lambda low: f"{low}:{low + 3}")),
+    gpus=st.integers(1, 64),
+    device=st.sampled_from(["auto", "cuda", "cpu"]),
+    command=st.lists(words, max_size=4).map(tuple),
+    env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), words, max_size=4),
+    port=st.none() | st.integers(1, 65535),
+    grace=st.floats(0, 3600),
+    join_timeout=st.none() | st.floats(1, 1e300),
+    max_restarts=st.integers(0, 1000),
+)
+
+
+@settings(max_examples=4000, deadline=None)
+@given(jobs)
+def test_what_yaml_dumps_is_read_back(spec: JobSpec) -> None:
+    values = {**vars(spec), "command": list(spec.command)}
+    assert load(yaml.safe_dump({"job": values})).job == spec
+    assert load(None, **vars(spec)).job == replace(spec)
+
+
+keys = st.sampled_from(["job", "target", "targets", "profiles", "kind", "hosts", "check", *vars(JobSpec()), "<<", "a"])
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | words | st.dates() | st.binary(max_size=4) | keys
+trees = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys | scalars, inner, max_size=4),
+    max_leaves=12,
+)
+bits = st.sampled_from(
+    [*"\t\n :-?[]{},&*!|>'\"%@`#~\\0e.", "\n  ", ": ", "&a ", "*a", "<<: ", "job:", "env:", "targets:", "\\U", "---"]
+)
+line_start = re.compile(r"(ddpctl\.yaml:[1-9][0-9]*:[1-9][0-9]*|--[a-z-]+|-- SCRIPT): .")
+
+
+def check_answer(data: bytes, asked: str | None) -> None:
+    try:
+        load(data, profile=asked, target=asked)
+    except NoInputError:
+        raise AssertionError("the file is there") from None
+    except DdpctlError as error:
+        assert all(line_start.match(line) and line.isprintable() for line in str(error).split("\n"))  # noqa: PT017
+
+
+@settings(max_examples=4000, deadline=None)
+@given(trees, st.sampled_from([None, "a"]))
+def test_any_structure_is_answered_in_lines(tree: object, asked: str | None) -> None:
+    check_answer(yaml.safe_dump(tree).encode(), asked)
+
+
+@settings(max_examples=4000, deadline=None)
+@given(
+    st.lists(bits | words | keys, max_size=20).map("".join).map(str.encode) | st.binary(max_size=40),
+    st.sampled_from([None, "a"]),
+)
+@example(b'"\\U00110000"', None)
+@example(b"%YAML 9.9\n---\n{}", None)
+def test_any_text_is_answered_in_lines(data: bytes, asked: str | None) -> None:
+    check_answer(data, asked)

@@ -1,0 +1,249 @@
+"""The target local: whole command lines against recorded answers, and what it says of each answer."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpctl.command import Command, Output, T, Verb, shell_line
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.plan import Plan
+from ddpctl.run import Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.targets import LogQuery, Submission
+from ddpctl.targets.local import LocalOptions, LocalTarget, gpus_of, share_gpus
+
+TARGET = LocalTarget(LocalOptions(python="/venv/bin/python"))
+JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
+PLAN = Plan(run="digits-otter", job=JOB, cwd="/project", run_dir="/runs/digits-otter", checkpoint_dir="/ckpt")
+RUN = Run(
+    name="digits-otter",
+    created=1000.0,
+    target="local",
+    kind="local",
+    options={},
+    job=JOB,
+    cwd="/project",
+    folder="/runs/digits-otter",
+    checkpoint_dir="/ckpt",
+    version="0.1.0",
+)
+NONE = Output(returncode=127)
+OK = Output(returncode=0)
+PORT = Output(returncode=0, stdout='{"port": 40001}\n')
+EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
+
+
+def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
+    """What a verb yields when it is sent these answers, and what it returns."""
+    asked = [next(verb)]
+    try:
+        for answer in answers:
+            asked.append(verb.send(answer))
+    except StopIteration as stop:
+        return asked, stop.value
+    raise AssertionError(f"it wants another answer, to {asked[-1]}")
+
+
+def submit(*probes: Output, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]], Submission]:
+    return play(TARGET.submit(plan, attached=True), [probes, (OK, OK)])
+
+
+def test_submit_looks_first_then_starts_every_node() -> None:
+    (probes, nodes), submission = submit(NONE, NONE, OK, PORT, OK)
+    assert [shell_line(command) for command in probes] == [
+        "printenv CUDA_VISIBLE_DEVICES",
+        "nvidia-smi --query-gpu=uuid --format=csv,noheader",
+        "/venv/bin/python -c 'import importlib.util as u; "
+        "raise SystemExit(not (u.find_spec('\"'\"'torch'\"'\"') and u.find_spec('\"'\"'ddprun'\"'\"')))'",
+        "/venv/bin/python -m ddprun.nodectl port",
+        "cd /project && test -f train.py",
+    ]
+    assert [shell_line(command) for command in nodes] == [
+        "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
+        f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
+        "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
+        "/venv/bin/python -m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1 "
+        f">/runs/digits-otter/node-{node}/node.log 2>&1 &"
+        for node in (0, 1)
+    ]
+    assert {command.tether for command in nodes} == {True}
+    assert submission == Submission(handle={"port": "40001"}, note="no GPU here: 4 CPU ranks under gloo")
+
+
+def test_each_node_has_its_own_gpus() -> None:
+    (_, nodes), submission = submit(NONE, EIGHT_GPUS, OK, PORT, OK)
+    assert [command.env["CUDA_VISIBLE_DEVICES"] for command in nodes] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
+    assert {command.env["DDP_DEVICE"] for command in nodes} == {"cuda"}
+    assert submission.note == ""
+
+
+def test_cuda_visible_devices_is_heard() -> None:
+    assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
+    assert gpus_of(Output(returncode=0, stdout="\n"), EIGHT_GPUS) == ()
+    assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
+
+
+@pytest.mark.parametrize(
+    ("job", "gpus", "message"),
+    [
+        (JOB, 3, "2 nodes x 2 GPUs: 4 needed, this machine has 3: ask for fewer, or --device cpu for CPU ranks"),
+        (
+            replace(JOB, device="cuda", nodes="1", gpus=1),
+            0,
+            "--device cuda: 1 node x 1 GPU: 1 needed, this machine has none: "
+            "ask for fewer, or --device cpu for CPU ranks",
+        ),
+    ],
+)
+def test_too_few_gpus_are_counted(job: JobSpec, gpus: int, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        share_gpus(job, tuple("abcdefgh")[:gpus])
+    assert str(error.value) == message
+
+
+def test_device_cpu_takes_no_gpu() -> None:
+    assert share_gpus(replace(JOB, device="cpu"), tuple("abcd")) == ()
+
+
+@pytest.mark.parametrize(
+    ("probes", "kind", "message"),
+    [
+        (
+            (NONE, NONE, Output(returncode=1), PORT, OK),
+            UnavailableError,
+            "/venv/bin/python has no torch: install it with /venv/bin/python -m pip install 'ddpctl[train]'",
+        ),
+        (
+            (NONE, NONE, Output(returncode=127, stderr="/venv/bin/python: not found"), PORT, OK),
+            UnavailableError,
+            "cannot run /venv/bin/python: /venv/bin/python: not found: set the target's 'python' to one with torch",
+        ),
+        ((NONE, NONE, OK, PORT, Output(returncode=1)), NoInputError, "train.py: no such script in /project"),
+        (
+            (NONE, NONE, OK, Output(returncode=69, stderr="port 40001 is held by pid 7 (nc -l)\n"), OK),
+            UnavailableError,
+            "port 40001 is held by pid 7 (nc -l)",
+        ),
+    ],
+)
+def test_submit_refuses(probes: tuple[Output, ...], kind: type[DdpctlError], message: str) -> None:
+    with pytest.raises(kind) as error:
+        submit(*probes)
+    assert str(error.value) == message
+
+
+OUTCOME = {"code": 3, "cause": "error", "message": "rank 2 on node 1 exited with 3", "node": 1, "rank": 2}
+NODE = {"run": "digits-otter", "node": 0, "pid": 7, "state": "training", "started": 1001.0, "metrics": "http://x"}
+
+
+def show(*nodes: tuple[bool, dict[str, object] | None, dict[str, object] | None], now: float = 1002.0) -> RunStatus:
+    lines = [json.dumps({"dir": "d", "alive": a, "node": n, "outcome": o}) for a, n, o in nodes]
+    (asked, (state,)) = play(TARGET.status((RUN,), now=now), [(Output(returncode=0, stdout="\n".join(lines) + "\n"),)])
+    assert [shell_line(command) for command in asked[0]] == [
+        "/venv/bin/python -m ddprun.nodectl show /runs/digits-otter/node-0 /runs/digits-otter/node-1"
+    ]
+    return state
+
+
+def test_status() -> None:
+    both = show((True, NODE, None), (True, {**NODE, "state": "rendezvous"}, None))
+    assert (both.state, both.code, both.message) == ("rendezvous", None, "2 of 2 nodes alive")
+    ending = show((True, NODE, None), (False, NODE, OUTCOME))
+    assert (ending.state, ending.code) == ("stopping", None)
+    failed = show((False, NODE, None), (False, NODE, OUTCOME))
+    assert (failed.state, failed.code, failed.message) == ("failed", 3, "rank 2 on node 1 exited with 3")
+    stopped = show((False, NODE, {**OUTCOME, "code": 143, "cause": "stopped"}), (False, None, None))
+    assert (stopped.state, stopped.code) == ("stopped", 143)
+    done = show((False, NODE, {**OUTCOME, "code": 0, "cause": "ok"}), (False, NODE, None))
+    assert (done.state, done.code) == ("succeeded", 0)
+    assert show((False, None, None), (False, None, None)).state == "starting"
+    lost = show((False, NODE, None), (False, None, None), now=1011.0)
+    assert (lost.state, lost.code) == ("lost", 137)
+
+
+def test_a_record_of_another_version_is_named() -> None:
+    with pytest.raises(DdpctlError) as error:
+        show((False, {"pid": 1}, None), (False, None, None))
+    assert str(error.value).startswith("cannot read d: not a node's state: ")
+
+
+def test_logs_and_stop() -> None:
+    query = LogQuery(follow=True, nodes=(1,), ranks=(2, 3), tail=5)
+    ((logs,),), _ = play(TARGET.logs(RUN, query), [(OK,)])
+    assert shell_line(logs) == (
+        "/venv/bin/python -m ddprun.nodectl logs --follow --node=1 --rank=2 --rank=3 --tail=5 /runs/digits-otter"
+    )
+    with pytest.raises(NoInputError) as error:
+        play(TARGET.logs(RUN, LogQuery(ranks=(9,))), [(Output(returncode=66),)])
+    assert str(error.value) == "digits-otter has no such log: it has 2 nodes x 2 ranks of train.py, ranks 0 to 3"
+
+    dirs = "/runs/digits-otter/node-0 /runs/digits-otter/node-1"
+    answer = (Output(returncode=0, stdout='{"alive": false}\n{"alive": true}\n'),)
+    ((term,),), gone = play(TARGET.stop(RUN, kill=False), [answer])
+    assert (shell_line(term), gone) == (
+        f"/venv/bin/python -m ddprun.nodectl signal --signal TERM --wait 35 {dirs}",
+        False,
+    )
+    ((kill,),), gone = play(
+        TARGET.stop(RUN, kill=True, wait=False), [(Output(returncode=0, stdout='{"alive": false}'),)]
+    )
+    assert (shell_line(kill), gone) == (
+        f"/venv/bin/python -m ddprun.nodectl signal --signal KILL --wait 0 {dirs}",
+        True,
+    )
+
+
+def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) -> None:
+    """Run for real, with a stand-in for the interpreter that writes down how it was called."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/bash\nif [[ $2 == ddprun.nodectl ]]; then echo '{\"port\": 40001}'; exit; fi\n"
+        'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $A $*" '
+        '>"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
+        "exit $((PET_NODE_RANK * 3))\n"
+    )
+    stand_in.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
+    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (3, "")
+    args = "-m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1"
+    assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] b c {args}\n"
+    assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] b c {args}\n"
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", script],
+        env={**env, "CUDA_VISIBLE_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (
+        78,
+        "2 nodes x 2 GPUs: 4 needed, this machine has 1: export CUDA_VISIBLE_DEVICES= for CPU ranks\n",
+    )
+
+
+def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/bash\nif [[ $2 == ddprun.nodectl ]]; then echo 1; exit; fi\n"
+        "trap 'exit 143' TERM\necho up >\"$DDP_RUN_DIR/$PET_NODE_RANK\"\nwhile :; do /bin/sleep 0.05; done\n"
+    )
+    stand_in.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
+    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run")}
+    process = subprocess.Popen(["/bin/bash", "-c", script], env=env)
+    try:
+        while not all((tmp_path / "run" / node).exists() for node in "01"):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 143
+    finally:
+        process.kill()

@@ -1,0 +1,130 @@
+"""The runner, with real processes."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import UnavailableError
+from ddpctl.runner import Runner
+
+PYTHON = sys.executable
+
+
+def once(*commands: Command) -> Verb[tuple[Output, ...]]:
+    return (yield commands)
+
+
+def run(*commands: Command) -> tuple[Output, ...]:
+    return Runner(os.environ).perform(once(*commands))
+
+
+def python(code: str, **fields: object) -> Command:
+    return Command(argv=(PYTHON, "-c", code), **fields)  # type: ignore[arg-type]
+
+
+def test_capture_keeps_everything_and_the_order() -> None:
+    slow = python("import time; time.sleep(0.3); print('slow')")
+    quick = python("import os, sys; print(os.environ['A']); print('err', file=sys.stderr); sys.exit(3)", env={"A": "b"})
+    assert run(slow, quick) == (
+        Output(returncode=0, stdout="slow\n"),
+        Output(returncode=3, stdout="b\n", stderr="err\n"),
+    )
+
+
+def test_what_is_not_there_and_what_takes_too_long() -> None:
+    assert run(Command(argv=("no-such-program",))) == (Output(returncode=127, stderr="no-such-program: not found"),)
+    assert run(python("import time; time.sleep(20)", timeout_s=0.2)) == (
+        Output(returncode=124, stderr="no answer within 0.2 s"),
+    )
+
+
+def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo")
+    with pytest.raises(UnavailableError) as error:
+        run(Command(argv=(str(script),)))
+    assert str(error.value) == f"cannot run {script}: Permission denied"
+
+
+def test_a_dry_run_prints_and_only_looks(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    out = io.StringIO()
+    outputs = Runner(os.environ).rehearse(
+        once(
+            python("print('looked')", probe=True),
+            Command(
+                argv=("touch", str(made)), env={"A": "b c"}, cwd="/x", mode="background", output="o", placeholder="<p>"
+            ),
+        ),
+        out,
+    )
+    assert outputs == (Output(returncode=0, stdout="looked\n"), Output(returncode=0, stdout="<p>"))
+    assert out.getvalue() == f"cd /x && A='b c' touch {made} >o 2>&1 &\n"
+    assert not made.exists()
+
+
+TETHERED = """
+import os, sys
+fd = int(os.environ["DDP_LIFELINE_FD"])
+print("up", flush=True)
+os.read(fd, 1)
+print("the lifeline is cut", flush=True)
+"""
+LAUNCHER = """
+import os, sys, time
+from ddpctl.command import Command
+from ddpctl.runner import Runner
+def verb():
+    yield (Command(argv=(sys.executable, "-c", sys.argv[1]), mode="background", output=sys.argv[2], tether=True),)
+Runner(os.environ).perform(verb())
+time.sleep(60)
+"""
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.read_text() != text:
+        assert time.monotonic() < deadline, (
+            f"waited for {text!r}, there is {path.read_text() if path.exists() else None!r}"
+        )
+        time.sleep(0.02)
+
+
+def test_a_tethered_command_hears_of_the_launchers_end(tmp_path: Path) -> None:
+    output = tmp_path / "folder" / "log"
+    launcher = subprocess.Popen([PYTHON, "-c", LAUNCHER, TETHERED, str(output)])
+    try:
+        wait_for(output, "up\n")
+        launcher.send_signal(signal.SIGKILL)
+        wait_for(output, "up\nthe lifeline is cut\n")
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_ctrl_c_while_a_command_streams_is_the_callers() -> None:
+    """The command goes on; each Ctrl-C is one call."""
+    code = """
+import os, sys, threading, time, signal
+from ddpctl.command import Command
+from ddpctl.runner import Runner
+times = []
+def verb():
+    argv = (sys.executable, "-c", "import time; time.sleep(1.2); print('whole', flush=True)")
+    yield (Command(argv=argv, mode="stream", timeout_s=None),)
+def interrupt():
+    for _ in range(2):
+        time.sleep(0.3); os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+Runner(os.environ).perform(verb(), on_interrupt=lambda: times.append(1))
+print(len(times))
+"""
+    done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.stdout, done.stderr) == ("whole\n2\n", "")

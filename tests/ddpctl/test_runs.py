@@ -1,0 +1,92 @@
+"""The records of runs."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpctl import runs
+from ddpctl.errors import CannotWriteError, NoInputError, UsageError
+from ddpctl.run import Run
+from ddpctl.spec import JobSpec
+
+
+def make(root: Path, name: str, created: float) -> Run:
+    folder = runs.create(root, name)
+    run = Run(
+        name=name,
+        created=created,
+        target="here",
+        kind="local",
+        options={"python": ""},
+        job=JobSpec(name="digits", nodes="1:2", command=("train.py", "é b"), env={"A": "b"}, port=4000),
+        cwd="/p",
+        folder=str(folder),
+        checkpoint_dir=str(folder / "checkpoints"),
+        version="0.1.0",
+        handle={"port": "4000"},
+    )
+    runs.save(run)
+    return run
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    old, new = make(tmp_path, "digits-otter", 1.0), make(tmp_path, "digits-oak", 2.0)
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/run.json").write_text('{"name": "to')
+    assert runs.load_all(tmp_path) == (new, old)
+    assert runs.load(tmp_path, None) == new
+    assert runs.load(tmp_path, "digits-ot") == old
+
+
+def test_a_folder_that_was_moved_is_where_it_is_now(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", "digits-otter", 1.0)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert runs.load(tmp_path / "b", None) == replace(run, folder=str(tmp_path / "b/digits-otter"))
+
+
+def test_names_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(NoInputError) as error:
+        runs.load(tmp_path / "no", "x")
+    assert str(error.value) == f"no run yet in {tmp_path}/no: start one with ddpctl launch"
+    make(tmp_path, "digits-otter", 1.0)
+    make(tmp_path, "digits-oak", 2.0)
+    with pytest.raises(NoInputError) as error:
+        runs.load(tmp_path, "digits-o")
+    assert str(error.value) == "digits-o may be digits-oak, digits-otter: give more of the name"
+    with pytest.raises(NoInputError) as error:
+        runs.load(tmp_path, "x")
+    assert str(error.value) == "no run named x; the newest are digits-oak, digits-otter (all: ddpctl ps)"
+
+
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
+    make(tmp_path, "exp", 1.0)
+    with pytest.raises(UsageError) as error:
+        runs.create(tmp_path, "exp")
+    assert str(error.value) == (
+        "--name: a run named exp is there already: choose another name, "
+        "or go on from its last checkpoint with --resume exp"
+    )
+
+
+def test_a_state_directory_that_is_a_file(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(CannotWriteError) as error:
+        runs.create(tmp_path / "state", "exp")
+    assert str(error.value) == f"cannot keep runs in {tmp_path}/state: a file is in the way"
+
+
+def test_names_are_new(tmp_path: Path) -> None:
+    made = {runs.new_name(tmp_path, "digits") for _ in range(50)}
+    assert all(name.startswith("digits-") for name in made)
+    assert len(made) > 10
+    for word in runs.WORDS:
+        (tmp_path / f"digits-{word}").mkdir()
+    assert not (tmp_path / runs.new_name(tmp_path, "digits")).exists()
+
+
+def test_where_runs_are_kept() -> None:
+    assert runs.state_dir({"DDPCTL_STATE_DIR": "/s"}) == Path("/s")
+    assert runs.state_dir({"XDG_STATE_HOME": "/x", "HOME": "/h"}) == Path("/x/ddpctl/runs")
+    assert runs.state_dir({"HOME": "/h"}) == Path("/h/.local/state/ddpctl/runs")
