@@ -1,0 +1,219 @@
+"""The agent of a node: torch elastic's loop, unmodified, with ranks, rendezvous and judgement of our own.
+
+elastic calls: rendezvous, start, then monitor every 0.1 s until it is told of success or failure, then stop, and the
+same again while restarts are left. Monitor answers "healthy" until the nodes agree: all of them turn at the same time.
+"""
+
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import (
+    RunResult,
+    SimpleElasticAgent,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
+
+from ddprun import environment, exporter
+from ddprun.agreement import Agreement
+from ddprun.contract import Contract
+from ddprun.environment import Place, Surroundings
+from ddprun.errors import refused
+from ddprun.exporter import NodeSeries
+from ddprun.journal import Journal
+from ddprun.logs import RankLogs
+from ddprun.ranks import KeeperLostError, Ranks
+from ddprun.rendezvous import FixedRankRendezvous
+from ddprun.stop import Stop
+from ddprun.verdict import Failure, may_restart
+from ddpwire import catalogue
+from ddpwire.exits import Exit
+from ddpwire.folder import METRICS, rank_log
+from ddpwire.node import RankProcess
+from ddpwire.outcome import Outcome
+
+MONITOR_S = 0.1
+DRAGGED_ALONG_S = 5.0  # peers of a failed rank sit in a collective that will never end
+PROGRESS_S = 30.0
+EXIT_CAUSES = {0: "ok", -signal.SIGKILL: "sigkill", -signal.SIGTERM: "sigterm", -signal.SIGSEGV: "sigsegv"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What the agent works with."""
+
+    contract: Contract
+    node_dir: Path
+    environ: Mapping[str, str]  # as ddprun was given it
+    around: Surroundings
+    ranks: Ranks
+    stop: Stop
+    logs: RankLogs
+    journal: Journal
+    series: NodeSeries
+
+
+class NodeAgent(SimpleElasticAgent):
+    """Brings up the ranks of one node, attempt after attempt, and ends with the outcome that all nodes share."""
+
+    def __init__(self, node: Node, rendezvous: FixedRankRendezvous, agreement: Agreement) -> None:
+        super().__init__(
+            WorkerSpec(
+                role="default",
+                local_world_size=node.contract.nproc,
+                rdzv_handler=rendezvous,
+                entrypoint=node.contract.command[0],
+                max_restarts=node.contract.max_restarts,
+                monitor_interval=MONITOR_S,
+            )
+        )
+        self._node = node
+        self._meeting = rendezvous
+        self._agreement = agreement
+        self._first_rank = 0
+        self._num_succeeded = 0
+        self._say_at = 0.0
+        self.outcome: Outcome | None = None
+        node.ranks.on_exit = self._on_exit
+        node.ranks.on_keeper_lost = lambda: node.journal.say("the keeper of the ranks was killed, and they with it")
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._node.series.state("rendezvous")
+        self._node.journal.update(state="rendezvous", attempt=self._meeting.attempt + 1)
+        try:
+            super()._rendezvous(worker_group)
+        except RuntimeError:  # torch's DistError: a store, or an answer in it, did not come
+            raise refused(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
+        self._agreement.begin(self._meeting.attempt, self._meeting.members)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        node = self._node
+        self._num_succeeded = 0
+        self._first_rank = worker_group.workers[0].global_rank
+        processes = []
+        node.stop.new_attempt()
+        with node.stop.starting:
+            if node.stop.requested:
+                self._agreement.fail(self._failure(self._first_rank, -node.stop.requested))
+                return {}
+            for worker in worker_group.workers:
+                place = self._place(worker_group, worker)
+                processes.append(self._start_rank(place))
+        world_size = worker_group.workers[0].world_size
+        node.series.set(catalogue.WORLD_SIZE, world_size)
+        node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
+        node.series.state("training")
+        node.journal.update(state="stopping" if node.stop.requested else "training", ranks=tuple(processes))
+        last = self._first_rank + len(processes) - 1
+        which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
+        node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
+        return {process.local_rank: process.pid for process in processes}
+
+    def _start_rank(self, place: Place) -> RankProcess:
+        node = self._node
+        metrics_dir = node.node_dir / METRICS / f"{exporter.PREFIX}{place.rank}"
+        log = node.node_dir / rank_log(place.rank)
+        env = environment.of_rank(place, node.around, metrics_dir, node.environ)
+        try:
+            metrics_dir.mkdir(parents=True, exist_ok=True)
+            output = node.logs.open(place.rank, log)
+        except OSError as error:
+            raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
+        try:
+            pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output)
+        except KeeperLostError:
+            raise refused(Exit.KILLED, "killed", "the keeper of the ranks was killed") from None
+        return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
+
+    def _place(self, group: WorkerGroup, worker: Any) -> Place:
+        return Place(
+            rank=worker.global_rank,
+            world_size=worker.world_size,
+            local_rank=worker.local_rank,
+            local_world_size=group.spec.local_world_size,
+            role_rank=worker.role_rank,
+            role_world_size=worker.role_world_size,
+            node_rank=self._node.contract.node_rank,
+            group_rank=group.group_rank,  # type: ignore[arg-type]  # elastic declares these four as None
+            group_world_size=group.group_world_size,  # type: ignore[arg-type]
+            master_addr=group.master_addr,  # type: ignore[arg-type]
+            master_port=group.master_port,  # type: ignore[arg-type]
+            attempt=self._meeting.attempt,
+        )
+
+    def _on_exit(self, tag: str, status: int) -> None:
+        """A rank has ended, this instant. Called from the thread that listens to the keeper."""
+        node = self._node
+        attempt, local_rank = map(int, tag.split("."))
+        rank = self._first_rank + local_rank
+        if attempt == self._meeting.attempt and self._agreement.verdict is None:
+            if status:
+                self._agreement.fail(self._failure(rank, status))
+            else:
+                self._num_succeeded += 1
+                if self._num_succeeded == node.contract.nproc:
+                    self._say_at = time.monotonic() + PROGRESS_S
+                    self._agreement.done()
+        exporter.drop_gauges(node.node_dir / METRICS, rank)
+        cause = EXIT_CAUSES.get(status, "error" if status > 0 else "other")
+        node.series.count(catalogue.RANK_EXITS, cause=cause)
+        node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
+
+    def _failure(self, rank: int, status: int) -> Failure:
+        stop = self._node.stop
+        return Failure(
+            node=self._node.contract.node_rank,
+            rank=rank,
+            status=status,
+            stopped_by=stop.requested or stop.passed_on,
+            killed_here=stop.killed and status == -signal.SIGKILL,
+            step=exporter.last_step(self._node.node_dir / METRICS, rank),
+        )
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        verdict = self._agreement.verdict
+        if verdict is None:
+            if self._num_succeeded == self._node.contract.nproc and time.monotonic() > self._say_at:
+                self._say_at += PROGRESS_S
+                self._node.journal.say("the ranks of this node are done; waiting for those of the others")
+            return RunResult(state=WorkerState.HEALTHY)
+        self.outcome = verdict
+        if verdict.code == 0:
+            self._node.ranks.clear()
+            self._agreement.gone()
+            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
+        if not may_restart(verdict) or self._node.stop.requested:
+            self._remaining_restarts = 0
+        if self._remaining_restarts:
+            self._node.journal.say(
+                f"attempt {self._meeting.attempt} failed: {verdict.message}; starting all ranks anew"
+            )
+        return RunResult(state=WorkerState.FAILED)
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
+        stopped = self.outcome is not None and self.outcome.cause == "stopped"
+        self._node.journal.update(state="stopping")
+        self._node.stop.end_ranks(self._node.contract.grace_s if stopped else DRAGGED_ALONG_S)
+        self._agreement.gone()
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
+        self._node.ranks.clear()
+
+    def _exit_barrier(self) -> None:
+        """Nothing to wait for: that all nodes succeeded is what they agreed on."""
+
+    def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
+        """An event without the host's full name: elastic's own asks DNS for it each time, which can hang."""
+        return Event(f"ddprun.{state}", source)
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
+        """Nobody reads elastic's durations."""
+        yield

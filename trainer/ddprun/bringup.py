@@ -1,0 +1,113 @@
+"""Puts the parts of a node together and runs them. Here, behind main, torch is imported."""
+
+import os
+import platform
+import signal
+from importlib import metadata
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from ddprun import exporter, machine
+from ddprun.contract import Contract
+from ddprun.journal import Journal
+from ddprun.logs import Console, RankLogs
+from ddprun.ranks import Ranks
+from ddprun.signals import Signals
+from ddprun.stop import Stop
+from ddpwire import catalogue
+from ddpwire.folder import METRICS
+from ddpwire.outcome import Outcome
+from ddpwire.version import __version__
+
+DRAIN_S = 5.0
+
+
+def bring_up(
+    contract: Contract, node_dir: Path, ranks: Ranks, signals: Signals, journal: Journal, console: Console
+) -> Outcome:
+    """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
+    environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # a store that goes away is news that we tell in a sentence
+
+    from ddprun.agent import Node, NodeAgent
+    from ddprun.agreement import Agreement
+    from ddprun.environment import Surroundings
+    from ddprun.rendezvous import FixedRankRendezvous
+
+    series = expose(contract, node_dir, journal)
+    stop = Stop(ranks, node=contract.node_rank, grace_s=contract.grace_s, say=journal.say)
+    route(signals, stop, series, journal)
+    series.state("rendezvous")
+    journal.update(state="rendezvous")
+    rendezvous = FixedRankRendezvous(contract, say=journal.say, check_stop=stop.check)
+    journal.update(master=rendezvous.master)
+    agreement = Agreement(rendezvous.control.clone(), node=contract.node_rank)
+    agreement.start()
+    logs = RankLogs(console, contract.node_rank)
+    around = Surroundings(
+        run_id=contract.run_id,
+        run_dir=contract.run_dir,
+        checkpoint_dir=contract.checkpoint_dir,
+        max_restarts=contract.max_restarts,
+        usable_cores=machine.usable_cores(),
+        loopback_interface=machine.loopback_interface() if contract.on_one_machine else None,
+    )
+    node = Node(
+        contract=contract,
+        node_dir=node_dir,
+        environ=environ,
+        around=around,
+        ranks=ranks,
+        stop=stop,
+        logs=logs,
+        journal=journal,
+        series=series,
+    )
+    agent = NodeAgent(node, rendezvous, agreement)
+    agent.run()
+    assert agent.outcome is not None, "elastic's loop ends after a verdict only"  # noqa: S101
+    logs.drain(DRAIN_S)
+    series.state("failed" if agent.outcome.code else "succeeded")
+    agreement.wait_until_all_gone(contract.grace_s + DRAIN_S)
+    return agent.outcome
+
+
+def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.NodeSeries:
+    """Put the node's series on the net; where nothing can be bound, the run goes on without."""
+    registry = CollectorRegistry()
+    series = exporter.NodeSeries(registry)
+    registry.register(exporter.RankSeries(node_dir / METRICS))
+    versions = {"torch_version": metadata.version("torch"), "python_version": platform.python_version()}
+    series.info(catalogue.BUILD_INFO, version=__version__, **versions)
+    series.info(catalogue.RUN_INFO, run_id=contract.run_id)
+    series.set(catalogue.JOB_START, journal.state.started)
+    host = contract.metrics_host
+    if host is None:
+        host = "127.0.0.1" if contract.on_one_machine else machine.address_towards(contract.master_addr)
+    try:
+        port = exporter.serve(registry, host, contract.metrics_port)
+    except OSError as error:
+        journal.say(f"no metrics: {host} cannot be bound: {error.strerror}")
+        return series
+    if contract.metrics_port not in (0, port):
+        journal.say(f"port {contract.metrics_port} is taken: the metrics are on {port} instead")
+    url = f"http://{host}:{port}/metrics"
+    journal.say(f"metrics at {url}")
+    journal.update(metrics=url)
+    return series
+
+
+def route(signals: Signals, stop: Stop, series: exporter.NodeSeries, journal: Journal) -> None:
+    """From now on signals are the ranks' matter."""
+
+    def on_stop(number: int) -> None:
+        series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        journal.update(state="stopping")
+        stop.request(number)
+
+    def on_pass(number: int) -> None:
+        series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        stop.pass_on(number)
+
+    signals.on_stop, signals.on_pass = on_stop, on_pass

@@ -1,0 +1,234 @@
+"""A node's place in its job: flags and environment, whoever set them, read into one frozen value.
+
+Pure. Each launcher that sets an environment of its own gets one function that says it in our words; flags come before
+PET_*, PET_* before plain MASTER_*. What contradicts is refused by name; nothing ever falls back to localhost.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ddprun import machine
+from ddprun.errors import bad_contract
+from ddpwire import names
+
+LOCAL_JOIN_TIMEOUT_S = 30.0
+REMOTE_JOIN_TIMEOUT_S = 300.0
+
+Word = Literal["nnodes", "nproc", "node_rank", "master_addr", "master_port", "run_id", "max_restarts"]
+Words = dict[Word, tuple[str, str]]  # word → (where it was said, what was said)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contract:
+    """What one node has to do, and with whom."""
+
+    command: tuple[str, ...]  # a rank's argv
+    min_nodes: int
+    max_nodes: int
+    nproc: int
+    node_rank: int
+    master_addr: str
+    master_port: int  # 0: a free one, which only a single node can choose
+    run_id: str
+    run_dir: Path | None  # None: a temporary one
+    checkpoint_dir: str | None
+    max_restarts: int
+    grace_s: float
+    join_timeout_s: float
+    metrics_host: str | None  # None: where the master can reach it
+    metrics_port: int  # 0: a free one
+    lifeline_fd: int | None  # at its end of file this node stops
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all nodes are simulated on this machine."""
+        return machine.is_loopback(self.master_addr)
+
+
+def from_flags(options: argparse.Namespace) -> Words:
+    """What the command line says."""
+    words: Words = {}
+    given: dict[Word, str | None] = {
+        "nnodes": options.nnodes,
+        "nproc": options.nproc_per_node,
+        "node_rank": options.node_rank,
+        "master_addr": options.master_addr,
+        "master_port": options.master_port,
+        "run_id": options.run_id,
+        "max_restarts": options.max_restarts,
+    }
+    flags = {"nproc": "--nproc-per-node", "run_id": "--rdzv-id"}
+    if options.rdzv_endpoint:
+        host, _, port = options.rdzv_endpoint.rpartition(":")
+        if not host:
+            raise bad_contract(f"--rdzv-endpoint is {options.rdzv_endpoint!r}: HOST:PORT is what it takes")
+        words |= {"master_addr": ("--rdzv-endpoint", host), "master_port": ("--rdzv-endpoint", port)}
+    for word, value in given.items():
+        if value is not None:
+            words[word] = (flags.get(word, f"--{word.replace('_', '-')}"), value)
+    if options.standalone:
+        if words.get("nnodes", ("", "1"))[1] not in ("1", "1:1"):
+            raise bad_contract(f"--standalone is one node, but --nnodes is {options.nnodes}: give one of the two")
+        alone: Words = {"nnodes": ("--standalone", "1"), "node_rank": ("--standalone", "0")}
+        words = alone | {"master_addr": ("--standalone", "127.0.0.1"), "master_port": ("--standalone", "0")} | words
+    return words
+
+
+def from_pet(environ: Mapping[str, str]) -> Words:
+    """What torchrun's own variables say, which ddpctl and Kubeflow's operators set."""
+    variables: dict[Word, str] = {
+        "nnodes": names.NNODES,
+        "nproc": names.NPROC_PER_NODE,
+        "node_rank": names.NODE_RANK,
+        "master_addr": names.NODE_MASTER_ADDR,
+        "master_port": names.NODE_MASTER_PORT,
+        "max_restarts": "PET_MAX_RESTARTS",
+        "run_id": "PET_RDZV_ID",
+    }
+    return {word: (name, environ[name]) for word, name in variables.items() if environ.get(name)}
+
+
+def from_plain(environ: Mapping[str, str]) -> Words:
+    """What the variables say that scripts read, set by hand."""
+    variables: dict[Word, str] = {
+        "master_addr": names.MASTER_ADDR,
+        "master_port": names.MASTER_PORT,
+        "run_id": names.RUN_ID,
+    }
+    return {word: (name, environ[name]) for word, name in variables.items() if environ.get(name)}
+
+
+def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callable[[str], int]) -> Contract:
+    """The contract. ``count`` tells how many ranks 'gpu' and 'cpu' are here. Raises NodeError."""
+    words = from_plain(environ) | from_pet(environ) | from_flags(options)
+    min_nodes, max_nodes = _nnodes(words)
+    node_rank = _node_rank(words, max_nodes)
+    master_addr, master_port = _master(words, max_nodes)
+    here = machine.is_loopback(master_addr)
+    run_dir = options.run_dir or environ.get(names.RUN_DIR)
+    return Contract(
+        command=_command(options),
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        nproc=_nproc(words, environ, count),
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=words.get("run_id", ("", "none"))[1],
+        run_dir=Path(run_dir).absolute() if run_dir else None,
+        checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
+        max_restarts=_number(words, "max_restarts", 0),
+        grace_s=_seconds("--grace", options.grace, 30.0),
+        join_timeout_s=_seconds(
+            "--join-timeout", options.join_timeout, LOCAL_JOIN_TIMEOUT_S if here else REMOTE_JOIN_TIMEOUT_S
+        ),
+        metrics_host=environ.get(names.METRICS_HOST) or None,
+        metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
+        lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
+    )
+
+
+def _nnodes(words: Words) -> tuple[int, int]:
+    source, text = words.get("nnodes", ("", "1"))
+    least, _, most = text.partition(":")
+    if not (least.isdecimal() and (most or least).isdecimal()) or text.endswith(":"):
+        raise bad_contract(f"{source} is {text!r}: a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4")
+    min_nodes, max_nodes = int(least), int(most or least)
+    if not 1 <= min_nodes <= max_nodes:
+        raise bad_contract(f"{source} is {text!r}: at least 1 node, and MIN not above MAX, is allowed")
+    return min_nodes, max_nodes
+
+
+def _node_rank(words: Words, max_nodes: int) -> int:
+    if "node_rank" not in words and max_nodes > 1:
+        raise bad_contract(
+            f"{max_nodes} nodes, and which one this is was not said: "
+            f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}"
+        )
+    rank = _number(words, "node_rank", 0)
+    if rank >= max_nodes:
+        raise bad_contract(
+            f"{words['node_rank'][0]} is {rank}, but the job has {max_nodes} node{'s' * (max_nodes > 1)}: "
+            f"{f'0 to {max_nodes - 1}' if max_nodes > 1 else 'only 0'} is allowed"
+        )
+    return rank
+
+
+def _master(words: Words, max_nodes: int) -> tuple[str, int]:
+    said_by = [words[word][0] for word in MASTER if word in words]
+    if max_nodes == 1 and all(source in PLAIN for source in said_by):
+        return "127.0.0.1", 0  # MASTER_* left over in a shell do not concern a node that is alone
+    for word, flag, variable, what in (
+        ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
+        ("master_port", "--master-port", names.NODE_MASTER_PORT, "a free port of node 0"),
+    ):
+        if word not in words and max_nodes > 1:
+            raise bad_contract(
+                f"{max_nodes} nodes, and {what} was not said: give {flag} or {variable}, the same on every node"
+            )
+    port = _port(*words.get("master_port", ("", "0")))
+    if port == 0 and max_nodes > 1:
+        raise bad_contract(f"{words['master_port'][0]} is 0, but {max_nodes} nodes must know the port: 1 to 65535")
+    return words.get("master_addr", ("", "127.0.0.1"))[1], port
+
+
+MASTER: tuple[Word, ...] = ("master_addr", "master_port")
+PLAIN = (names.MASTER_ADDR, names.MASTER_PORT)
+
+
+def _nproc(words: Words, environ: Mapping[str, str], count: Callable[[str], int]) -> int:
+    source, text = words.get("nproc", ("", "1"))
+    if text in ("auto", "gpu", "cpu"):
+        if text == "auto":
+            text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
+        num_ranks = count(text)
+        if not num_ranks:
+            raise bad_contract(f"{source} is 'gpu', but this node has no GPU: a number, auto or cpu is allowed")
+        return num_ranks
+    num_ranks = _number(words, "nproc", 1)
+    if not num_ranks:
+        raise bad_contract(f"{source} is 0: at least 1 rank a node is allowed")
+    return num_ranks
+
+
+def _number(words: Words, word: Word, default: int) -> int:
+    source, text = words.get(word, ("", str(default)))
+    if not text.isdecimal():
+        auto = ", auto, gpu or cpu" if word == "nproc" else ""
+        raise bad_contract(f"{source} is {text!r}: a whole number from 0{auto} is allowed")
+    return int(text)
+
+
+def _port(source: str, text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise bad_contract(f"{source} is {text!r}: a port from 1 to 65535, or 0 for a free one, is allowed")
+    return int(text)
+
+
+def _descriptor(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise bad_contract(f"{names.LIFELINE_FD} is {text!r}: the number of an open descriptor is allowed")
+    return int(text)
+
+
+def _seconds(flag: str, text: str | None, default: float) -> float:
+    try:
+        seconds = float(text) if text is not None else default
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise bad_contract(f"{flag} is {text!r}: a number of seconds from 0 is allowed")
+    return seconds
+
+
+def _command(options: argparse.Namespace) -> tuple[str, ...]:
+    arguments = options.script_args
+    if options.no_python:
+        return (options.script, *arguments)
+    return (sys.executable, *(("-m",) if options.module else ()), options.script, *arguments)

@@ -1,0 +1,76 @@
+"""The environment of a rank: what torchrun would set, what is ours, and nothing that would mislead the script. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpwire import names
+from ddpwire.folder import CHECKPOINTS
+
+# This node's place. A launcher that the script starts in turn must not take it for its own.
+NOT_FOR_RANKS = (names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a rank stands in its attempt."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    role_rank: int
+    role_world_size: int
+    node_rank: int  # the contract's
+    group_rank: int  # dense over the nodes that take part
+    group_world_size: int
+    master_addr: str  # of the attempt's own store
+    master_port: int
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all ranks of a node share."""
+
+    run_id: str
+    run_dir: Path | None
+    checkpoint_dir: str | None
+    max_restarts: int
+    usable_cores: int
+    loopback_interface: str | None  # only when all nodes are on this machine
+
+
+def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the rank at ``place``, made from ddprun's own, ``base``."""
+    env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
+    env |= {
+        names.RANK: str(place.rank),
+        names.WORLD_SIZE: str(place.world_size),
+        names.LOCAL_RANK: str(place.local_rank),
+        names.LOCAL_WORLD_SIZE: str(place.local_world_size),
+        names.GROUP_RANK: str(place.group_rank),
+        names.GROUP_WORLD_SIZE: str(place.group_world_size),
+        names.RANKS_NODE: str(place.node_rank),
+        names.MASTER_ADDR: place.master_addr,
+        names.MASTER_PORT: str(place.master_port),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(place.role_rank),
+        "ROLE_WORLD_SIZE": str(place.role_world_size),
+        "TORCHELASTIC_RUN_ID": around.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(place.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(around.max_restarts),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        names.RUN_ID: around.run_id,
+        names.ATTEMPT: str(place.attempt),
+        names.PROMETHEUS_MULTIPROC_DIR: str(metrics_dir),
+        "PYTHONUNBUFFERED": "1",  # else the last words of a killed rank are lost
+    }
+    defaults = {"OMP_NUM_THREADS": str(max(1, around.usable_cores // place.local_world_size))}
+    if around.loopback_interface:
+        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop.
+        defaults["GLOO_SOCKET_IFNAME"] = around.loopback_interface
+    if around.run_dir:
+        env[names.RUN_DIR] = str(around.run_dir)
+        defaults[names.CHECKPOINT_DIR] = around.checkpoint_dir or str(around.run_dir / CHECKPOINTS)
+    return defaults | env

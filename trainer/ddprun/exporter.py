@@ -1,0 +1,135 @@
+"""The node's one /metrics: ddprun's own series, and whatever its ranks count with prometheus_client.
+
+A rank writes the files of prometheus_client's multiprocess mode into a folder of its own; here they are read and given
+the label ``rank``, instead of the library's ``pid``. Counters of a rank that died stay in their sum; its gauges go.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from ddpwire import catalogue
+
+PREFIX = "rank-"
+
+
+class RankSeries(Collector):
+    """The series of all ranks that have written any."""
+
+    def __init__(self, metrics_dir: Path) -> None:
+        self._metrics_dir = metrics_dir
+
+    def collect(self) -> Iterator[Family]:
+        """Every family once, with the samples of all ranks."""
+        families: dict[str, Family] = {}
+        for folder in sorted(self._metrics_dir.glob(f"{PREFIX}*")):
+            for family in read_rank(folder):
+                merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
+                if merged.type == family.type:  # two ranks that disagree about a name: the first is right
+                    merged.samples += of_one_rank(family.samples, folder.name.removeprefix(PREFIX))
+        yield from families.values()
+
+
+def read_rank(folder: Path) -> list[Family]:
+    """What a rank's processes have written, summed up by the library; nothing while it cannot be read."""
+    try:
+        collector = MultiProcessCollector(None, path=str(folder))  # type: ignore[no-untyped-call]
+        return list(collector.collect())  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError, UnicodeDecodeError):
+        return []  # a file that is just being made: the next scrape has it
+
+
+def of_one_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
+    """The samples with their rank instead of their pid; of two processes with the same gauge, the later one."""
+    unique = {}
+    for sample in samples:
+        labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
+        unique[sample.name, tuple(sorted(labels.items()))] = sample._replace(labels=labels)
+    return list(unique.values())
+
+
+def drop_gauges(metrics_dir: Path, rank: int) -> None:
+    """Forget the gauges of a rank that has ended: they say how things stand, and nothing stands there."""
+    for path in (metrics_dir / f"{PREFIX}{rank}").glob("gauge_*.db"):
+        path.unlink(missing_ok=True)
+
+
+def last_step(metrics_dir: Path, rank: int) -> int | None:
+    """The last step that a rank reported, if it did."""
+    for family in read_rank(metrics_dir / f"{PREFIX}{rank}"):
+        if family.name == catalogue.LAST_STEP.name and family.samples:
+            return int(max(sample.value for sample in family.samples))
+    return None
+
+
+class NodeSeries:
+    """ddprun's own series, all of them there from the start."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        kinds = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+        self._series: dict[str, Any] = {}
+        for metric in catalogue.CATALOGUE:
+            if metric.set_by == "ddprun":
+                series = kinds[metric.kind](metric.name, metric.help, tuple(metric.labels), registry=registry)
+                self._series[metric.name] = series
+                for label, values in metric.labels.items() if len(metric.labels) == 1 else ():
+                    for value in values:
+                        series.labels(**{label: value})
+
+    def info(self, metric: catalogue.Metric, **labels: str) -> None:
+        """Set a gauge that is always 1 for its labels' sake."""
+        self._series[metric.name].labels(**labels).set(1)
+
+    def set(self, metric: catalogue.Metric, value: float) -> None:
+        """Set a gauge without labels."""
+        self._series[metric.name].set(value)
+
+    def count(self, metric: catalogue.Metric, **labels: str) -> None:
+        """Count one more."""
+        self._series[metric.name].labels(**labels).inc()
+
+    def state(self, state: str) -> None:
+        """Say in which of the catalogue's states this node is."""
+        for other in catalogue.JOB_STATES:
+            self._series[catalogue.JOB_STATE.name].labels(state=other).set(other == state)
+
+
+def serve(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Answer scrapes from a thread, on ``port`` or, should it be taken, on a free one; which one. Raises OSError."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = generate_latest(registry)
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            pass  # a scraper that went away
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError:
+        server = Server((host, 0), Handler)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server.server_address[1]

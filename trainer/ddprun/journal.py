@@ -1,0 +1,28 @@
+"""What a node tells of itself while it runs: its node.json, and its lines for a person."""
+
+import contextlib
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddprun.logs import Console
+from ddpwire.node import NodeState
+
+
+class Journal:
+    """The node's present state, written whenever it changes."""
+
+    def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
+        """Write the first state. Raises OSError."""
+        self._node_dir = node_dir
+        self._lock = threading.Lock()
+        self.state = state
+        self.say = console.say
+        state.write(node_dir)
+
+    def update(self, **changes: Any) -> None:
+        """Write what has changed. A disk that is full later must not stop a training: then the old state stays."""
+        with self._lock, contextlib.suppress(OSError):
+            self.state = replace(self.state, **changes)
+            self.state.write(self._node_dir)

@@ -1,0 +1,115 @@
+"""The road of a node: contract → lock → bring-up → outcome. It decides their order, and how ddprun itself ends.
+
+Signals are listened to first, and nothing heavy is imported before the node has its lock and its node.json.
+"""
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ddprun import contract as contracts
+from ddprun import machine, options
+from ddprun.contract import Contract
+from ddprun.errors import NodeError, refused
+from ddprun.journal import Journal
+from ddprun.logs import Console, last_lines
+from ddprun.nodedir import NodeDir, claim
+from ddprun.ranks import Ranks
+from ddprun.signals import Signals
+from ddprun.stop import before_the_ranks
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.folder import rank_log
+from ddpwire.node import NodeState
+from ddpwire.outcome import Outcome
+
+DRAIN_S = 5.0
+NUM_LAST_LINES = 15
+CRASH_LOG = "ddprun-crash.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How this node takes its leave, whichever thread says so; the first to say it has the word."""
+
+    contract: Contract
+    folder: NodeDir
+    journal: Journal
+    console: Console
+    once: threading.Lock
+
+    def __call__(self, outcome: Outcome) -> NoReturn:
+        """Write the outcome, say it, and end at once: to take the interpreter down costs a second with torch in it."""
+        self.once.acquire()
+        node = self.contract.node_rank
+        self.journal.update(state="failed" if outcome.code else "succeeded")
+        try:
+            outcome.write(self.folder.path)
+        except OSError as error:
+            self.console.say(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
+        if outcome.code:
+            log = self.folder.path / rank_log(outcome.rank or 0)
+            if outcome.node == node and outcome.rank is not None:
+                for line in last_lines(log, NUM_LAST_LINES):
+                    self.console.say(f"rank {outcome.rank} said: {line}")
+            self.console.say(f"{outcome.message} (exit code {outcome.code}; logs in {self.folder.path})")
+        elif self.folder.is_temporary:
+            shutil.rmtree(self.folder.path.parent, ignore_errors=True)
+        self.console.drain(DRAIN_S)
+        os._exit(outcome.code)
+
+
+def main() -> NoReturn:
+    """Run one node and end the process with the outcome's code."""
+    signals = Signals(on_stop=lambda number: os._exit(128 + number), on_pass=lambda _: None)
+    asked = options.parse(sys.argv[1:])
+    try:
+        contract = contracts.read(asked, os.environ, count)
+        folder = claim(contract)
+    except NodeError as error:
+        print(f"ddprun: {error}", file=sys.stderr)
+        sys.exit(error.outcome.code)
+    node = contract.node_rank
+    console = Console(f"node{node}")
+    state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
+    journal = Journal(folder.path, state, console)
+    end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
+    signals.on_stop = lambda number: end(before_the_ranks(number, node))
+    if contract.lifeline_fd is not None:
+        signals.watch_lifeline(contract.lifeline_fd)
+
+    def run() -> Outcome:
+        ranks = Ranks(lock_fd=folder.lock_fd)
+        os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
+        from ddprun.bringup import bring_up
+
+        return bring_up(contract, folder.path, ranks, signals, journal, console)
+
+    end(guarded(run, folder))
+
+
+def count(kind: str) -> int:
+    """How many ranks 'gpu' and 'cpu' mean here."""
+    return machine.gpus() if kind == "gpu" else machine.usable_cores()
+
+
+def guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
+    """The outcome of ``run``, also when it ends in an error; a fault of ours leaves its traceback in a file."""
+    try:
+        return run()
+    except NodeError as error:
+        return error.outcome
+    except Exception as error:
+        crash = folder.path / CRASH_LOG
+        with contextlib.suppress(OSError):
+            crash.write_text(traceback.format_exc())
+        what = (str(error).splitlines() or [""])[0]
+        message = f"a fault of ddprun: {type(error).__name__}: {what} (traceback in {crash})"
+        return refused(Exit.SOFTWARE, "internal", message).outcome

@@ -1,0 +1,42 @@
+"""The node's folder: made, locked, and cleared of what an earlier ddprun said there."""
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddprun import lock
+from ddprun.contract import Contract
+from ddprun.errors import bad_contract, refused
+from ddpwire.exits import Exit
+from ddpwire.folder import METRICS, OUTCOME, node_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDir:
+    """A folder that is this node's for as long as ``lock_fd`` is open."""
+
+    path: Path
+    lock_fd: int
+    is_temporary: bool  # nobody asked for a run's folder: it goes with a success
+
+
+def claim(contract: Contract) -> NodeDir:
+    """Make and lock the folder; the ranks' logs of an earlier start stay, what else it said goes. Raises NodeError."""
+    try:
+        run_dir = contract.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
+        path = run_dir / node_name(contract.node_rank)
+        path.mkdir(parents=True, exist_ok=True)
+        lock_fd = lock.take(path)
+        if lock_fd is None:
+            raise bad_contract(
+                f"{path} belongs to another ddprun that is still alive: "
+                f"give each node its own --node-rank, or this run its own --run-dir"
+            )
+        (path / OUTCOME).unlink(missing_ok=True)
+        shutil.rmtree(path / METRICS, ignore_errors=True)
+        (path / METRICS).mkdir()
+    except OSError as error:
+        message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
+        raise refused(Exit.CANNOT_WRITE, "unavailable", message) from None
+    return NodeDir(path=path, lock_fd=lock_fd, is_temporary=contract.run_dir is None)

@@ -1,0 +1,98 @@
+"""What Linux tells and allows about processes: who descends from whom, and that nobody outlives a parent.
+
+Standard library only: the keeper starts with it. Elsewhere than on Linux the tables are empty and the calls do nothing.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+class Process(NamedTuple):
+    """A line of /proc/PID/stat, see proc(5)."""
+
+    pid: int
+    parent: int
+    session: int
+    alive: bool  # not a zombie
+
+
+def adopt_orphans() -> None:
+    """From now on the children of a descendant that dies become this process's own."""
+    if LIBC:
+        LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends."""
+    if LIBC:
+        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the kernel knew
+        os._exit(128 + signal.SIGKILL)
+
+
+def table() -> list[Process]:
+    """Every process of this machine."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # The name in parentheses may itself hold spaces and parentheses.
+            state, parent, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            found.append(Process(int(path.parent.name), int(parent), int(session), state not in "ZX"))
+    return found
+
+
+def below(root: int) -> list[int]:
+    """The living descendants of ``root``."""
+    processes = table()
+    family, size = {root}, 0
+    while len(family) != size:
+        size = len(family)
+        family |= {process.pid for process in processes if process.parent in family}
+    return [process.pid for process in processes if process.alive and process.pid in family - {root}]
+
+
+def kill_below(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
+    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. False: some would not die."""
+    deadline = time.monotonic() + timeout_s
+    while family := below(root):
+        if time.monotonic() > deadline:
+            return False
+        for pid in family:
+            kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+        reap()
+    reap()
+    return True
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL what a rank that has ended left in its process group and its session: its DataLoader workers."""
+    with contextlib.suppress(OSError):
+        os.killpg(leader, signal.SIGKILL)
+    for process in table():
+        if process.session == leader and process.alive:
+            kill(process.pid, signal.SIGKILL)
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def reap_all() -> None:
+    """Take leave of every child that has ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass

@@ -1,0 +1,117 @@
+"""ddprun's side of the keeper: start ranks, signal them, and hear of their end the instant it happens."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddprun import processes
+from ddprun.keeper import NOT_FOR_US
+
+ROOT = str(Path(__file__).parents[1])
+# Isolated and without site-packages: up in 20 ms, whatever the user's environment holds.
+KEEPER = "import sys; sys.path.append(sys.argv[1]); from ddprun.keeper import main; main()"
+ANSWER_TIMEOUT_S = 15.0
+KILLED = -9
+
+
+class KeeperLostError(Exception):
+    """The keeper ended; so have its ranks."""
+
+
+class Ranks:
+    """The rank processes of this node, each known by the tag it was started under."""
+
+    on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
+    on_keeper_lost: Callable[[], None]
+
+    def __init__(self, *, lock_fd: int) -> None:
+        """Start the keeper. The owner sets the two callbacks before the first rank is started."""
+        self._lock_fd = lock_fd
+        self._alive: set[str] = set()
+        self._sending = threading.Lock()
+        self._asking = threading.Lock()  # one question at a time: answers come in their order
+        self._answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._open()
+
+    def _open(self) -> None:
+        processes.adopt_orphans()  # should the keeper be killed, what it kept becomes ours to kill
+        self._control, theirs = socket.socketpair()
+        command = [sys.executable, "-I", "-S", "-c", KEEPER, ROOT, str(self._lock_fd), str(theirs.fileno())]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
+        with theirs:
+            self.keeper = subprocess.Popen(
+                command, pass_fds=(self._lock_fd, theirs.fileno()), stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._answers = queue.Queue()
+        self._lost = False
+        threading.Thread(target=self._listen, args=(self._control,), name="keeper", daemon=True).start()
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """The tags of the ranks that have not ended."""
+        return frozenset(self._alive)
+
+    def start(self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int) -> int:
+        """Start a rank whose stdout and stderr are ``output``; its pid. Raises KeeperLostError."""
+        if self._lost:
+            self._open()
+        self._alive.add(tag)
+        order = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}
+        return int(self._ask(order, (output,))["pid"])
+
+    def signal(self, number: int) -> None:
+        """Signal every rank that is alive."""
+        for tag in self.alive:
+            self._send({"do": "signal", "tag": tag, "signal": number})
+
+    def clear(self) -> None:
+        """SIGKILL the ranks and all that they started; return when they are gone."""
+        if not self._lost:
+            with contextlib.suppress(KeeperLostError):  # then there is nothing left to clear
+                self._ask({"do": "clear"})
+
+    def _ask(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        with self._asking:
+            self._send(order, descriptors)
+            try:
+                answer = self._answers.get(timeout=ANSWER_TIMEOUT_S)
+            except queue.Empty:
+                answer = None
+        if answer is None:
+            raise KeeperLostError
+        return answer
+
+    def _send(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        data = json.dumps(order).encode() + b"\n"
+        with self._sending, contextlib.suppress(OSError):  # the keeper is gone: _listen says so
+            sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
+            self._control.sendall(data[sent:])
+
+    def _listen(self, control: socket.socket) -> None:
+        with control.makefile("rb") as lines:
+            for line in lines:
+                event = json.loads(line)
+                if "exited" in event:
+                    self._ended(event["exited"], event["status"])
+                else:
+                    self._answers.put(event)
+        self._lost = True
+        processes.kill_below(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
+        self.on_keeper_lost()
+        for tag in self.alive:
+            self._ended(tag, KILLED)
+        self._answers.put(None)
+
+    def _ended(self, tag: str, status: int) -> None:
+        self._alive.discard(tag)
+        self.on_exit(tag, status)

@@ -1,0 +1,236 @@
+"""Where the nodes of a run meet: a handler for torch elastic in which a node's rank is its contract's.
+
+(elastic's own sorts addresses as strings, and its restarts race on stale keys.) Node 0 hosts a control store on the
+master's port for as long as the run lives; every attempt has a number and a store of its own, which the ranks use.
+
+Keys of the control store: ``claim/NODE`` is what a node says of itself, written once; ``N/here/NODE`` that it has come
+to attempt N; ``N/group`` who takes part and where the attempt's store is; ``N/left`` the outcome of one that gave up.
+"""
+
+import json
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch does not say so
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+
+from ddprun import ports
+from ddprun.contract import Contract
+from ddprun.errors import NodeError, bad_contract, refused
+from ddpwire.exits import Exit
+from ddpwire.outcome import read_outcome
+
+STORE_TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
+RESOLVE_S = 5.0  # a name that does not resolve for so long is wrong
+POLL_S = 0.05
+PROGRESS_S = 5.0
+
+
+class FixedRankRendezvous(RendezvousHandler):
+    """The meetings of one run, as one node goes to them."""
+
+    def __init__(self, contract: Contract, *, say: Callable[[str], None], check_stop: Callable[[], None]) -> None:
+        """``say`` tells a person what is being waited for; ``check_stop`` raises when a stop was asked for."""
+        self._contract = contract
+        self._say = say
+        self._check_stop = check_stop
+        self._leads = contract.node_rank == 0
+        self._attempt_store: TCPStore | None = None
+        self.attempt = 0
+        self.members: tuple[int, ...] = ()
+        self.control = self._host() if self._leads else self._join()
+        self._claim()
+
+    @property
+    def master(self) -> str:
+        """host:port of the control store."""
+        return f"{self._contract.master_addr}:{self.control.port}"
+
+    def _host(self) -> TCPStore:
+        host, port = self._contract.master_addr, self._contract.master_port
+        try:
+            listener = ports.listen(host, port) if port else ports.listen_anywhere(host)
+        except OSError as error:
+            raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(host, port, error), node=0) from None
+        return serve(host, listener)
+
+    def _join(self) -> TCPStore:
+        host, port = self._contract.master_addr, self._contract.master_port
+        wait = self._waiting()
+        while True:
+            try:
+                socket.create_connection((host, port), timeout=2.0).close()
+                break
+            except OSError as error:
+                reason = f"{host}:{port}: {(error.strerror or str(error)).lower()}"
+                if isinstance(error, socket.gaierror) and wait.passed_s > RESOLVE_S:
+                    raise refused(Exit.UNAVAILABLE, "unavailable", f"{host} does not resolve: {reason}") from None
+            if wait.is_over((0,), reason):
+                raise self._absent((0,), reason)
+        try:
+            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+        except RuntimeError:
+            message = f"{host}:{port} answers, but not as node 0's store: is something else listening there?"
+            raise refused(Exit.UNAVAILABLE, "unavailable", message) from None
+
+    def _claim(self) -> None:
+        node, contract = self._contract.node_rank, self._contract
+        nnodes = f"{contract.min_nodes}:{contract.max_nodes}"
+        claim = {"token": uuid.uuid4().hex, "run id": contract.run_id, "number of nodes": nnodes}
+        if json.loads(self.control.compare_set(f"claim/{node}", "", json.dumps(claim))) != claim:
+            raise bad_contract(f"another node says that it is node {node}: give each its own --node-rank")
+        first = json.loads(self.control.get("claim/0"))
+        for word in ("run id", "number of nodes"):
+            if claim[word] != first[word]:
+                raise bad_contract(f"the {word} of node {node} is {claim[word]}, but node 0's is {first[word]}")
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Meet the others for the next attempt. Raises NodeError."""
+        self.attempt += 1
+        self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
+        try:
+            if self._leads:
+                self._gather()
+            group = self._group()
+        except NodeError as error:
+            self._leave(error)
+            raise
+        except RuntimeError:
+            raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
+        self.members = tuple(group["members"])
+        if self._contract.node_rank not in self.members:
+            raise refused(Exit.ABSENT, "absent", f"node {self._contract.node_rank} came when the run had begun without")
+        host, port = self._contract.master_addr, int(group["port"])
+        store = self._attempt_store if self._leads else TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+        assert store is not None, "node 0 has made it in _gather"  # noqa: S101
+        rank = self.members.index(self._contract.node_rank)
+        return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
+
+    def _gather(self) -> None:
+        """On node 0: wait for the others, make the attempt's store, and close the group."""
+        everyone = range(self._contract.max_nodes)
+        wait = self._waiting()
+        while missing := tuple(node for node in everyone if not self.control.check([f"{self.attempt}/here/{node}"])):
+            self._raise_if_left()
+            if wait.is_over(missing):
+                if len(everyone) - len(missing) >= self._contract.min_nodes:
+                    break
+                raise self._absent(missing)
+        host = self._contract.master_addr
+        listener = ports.listen_anywhere(host)
+        port = listener.getsockname()[1]
+        self._attempt_store = serve(host, listener)
+        members = [node for node in everyone if node not in missing]
+        self.control.set(f"{self.attempt}/group", json.dumps({"members": members, "port": port}))
+
+    def _group(self) -> dict[str, Any]:
+        """Who takes part, and the port of the attempt's store, as node 0 says it."""
+        wait = self._waiting(extra_s=STORE_TIMEOUT.total_seconds())  # node 0 gives up first, and says so
+        while not self.control.check([f"{self.attempt}/group"]):
+            self._raise_if_left()
+            if wait.is_over(()):
+                raise self._absent((0,))
+        group: dict[str, Any] = json.loads(self.control.get(f"{self.attempt}/group"))
+        return group
+
+    def _raise_if_left(self) -> None:
+        if self.control.check([f"{self.attempt}/left"]):
+            raise NodeError(read_outcome(self.control.get(f"{self.attempt}/left").decode()))
+
+    def _leave(self, error: NodeError) -> None:
+        """Tell the others why; node 0 lingers until they have read it."""
+        try:
+            self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(error.outcome)))
+            if self._leads and self._contract.max_nodes > 1:
+                time.sleep(10 * POLL_S)
+        except RuntimeError:
+            pass  # node 0 is gone
+
+    def _waiting(self, extra_s: float = 0.0) -> "Wait":
+        return Wait(self._contract, extra_s, self._say, self._check_stop)
+
+    def _absent(self, missing: tuple[int, ...], why: str = "") -> NodeError:
+        limit_s = self._contract.join_timeout_s
+        message = f"{who(missing)} of {self._contract.max_nodes} did not come within {limit_s:g} s"
+        return refused(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The ranks are clients of the attempt's store; none of them hosts it."""
+        return True
+
+    def get_backend(self) -> str:
+        """A name for torch elastic."""
+        return "ddprun"
+
+    def get_run_id(self) -> str:
+        """The run's id."""
+        return self._contract.run_id
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody joins in the middle of an attempt."""
+        return 0
+
+    def is_closed(self) -> bool:
+        """It is open for as long as this node lives."""
+        return False
+
+    def set_closed(self) -> None:
+        """Nothing to close: the stores end with node 0."""
+
+    def shutdown(self) -> bool:
+        """Nothing to close: the stores end with node 0."""
+        return True
+
+
+class Wait:
+    """One wait for other nodes: its limit, its progress line."""
+
+    def __init__(
+        self, contract: Contract, extra_s: float, say: Callable[[str], None], check_stop: Callable[[], None]
+    ) -> None:
+        self._contract, self._say, self._check_stop = contract, say, check_stop
+        self._started = time.monotonic()
+        self._limit_s = contract.join_timeout_s + extra_s
+        self._say_at_s = PROGRESS_S
+
+    @property
+    def passed_s(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._started
+
+    def is_over(self, missing: tuple[int, ...], why: str = "") -> bool:
+        """Whether the limit has passed; else sleep a little, saying now and then who is ``missing``."""
+        self._check_stop()
+        if self.passed_s >= self._limit_s:
+            return True
+        if missing and self.passed_s >= self._say_at_s:
+            self._say_at_s += PROGRESS_S
+            reason = f" ({why})" if why else ""
+            self._say(f"waiting for {who(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
+        time.sleep(POLL_S)
+        return False
+
+
+def serve(host: str, listener: socket.socket) -> TCPStore:
+    """A store on a port that is already ours, so that nothing can take it in between."""
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=STORE_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def who(nodes: tuple[int, ...]) -> str:
+    """The nodes as a person says it."""
+    *most, last = map(str, nodes)
+    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"

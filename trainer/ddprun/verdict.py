@@ -1,0 +1,97 @@
+"""Which failure of many was the first, and what it means for the run. Pure.
+
+A rank that dies takes its peers with it: a Python peer ends with 1 (a traceback about a closed connection), one inside
+gloo or NCCL aborts with 134. Such an exit may be an echo of something worse that is not known yet.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ddpwire.exits import Exit, of_status, worth_a_retry
+from ddpwire.outcome import Outcome
+
+ECHOES = (1, 128 + signal.SIGABRT)
+SETTLE_S = 0.5  # how long an echo waits for its cause
+LOST_S = 10.0  # a node that has been silent for so long is lost,
+LOST_AFTER_FAILURE_S = 3.0  # or for so long, when there is something to be explained
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A rank that ended otherwise than with 0, or a node that was lost (``rank`` is None)."""
+
+    node: int
+    rank: int | None
+    status: int  # subprocess' return code: 3, or -9 for SIGKILL
+    stopped_by: int = 0  # the signal that this node had passed to its ranks before
+    killed_here: bool = False  # its grace was over
+    step: int | None = None
+
+    @property
+    def code(self) -> int:
+        """The shell's code; that of the signal that asked for the stop when we had to kill."""
+        return 128 + self.stopped_by if self.killed_here else of_status(self.status)
+
+
+def choose(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
+    """The failure that explains the others; None: it is too early to say, or there is none.
+
+    ``failures`` stand in the order in which they happened. ``silent_s`` says how long nothing was heard of each node
+    that has not finished, ``settled`` whether every node was heard of since the first failure.
+    """
+    for failure in failures:
+        if failure.code not in ECHOES:
+            return failure
+    limit_s = LOST_AFTER_FAILURE_S if failures else LOST_S
+    for node, seconds in sorted(silent_s.items()):
+        if seconds > limit_s:
+            return Failure(node=node, rank=None, status=-signal.SIGKILL)
+    return failures[0] if failures and settled else None
+
+
+def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
+    """What every node of the run says about ``failure``."""
+    who = f"rank {failure.rank} on node {failure.node}"
+    how = f"was killed by {_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
+    message = f"{who} {how}"
+    if failure.rank is None:
+        cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
+    elif failure.killed_here:
+        cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {who} did not end in time and was killed"
+    elif _was_asked(failure):
+        cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {message}"
+    else:
+        cause = "killed" if failure.status < 0 else "error"
+    return Outcome(
+        code=failure.code,
+        cause=cause,  # type: ignore[arg-type]  # each of them is a Cause
+        message=message,
+        node=failure.node,
+        rank=failure.rank,
+        step=failure.step,
+        retry=worth_a_retry(failure.code),
+        attempt=attempt,
+    )
+
+
+def may_restart(outcome: Outcome) -> bool:
+    """Whether the same ranks may be started again here: not after a stop, and not after a refusal (sysexits)."""
+    return outcome.cause != "stopped" and outcome.code != Exit.USAGE and not 64 <= outcome.code <= 78
+
+
+def _was_asked(failure: Failure) -> bool:
+    """A rank that saved ends with 128 + signal, whichever of the stop signals it was told by."""
+    return bool(failure.stopped_by) and failure.code in (
+        128 + failure.stopped_by,
+        Exit.SAVED_TERM,
+        Exit.SAVED_USR1,
+        Exit.INTERRUPTED,
+    )
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
