@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from ddpctl.errors import ConfigError, NoInputError, UsageError
+from ddpctl.errors import FileError, NoInputError, UsageError
 from ddpctl.fields import Field, field_docs, fields_of
 from ddpctl.schema import FILE_NAME, Kinds, schema
 from ddpctl.spec import JobSpec
@@ -60,7 +60,7 @@ def load(
 ) -> Settings:
     """Read the file, lay the profile and the flags over it, choose the target.
 
-    ``overrides`` are fields of JobSpec; None: not given. Their env is merged over the file's. Raises ConfigError
+    ``overrides`` are fields of JobSpec; None: not given. Their env is merged over the file's. Raises FileError
     with a line for every error of file and flags, UsageError where only flags are wrong, NoInputError.
     """
     from ddpctl.config_file import File, place, read_file  # imports yaml
@@ -81,7 +81,7 @@ def load(
         except ValueError as error:
             flag_errors.append(one_line(f"--target: {error}"))
     if file_errors:
-        raise ConfigError("\n".join(file_errors + flag_errors))
+        raise FileError("\n".join(file_errors + flag_errors))
     if flag_errors or found is None:
         raise UsageError("\n".join(flag_errors))
     layers = (said.job, said.profiles.get(profile or "", {}), flags)

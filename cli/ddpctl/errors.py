@@ -2,7 +2,8 @@
 
 DdpctlError            70
 ├── UsageError          2   a command line that makes no sense
-├── ConfigError        78   ddpctl.yaml, or a job that this target cannot run
+├── ConfigError        78   a job that this target cannot run
+│   └── FileError      78   a ddpctl.yaml: a line for each error, with file, line and column
 ├── NoInputError       66   a script, a file or a run that is not there
 ├── UnavailableError   69   a machine, a port, a program or a library that cannot be had
 └── CannotWriteError   73   disk full, folder read-only
@@ -17,10 +18,10 @@ class DdpctlError(Exception):
     """A fault of ours, and the root of all that ddpctl raises on purpose.
 
     The text is one line: what is wrong, the value given, what is allowed, what to do next.
-    Several errors of one file make several lines.
     """
 
     exit_code: ClassVar[int] = Exit.SOFTWARE
+    prefix: ClassVar[str] = "ddpctl: "  # what stands before the text on a terminal
 
 
 class UsageError(DdpctlError):
@@ -30,9 +31,15 @@ class UsageError(DdpctlError):
 
 
 class ConfigError(DdpctlError):
-    """A configuration file that is wrong, or a job that its target cannot run."""
+    """A job that its target cannot run."""
 
     exit_code = Exit.CONFIG
+
+
+class FileError(ConfigError):
+    """A ddpctl.yaml that is wrong: a line for each error, which names file, line and column as compilers do."""
+
+    prefix = ""
 
 
 class NoInputError(DdpctlError):

@@ -6,6 +6,7 @@
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +90,8 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
         run = replace(run, handle=submission.handle)
         runs.save(run)
     except BaseException:
-        desk.runner.perform(target.stop(run, kill=True))
+        with suppress(DdpctlError):  # what went wrong first is what a person must read
+            desk.runner.perform(target.stop(run, kill=True))
         runs.discard(folder)
         raise
     desk.say(f"run {name}: {title(request.job)} on {request.target} ({request.why})")

@@ -20,7 +20,7 @@ class OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except DdpctlError as error:
-            print(f"ddpctl: {error}", file=sys.stderr)
+            print(f"{error.prefix}{error}", file=sys.stderr)
             raise typer.Exit(int(error.exit_code)) from None
         except KeyboardInterrupt:
             print("ddpctl: interrupted", file=sys.stderr)
@@ -36,7 +36,6 @@ class OneLineErrors(TyperGroup):
 app = typer.Typer(
     cls=OneLineErrors,
     name="ddpctl",
-    no_args_is_help=True,
     rich_markup_mode=None,  # rich would double the time of --help
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -56,4 +55,13 @@ setup.register(app)
 
 def main() -> None:
     """The console script."""
-    app(prog_name="ddpctl")
+    try:
+        code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
+    except Exception as error:
+        # Typer's own usage errors; it keeps their class to itself.
+        if not (message := getattr(error, "format_message", None)):
+            raise
+        context = getattr(error, "ctx", None)
+        print(f"ddpctl: {message()} ({context.command_path if context else 'ddpctl'} --help)", file=sys.stderr)
+        code = Exit.USAGE
+    sys.exit(code)

@@ -24,7 +24,7 @@ Nodes = Annotated[
     ),
 ]
 Gpus = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--gpus",
         "-g",
@@ -71,7 +71,7 @@ Name = Annotated[
     str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
 ]
 Port = Annotated[
-    int | None,
+    str | None,
     typer.Option(
         "--port", envvar="DDPCTL_PORT", metavar="P", help="The rendezvous port on node 0 [default: a free one]."
     ),
@@ -168,10 +168,10 @@ def render(
 
 def _overrides(
     nodes: str | None,
-    gpus: int | None,
+    gpus: str | None,
     device: str | None,
     env: list[str] | None,
-    port: int | None,
+    port: str | None,
     program: list[str] | None,
 ) -> dict[str, Any]:
     """The flags that are fields of a job; None: not given."""
@@ -183,12 +183,19 @@ def _overrides(
         variables[key] = value
     return {
         "nodes": nodes,
-        "gpus": gpus,
+        "gpus": _number("--gpus", gpus),
         "device": device,
-        "port": port,
+        "port": _number("--port", port),
         "env": variables or None,
         "command": tuple(program) if program else None,
     }
+
+
+def _number(flag: str, text: str | None) -> int | None:
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise UsageError(f"{flag}: '{text}' is no whole number") from None
 
 
 def _request(
