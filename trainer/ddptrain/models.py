@@ -67,9 +67,8 @@ def digitsnet(shape: ImageShape) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.GroupNorm(4, outputs), nn.ReLU())
 
-    return nn.Sequential(
-        layer(shape.channels, 16), layer(16, 32), nn.MaxPool2d(2), layer(32, 64), Mean(), nn.Linear(64, shape.classes)
-    )
+    head = nn.Linear(32 * (shape.size_px // 2) ** 2, shape.classes)
+    return nn.Sequential(layer(shape.channels, 16), layer(16, 32), nn.MaxPool2d(2), layer(32, 32), nn.Flatten(), head)
 
 
 class Mean(nn.Module):
@@ -142,7 +141,7 @@ _MODELS: dict[str, tuple[int, Callable[[ImageShape], nn.Module]]] = {
     "convnet": (4, convnet),
     "imageclassifier": (8, image_classifier),
     "resnet18": (16, ResNet18),
-    "digitsnet": (4, digitsnet),
+    "digitsnet": (2, digitsnet),
 }
 
 

@@ -1,0 +1,117 @@
+"""Real ranks as real processes, started by hand with the variables of a rank, and all gone at the end of a test."""
+
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 90
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """One rank's end."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the final weights."""
+        return re.findall(r"^weights sha256 ([0-9a-f]{16})$", self.out, re.MULTILINE)[0]
+
+    @property
+    def right(self) -> int:
+        """Held-out images classified rightly."""
+        return int(re.findall(r"^test accuracy .* \((\d+) of 360 images\)$", self.out, re.MULTILINE)[0])
+
+
+class World:
+    """The ranks of one training, running."""
+
+    def __init__(self, command: Sequence[str], *, size: int, cwd: Path, environ: Mapping[str, str]) -> None:
+        port = _free_port()
+        self.ranks = []
+        for rank in range(size):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if size > 1 else {}
+            variables = {name: str(value) for name, value in (place | master).items()}
+            self.ranks.append(
+                subprocess.Popen(
+                    [sys.executable, *command],
+                    cwd=cwd,
+                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **environ},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def wait_for(self, start: str) -> None:
+        """Read rank 0's stdout up to the line that starts so."""
+        stdout = self.ranks[0].stdout
+        assert stdout is not None
+        while not (line := stdout.readline()).startswith(start):
+            assert line, f"rank 0 ended before {start!r}: {self.ranks[0].stderr.read()}"
+
+    def end(self) -> list[Ended]:
+        """Wait for all ranks."""
+        deadline = time.monotonic() + TIMEOUT_S
+        ended = []
+        for process in self.ranks:
+            out, err = process.communicate(timeout=max(1, deadline - time.monotonic()))
+            ended.append(Ended(code=process.returncode, out=out, err=err))
+        return ended
+
+    def kill(self) -> None:
+        """SIGKILL to all that still run."""
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+
+
+Start = Callable[..., World]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start ranks of ddptrain, or of another ``command``, in the test's folder."""
+    worlds: list[World] = []
+
+    def start_ranks(
+        *options: str,
+        size: int = 1,
+        command: Sequence[str] = ("-m", "ddptrain"),
+        environ: Mapping[str, str] | None = None,
+    ) -> World:
+        worlds.append(World([*command, *options], size=size, cwd=tmp_path, environ=environ or {}))
+        return worlds[-1]
+
+    yield start_ranks
+    for world in worlds:
+        world.kill()
+
+
+@pytest.fixture
+def train(start: Start) -> Callable[..., list[Ended]]:
+    """Start ranks and wait for their end."""
+
+    def train_to_the_end(*options: str, **how: object) -> list[Ended]:
+        return start(*options, **how).end()
+
+    return train_to_the_end
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port

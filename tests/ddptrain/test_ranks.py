@@ -1,0 +1,142 @@
+"""Whole trainings by real ranks under gloo."""
+
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Train = Callable[..., list]
+DETERMINISTIC = ("--deterministic", "--epochs", "12")
+STEPS_PER_EPOCH = 23
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Fingerprints of trainings that nothing disturbed, by what they were."""
+    return {}
+
+
+def fingerprint(train: Train, undisturbed: dict[str, str]) -> str:
+    """Of two ranks that train DETERMINISTIC."""
+    if "two ranks" not in undisturbed:
+        undisturbed["two ranks"] = train(*DETERMINISTIC, "--checkpoint-dir", "undisturbed", size=2)[0].fingerprint
+    return undisturbed["two ranks"]
+
+
+def test_two_ranks_learn_the_digits_the_same_way_twice(
+    train: Train, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    rank_0, rank_1 = train(*DETERMINISTIC, size=2)
+    assert (rank_0.code, rank_0.err) == (0, "")
+    assert (rank_1.code, rank_1.out, rank_1.err) == (0, "", "")
+    lines = rank_0.out.splitlines()
+    assert lines[0] == (
+        "digitsnet (19,258 parameters) on digits (1,437 images to train, 360 to test): "
+        "2 ranks, gloo on cpu, 1 thread a rank, batch 64, 12 epochs of 23 steps"
+    )
+    assert len(lines) == 1 + 12 + 5
+    assert lines[-5] == "world size     2"
+    assert lines[-2] == "checkpoint     checkpoints/step-00000276.pt"
+    assert rank_0.right >= 0.98 * 360
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-00000230.pt", "step-00000253.pt", "step-00000276.pt"]
+    assert rank_0.fingerprint == fingerprint(train, undisturbed)
+
+
+def test_evaluation_counts_the_same_on_any_number_of_ranks(train: Train, tmp_path: Path) -> None:
+    train("--epochs", "2", "--model", "convnet")
+    ends = [train("--epochs", "2", "--model", "convnet", size=size)[0] for size in (1, 2, 3)]
+    assert [end.out.splitlines()[1] for end in ends] == [
+        "resumed from checkpoints/step-00000046.pt: all 46 steps are done, nothing is left to train"
+    ] * 3
+    assert len({(end.right, end.fingerprint) for end in ends}) == 1
+    assert ends[0].right > 36  # better than guessing
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train, size: int) -> None:
+    script = str(Path(__file__).with_name("gradients.py"))
+    ended = train("64", "29", "2", "1", size=size, command=(script,))
+    assert [(one.code, one.out, one.err) for one in ended] == [(0, "64 equal\n29 equal\n2 equal\n1 equal\n", "")] * size
+
+
+def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(
+    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    options = (*DETERMINISTIC, "--checkpoint-every", "5", "--keep", "0")
+    world = start(*options, size=2)
+    world.wait_for("epoch  3/12")
+    world.kill()
+    steps = sorted(int(path.name[5:13]) for path in (tmp_path / "checkpoints").glob("step-*.pt"))
+    while steps[-1] % STEPS_PER_EPOCH == 0:  # so that it is in the middle
+        (tmp_path / "checkpoints" / f"step-{steps.pop():08d}.pt").unlink()
+    newest = steps[-1]
+    rank_0, rank_1 = train(*options, size=2)
+    assert (rank_0.code, rank_1.code, rank_0.err, rank_1.err) == (0, 0, "", "")
+    assert rank_0.out.splitlines()[1] == (
+        f"resumed from checkpoints/step-{newest:08d}.pt: going on at step {newest + 1} of 276 "
+        f"(epoch {newest // STEPS_PER_EPOCH + 1})"
+    )
+    assert rank_0.fingerprint == fingerprint(train, undisturbed)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(
+    train: Train, start: Callable, undisturbed: dict[str, str], tmp_path: Path, number: int, code: int
+) -> None:
+    world = start(*DETERMINISTIC, size=2)
+    world.wait_for("epoch  2/12")
+    world.ranks[1].send_signal(number)
+    rank_0, rank_1 = world.end()
+    assert (rank_0.code, rank_0.err, rank_1.code, rank_1.out, rank_1.err) == (code, "", code, "", "")
+    newest = max((tmp_path / "checkpoints").glob("step-*.pt"))
+    step = int(newest.name[5:13])
+    name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+    assert rank_0.out.splitlines()[-1] == (
+        f"stopped by {name} after step {step} of 276: saved checkpoints/{newest.name}; "
+        "the same command goes on from there"
+    )
+    if number != signal.SIGTERM:
+        return  # they differ in the code alone
+    again = train(*DETERMINISTIC, size=2)
+    assert [one.code for one in again] == [0, 0]
+    assert (
+        again[0].out.splitlines()[1].startswith(f"resumed from checkpoints/{newest.name}: going on at step {step + 1} ")
+    )
+    assert again[0].fingerprint == fingerprint(train, undisturbed)
+
+
+def test_a_signal_during_the_rendezvous_ends_it_at_once(start: Callable) -> None:
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)):
+        world = start(size=2)
+        world.ranks[1].kill()  # rank 0 waits for it
+        with pytest.raises(Exception, match="timed out"):
+            world.ranks[0].wait(timeout=3)
+        world.ranks[0].send_signal(number)
+        assert world.ranks[0].wait(timeout=2) == code
+        assert world.ranks[0].communicate() == ("", "")
+
+
+def test_an_error_of_every_rank_is_told_by_one(train: Train, tmp_path: Path) -> None:
+    fake = tmp_path / "fake" / "sklearn"  # a scikit-learn without the file
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").touch()
+    ended = train(size=2, environ={"PYTHONPATH": f"{tmp_path / 'fake'}"})
+    assert [(one.code, one.out) for one in ended] == [(66, "")] * 2
+    assert [one.err for one in ended] == [
+        "ddptrain: the digits are in scikit-learn's package, which is not installed: pip install 'ddpctl[digits]'\n",
+        "",
+    ]
+
+
+def test_a_lost_rank_ends_the_others_in_one_line(start: Callable, tmp_path: Path) -> None:
+    world = start("--epochs", "50", size=2)
+    world.wait_for("epoch  2/50")
+    world.ranks[1].kill()
+    rank_0, _ = world.end()
+    assert rank_0.code == 142
+    assert rank_0.err.startswith("ddptrain: rank 0 lost the other ranks: ")
+    assert rank_0.err.count("\n") == 1
+    shutil.rmtree(tmp_path / "checkpoints")
