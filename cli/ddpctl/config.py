@@ -55,7 +55,7 @@ def load(
     overrides: Mapping[str, Any],
     kinds: Kinds,
     default_kind: str = "local",
-    default_why: str = "nothing else was said",
+    default_why: str = "the default",
     target_why: str = "--target",
 ) -> Settings:
     """Read the file, lay the profile and the flags over it, choose the target.

@@ -53,7 +53,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
     (report, _) = json.loads(ddpctl("status", "killed", "--json").stdout)["node_reports"]
     pid = {"ddpctl": process.pid, "ddprun": report["state"]["pid"], "rank": report["state"]["ranks"][1]["pid"]}[victim]
     os.kill(pid, signal.SIGKILL)
-    process.wait(timeout=60)
+    process.communicate(timeout=60)
     wait_until(lambda: not processes_of("killed"), "the run's end", timeout_s=45)
     assert process.returncode == (-9 if victim == "ddpctl" else 137)
     status = json.loads(ddpctl("status", "killed", "--json").stdout)
@@ -65,7 +65,7 @@ def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
 
 def test_a_detached_run_outlives_its_ddpctl(tmp_path: Path) -> None:
     process = start("launch", "--detach", "--name", "apart", "--", IDLE)
-    process.wait(30)
+    process.communicate(timeout=30)
     with_group_gone = time.monotonic() + 1.5
     wait_until(lambda: ranks_up(tmp_path, "apart", 1) == [0], "the rank")
     wait_until(lambda: time.monotonic() > with_group_gone, "a while")
