@@ -4,6 +4,7 @@ elastic calls: rendezvous, start, then monitor every 0.1 s until it is told of s
 same again while restarts are left. Monitor answers "healthy" until the nodes agree: all of them turn at the same time.
 """
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -130,6 +131,8 @@ class NodeAgent(SimpleElasticAgent):
             pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output)
         except KeeperLostError:
             raise refused(Exit.KILLED, "killed", "the keeper of the ranks was killed") from None
+        finally:
+            os.close(output)  # only the rank and its children write to it: its end is theirs
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
 
     def _place(self, group: WorkerGroup, worker: Any) -> Place:

@@ -1,0 +1,232 @@
+"""One ddprun and its ranks: nothing outlives it, signals reach who they are meant for, every line is kept."""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpwire.outcome import Outcome
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.mark.parametrize("victim", ["ddprun", "keeper", "rank"])
+def test_whoever_is_killed_nothing_is_left(runs, victim):
+    node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2"))
+    runs.wait_until_ready(node)
+    runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
+    keeper = psutil.Process(node.process.pid).children()[0]
+    pids = {"ddprun": node.process.pid, "keeper": keeper.pid, "rank": node.state().ranks[0].pid}
+    killed_at = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    if victim == "ddprun":
+        assert runs.nothing_is_left()
+        return
+    assert node.end() == 137
+    assert runs.nothing_is_left()
+    assert time.monotonic() - killed_at < 4
+    expected = Outcome(
+        code=137, cause="killed", message="rank 0 on node 0 was killed by SIGKILL", node=0, rank=0, retry=True
+    )
+    if victim == "keeper":  # both ranks fell at once
+        assert node.outcome().code == expected.code
+        assert node.said()[1] == "[node0] the keeper of the ranks was killed, and they with it"
+    else:
+        assert node.outcome() == expected
+
+
+@pytest.mark.parametrize("moment", ["at once", "a while", "ready"])
+def test_sigterm_at_any_moment(runs, moment):
+    node = runs.start("act.py", "all=save", options=("--nproc-per-node", "2"))
+    if moment == "ready":
+        runs.wait_until_ready(node)
+    else:
+        time.sleep(random.uniform(0.2, 0.5) if moment == "at once" else random.uniform(0.5, 3.0))
+    node.process.terminate()
+    asked_at = time.monotonic()
+    assert node.end() == 143
+    assert time.monotonic() - asked_at < 5
+    assert runs.nothing_is_left()
+    if moment == "ready":
+        assert node.outcome().cause == "stopped"
+        assert node.log(0) == "ready\nsaved on SIGTERM\n"
+
+
+def test_usr1_reaches_the_ranks_and_never_kills_ddprun(runs):
+    node = runs.start("act.py", "all=save")
+    runs.wait_until_ready(node)
+    node.process.send_signal(signal.SIGUSR1)
+    assert node.end() == 138
+    assert node.outcome() == Outcome(
+        code=138,
+        cause="stopped",
+        message="stopped by SIGUSR1: rank 0 on node 0 exited with 138",
+        node=0,
+        rank=0,
+        retry=True,
+    )
+
+
+def test_a_deaf_rank_is_killed_when_its_grace_is_over(runs):
+    node = runs.start("act.py", "all=deaf", options=("--grace", "0.5"))
+    runs.wait_until_ready(node)
+    node.process.terminate()
+    assert node.end() == 143
+    assert node.outcome().message == "stopped by SIGTERM: rank 0 on node 0 did not end in time and was killed"
+
+
+def test_a_second_signal_kills_at_once(runs):
+    node = runs.start("act.py", "all=deaf", options=("--grace", "60"))
+    runs.wait_until_ready(node)
+    node.process.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+    node.process.send_signal(signal.SIGINT)
+    assert node.end(10) == 143
+
+
+def test_the_end_of_the_lifeline_is_a_stop(runs):
+    read, write = os.pipe()
+    node = runs.start("act.py", "all=save", env={"DDP_LIFELINE_FD": str(read)}, pass_fds=(read,))
+    os.close(read)
+    runs.wait_until_ready(node)
+    os.close(write)
+    assert node.end() == 143
+    assert node.log(0) == "ready\nsaved on SIGTERM\n"
+
+
+def test_the_last_lines_of_the_rank_that_failed_are_shown(runs):
+    node = runs.start("act.py", "1=3", options=("--nproc-per-node", "2"))
+    assert node.end() == 3
+    assert node.said() == [
+        "[node0] ranks 0 to 1 of 2 started (attempt 1)",
+        "[node0] rank 1 said: ready",
+        "[node0] rank 1 on node 0 exited with 3 (exit code 3; logs in RUN/node-0)",
+    ]
+
+
+def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
+    monkeypatch.setenv("DDP_DEVICE", "cpu")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    node = runs.start("say.py", "--epochs", "3")
+    assert node.end() == 0
+    for rank in (0, 1):
+        first, *rest = node.log(rank).split("\n")
+        told = json.loads(first)
+        assert told["argv"] == ["--epochs", "3"]
+        assert told["path"] == str(SCRIPTS)
+        assert told["name"] == "__main__"
+        env = told["env"]
+        port, threads = env.pop("MASTER_PORT"), env.pop("OMP_NUM_THREADS")
+        assert int(port) > 0
+        assert int(threads) >= 1
+        ours = {key: value for key, value in env.items() if key.startswith(WORDS)}
+        assert ours == {
+            "RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": "2",
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "2",
+            "TORCHELASTIC_RUN_ID": "none",
+            "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "DDP_RUN_ID": "none",
+            "DDP_RUN_DIR": str(runs.run_dir),
+            "DDP_CHECKPOINT_DIR": str(runs.run_dir / "checkpoints"),
+            "DDP_DEVICE": "cpu",
+            "DDP_ATTEMPT": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),
+        }
+        lines = ["a line in two parts", "x" * 200_000, *(f"line {n}" for n in range(2_000)), "no newline at the end"]
+        assert sorted(rest) == sorted(lines)
+        said = [line for line in node.stdout.read_text().splitlines() if line.startswith(f"[node0 rank{rank}] line")]
+        assert said == [f"[node0 rank{rank}] line {number}" for number in range(2_000)]
+
+
+WORDS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "NODE_RANK", "MASTER_", "ROLE_"),
+    *("TORCHELASTIC_", "DDP_", "PET_", "GLOO_", "PROMETHEUS_", "TORCH_CPP"),
+)
+
+
+def test_without_a_folder_a_success_leaves_none(tmp_path):
+    command = [sys.executable, "-m", "ddprun", "--no-python", "/bin/sh", "-c", "echo hello from $RANK"]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "[node0 rank0] hello from 0\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_script_that_cannot_be_started(runs):
+    node = runs.start("nothing.sh", options=("--no-python",))
+    assert node.end() == 127
+    assert node.log(0) == f"cannot start {SCRIPTS / 'nothing.sh'}: No such file or directory\n"
+
+
+def test_a_taken_port_names_its_holder(runs):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        node = runs.start("act.py", nodes="2", port=port)
+        assert node.end() == 69
+    command = " ".join(psutil.Process().cmdline())[:80]
+    assert node.said() == [
+        f"[node0] port {port} on 127.0.0.1 cannot be had: address already in use by pid {os.getpid()} ({command}) "
+        "(exit code 69; logs in RUN/node-0)"
+    ]
+
+
+def test_a_folder_that_is_in_use_is_refused(runs):
+    first = runs.start("act.py", "all=save")
+    runs.wait_until_ready(first)
+    second = runs.start("act.py", "all=save")
+    assert second.end() == 78
+    assert second.said() == [
+        "ddprun: RUN/node-0 belongs to another ddprun that is still alive: "
+        "give each node its own --node-rank, or this run its own --run-dir"
+    ]
+    first.process.terminate()
+    assert first.end() == 143
+
+
+def test_the_metrics_of_both_ranks_and_over_a_restart(runs):
+    node = runs.start("metrics.py", options=("--nproc-per-node", "2", "--max-restarts", "1", "--run-id", "my-run"))
+    runs.until(lambda: node.folder.exists() and node.log(1).count("ready") == 1 and node.state().attempt == 2)
+    with urllib.request.urlopen(node.state().metrics, timeout=5) as answer:  # noqa: S310
+        text = answer.read().decode()
+    series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert series['ddp_steps_total{rank="0"}'] == "20.0"
+    assert series['ddp_steps_total{rank="1"}'] == "20.0"
+    assert series['ddp_last_step{rank="0"}'] == "8.0"
+    assert series['my_seconds_bucket{le="2.0",rank="0"}'] == "2.0"
+    assert series['ddp_rank_exits_total{cause="sigkill"}'] == "1.0"
+    assert series['ddp_rank_exits_total{cause="ok"}'] == "0.0"
+    assert series['ddp_job_state{state="training"}'] == "1.0"
+    assert series["ddp_world_size"] == "2.0"
+    assert series['ddp_run_info{run_id="my-run"}'] == "1.0"
+    assert "# HELP ddp_steps_total Optimizer steps taken." in text.splitlines()
+    assert [line for line in text.splitlines() if "_created" in line or "pid=" in line] == []
+    if Path(PROMTOOL).exists():
+        check = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True, check=False)
+        assert (check.returncode, check.stderr) == (0, "")
+    node.process.terminate()
+    assert node.end() == 143
+
+
+PROMTOOL = "/usr/bin/promtool"
