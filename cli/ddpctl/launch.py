@@ -100,11 +100,17 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
     return run
 
 
-def follow(desk: Desk, run: Run) -> RunStatus:
-    """Print an attached run's logs until it ends. Ctrl-C once lets it save and stop, twice kills it."""
+def follow(desk: Desk, run: Run) -> tuple[RunStatus, int]:
+    """Print an attached run's logs until it ends; how it ended, and ddpctl's exit code.
+
+    Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
+    """
     stopper = Stopper(desk, run)
     desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True)), on_interrupt=stopper)
-    return settled(desk, run)
+    state = settled(desk, run)
+    if stopper.times:
+        return state, Exit.INTERRUPTED
+    return state, Exit.OK if state.code is None else state.code
 
 
 class Stopper:
@@ -161,8 +167,3 @@ def settled(desk: Desk, run: Run) -> RunStatus:
 def target_of(run: Run) -> targets.Target:
     """The target that a run was started on."""
     return targets.make(run.kind, targets.fill_options(run.kind, run.options))
-
-
-def exit_code(state: RunStatus) -> int:
-    """The run's own exit code; a run that goes on has none."""
-    return Exit.OK if state.code is None else state.code

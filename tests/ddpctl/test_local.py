@@ -67,7 +67,8 @@ def test_submit_looks_first_then_starts_every_node() -> None:
     assert [shell_line(command) for command in nodes] == [
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
         f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
-        "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
+        "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_NODES_HERE=2 "
+        "DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
         "/venv/bin/python -m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1 "
         f">/runs/digits-otter/node-{node}/node.log 2>&1 &"
         for node in (0, 1)

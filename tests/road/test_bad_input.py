@@ -180,4 +180,4 @@ def test_what_the_trainer_refuses_is_said_once(prepare: Callable[[Path], str], c
     said = [line for line in log.splitlines() if "] ddptrain: " in line and "said" not in line]
     assert len(said) == 1, log
     assert "Traceback" not in log + done.stderr
-    assert "run refused failed after " in done.stderr
+    assert f"run refused failed, exit code {code}, after " in done.stderr

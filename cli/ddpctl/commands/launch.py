@@ -109,8 +109,8 @@ def launch(
 ) -> None:
     """Start a training and follow it to its end.
 
-    Exits with the run's own code.     Ctrl-C once lets the ranks save and stop, twice kills them. An attached run ends with its
-    ddpctl (it saves first); a detached one never does.
+    Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them.
+    An attached run ends with its ddpctl, and saves first; a detached one never does.
 
     \b
     ddpctl launch --nodes 2 --gpus 4
@@ -137,12 +137,12 @@ def launch(
         print(run.name)
         desk.say(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
         return
-    state = verbs.follow(desk, run)
+    state, code = verbs.follow(desk, run)
     from ddpctl.commands.show import closing_lines
 
     for line in closing_lines(run, state):
         desk.say(line)
-    raise typer.Exit(verbs.exit_code(state))
+    raise typer.Exit(int(code))
 
 
 def render(

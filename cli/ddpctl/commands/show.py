@@ -78,8 +78,8 @@ def status_lines(run: Run, state: RunStatus) -> list[str]:
 
 def closing_lines(run: Run, state: RunStatus) -> list[str]:
     """What an attached launch says when its run has ended."""
-    ending = f" (exit code {state.code})" if state.code else ""
-    lines = [f"run {run.name} {state.state} after {ago(time.time() - run.created)}: {state.message}{ending}"]
+    ending = f", exit code {state.code}" if state.code else ""
+    lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
     if state.outcome and state.outcome.rank is not None:
         lines.append(f"  its log      ddpctl logs {run.name} --rank {state.outcome.rank}")
     lines += [f"  logs         {run.folder}", f"  checkpoints  {run.checkpoint_dir}"]

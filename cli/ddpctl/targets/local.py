@@ -79,6 +79,7 @@ class LocalTarget:
                 env={
                     **job.env,
                     **contract(plan, node=node, addr=LOOPBACK, port=number),
+                    names.NODES_HERE: str(job.max_nodes),
                     names.DEVICE: "cuda" if gpus else "cpu",
                     "CUDA_VISIBLE_DEVICES": ",".join(gpus[node]) if gpus else "",
                 },

@@ -1,0 +1,173 @@
+"""Flags and environment become one contract; what contradicts is refused by name, in one whole line."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ddprun import contract, options
+from ddprun.errors import NodeError
+
+TWO = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "10.0.0.1",
+    "PET_MASTER_PORT": "4000",
+    "PET_NPROC_PER_NODE": "4",
+}
+ALONE = {
+    "command": (sys.executable, "train.py"),
+    "min_nodes": 1,
+    "max_nodes": 1,
+    "nproc": 1,
+    "node_rank": 0,
+    "master_addr": "127.0.0.1",
+    "master_port": 0,
+    "run_id": "none",
+    "run_dir": None,
+    "checkpoint_dir": None,
+    "max_restarts": 0,
+    "grace_s": 30.0,
+    "join_timeout_s": 30.0,
+    "metrics_host": None,
+    "metrics_port": 0,
+    "lifeline_fd": None,
+}
+
+
+def read(argv, environ, gpus=0):
+    counts = {"gpu": gpus, "cpu": 6}
+    return contract.read(options.parse([*argv, "train.py"]), environ, counts.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "differs"),
+    [
+        ([], {}, {}),
+        ([], {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500", "RANK": "7", "WORLD_SIZE": "8"}, {}),
+        (
+            [],
+            TWO,
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "nproc": 4,
+                "node_rank": 1,
+                "master_addr": "10.0.0.1",
+                "master_port": 4000,
+                "join_timeout_s": 300.0,
+            },
+        ),
+        (
+            ["--nnodes=1:3", "--node_rank", "2", "--nproc_per_node=2", "--rdzv-endpoint", "10.0.0.2:5000"],
+            TWO,
+            {
+                "min_nodes": 1,
+                "max_nodes": 3,
+                "nproc": 2,
+                "node_rank": 2,
+                "master_addr": "10.0.0.2",
+                "master_port": 5000,
+                "join_timeout_s": 300.0,
+            },
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0"],
+            {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4001"},
+            {"min_nodes": 2, "max_nodes": 2, "master_port": 4001},
+        ),
+        (["--standalone"], TWO, {"nproc": 4}),
+        (["--nproc-per-node", "auto"], {}, {"nproc": 6}),
+        (["-m"], {}, {"command": (sys.executable, "-m", "train.py")}),
+        (["--no-python"], {}, {"command": ("train.py",)}),
+        (
+            ["--max-restarts", "3", "--grace", "5", "--join-timeout", "0.5", "--rdzv-id", "x"],
+            {"DDP_RUN_ID": "y", "DDP_RUN_DIR": "/runs/a", "DDP_METRICS_PORT": "9400", "DDP_LIFELINE_FD": "7"},
+            {
+                "max_restarts": 3,
+                "grace_s": 5.0,
+                "join_timeout_s": 0.5,
+                "run_id": "x",
+                "run_dir": Path("/runs/a"),
+                "metrics_port": 9400,
+                "lifeline_fd": 7,
+            },
+        ),
+    ],
+)
+def test_what_is_said_becomes_the_contract(argv, environ, differs):
+    assert asdict(read(argv, environ)) == ALONE | differs
+
+
+def test_auto_counts_gpus_unless_the_device_is_the_cpu():
+    assert read(["--nproc-per-node", "auto"], {}, gpus=8).nproc == 8
+    assert read(["--nproc-per-node", "auto"], {"DDP_DEVICE": "cpu"}, gpus=8).nproc == 6
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        (["--nnodes", "two"], {}, "--nnodes is 'two': a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4"),
+        ([], {"PET_NNODES": "2:"}, "PET_NNODES is '2:': a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4"),
+        (["--nnodes", "3:2"], {}, "--nnodes is '3:2': at least 1 node, and MIN not above MAX, is allowed"),
+        (["--nnodes", "0"], {}, "--nnodes is '0': at least 1 node, and MIN not above MAX, is allowed"),
+        (
+            ["--nnodes", "2"],
+            {},
+            "2 nodes, and which one this is was not said: give --node-rank or PET_NODE_RANK, 0 to 1",
+        ),
+        ([], TWO | {"PET_NODE_RANK": "2"}, "PET_NODE_RANK is 2, but the job has 2 nodes: 0 to 1 is allowed"),
+        (["--node-rank", "1"], {}, "--node-rank is 1, but the job has 1 node: only 0 is allowed"),
+        ([], TWO | {"PET_NODE_RANK": "-1"}, "PET_NODE_RANK is '-1': a whole number from 0 is allowed"),
+        (
+            [],
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "4000"},
+            "2 nodes, and the address of node 0 was not said: "
+            "give --master-addr or PET_MASTER_ADDR, the same on every node",
+        ),
+        (
+            [],
+            {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"},
+            "2 nodes, and a free port of node 0 was not said: "
+            "give --master-port or PET_MASTER_PORT, the same on every node",
+        ),
+        (
+            [],
+            TWO | {"PET_MASTER_PORT": "0"},
+            "PET_MASTER_PORT is 0, but 2 nodes must know the port: 1 to 65535",
+        ),
+        (
+            [],
+            TWO | {"PET_MASTER_PORT": "65536"},
+            "PET_MASTER_PORT is '65536': a port from 1 to 65535, or 0 for a free one, is allowed",
+        ),
+        (["--nproc-per-node", "x"], {}, "--nproc-per-node is 'x': a whole number from 0, auto, gpu or cpu is allowed"),
+        (["--nproc-per-node", "0"], {}, "--nproc-per-node is 0: at least 1 rank a node is allowed"),
+        (
+            ["--nproc-per-node", "gpu"],
+            {},
+            "--nproc-per-node is 'gpu', but this node has no GPU: a number, auto or cpu is allowed",
+        ),
+        (
+            ["--standalone", "--nnodes", "2"],
+            {},
+            "--standalone is one node, but --nnodes is 2: give one of the two",
+        ),
+        (["--rdzv-endpoint", "host"], {}, "--rdzv-endpoint is 'host': HOST:PORT is what it takes"),
+        (["--grace", "soon"], {}, "--grace is 'soon': a number of seconds from 0 is allowed"),
+        (["--join-timeout", "-1"], {}, "--join-timeout is '-1': a number of seconds from 0 is allowed"),
+        (["--join-timeout", "nan"], {}, "--join-timeout is 'nan': a number of seconds from 0 is allowed"),
+        (["--max-restarts", "many"], {}, "--max-restarts is 'many': a whole number from 0 is allowed"),
+        (
+            [],
+            {"DDP_METRICS_PORT": "http"},
+            "DDP_METRICS_PORT is 'http': a port from 1 to 65535, or 0 for a free one, is allowed",
+        ),
+        ([], {"DDP_LIFELINE_FD": "x"}, "DDP_LIFELINE_FD is 'x': the number of an open descriptor is allowed"),
+    ],
+)
+def test_what_contradicts_is_refused_by_name(argv, environ, message):
+    with pytest.raises(NodeError) as caught:
+        read(argv, environ)
+    assert (str(caught.value), caught.value.outcome.code) == (message, 78)

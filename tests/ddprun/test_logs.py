@@ -1,0 +1,38 @@
+"""Lines on their way: whoever reads them slowly, or not at all, never blocks a rank for long, and never tears one."""
+
+import os
+import time
+
+from ddprun.logs import BACKLOG, Console, RankLogs
+
+
+def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_path, monkeypatch):
+    read, write = os.pipe()
+    real = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: real(write if fd == 1 else fd, data))
+    console = Console("node0")
+    logs = RankLogs(console, 0)
+    output = logs.open(5, tmp_path / "rank-5.log")
+    lines = b"".join(b"%d\n" % number for number in range(3 * BACKLOG))
+    began = time.monotonic()
+    sent = 0
+    while sent < len(lines):
+        sent += real(output, lines[sent : sent + 4096])
+    os.close(output)
+    logs.drain(5.0)
+    assert time.monotonic() - began < 10
+    assert (tmp_path / "rank-5.log").read_bytes() == lines
+    os.set_blocking(read, False)
+    said = b""
+    while not said.endswith(b"\n") or said.count(b"\n") < BACKLOG // 2:
+        try:
+            said += os.read(read, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+    whole = [b"[node0 rank5] %d" % number for number in range(said.count(b"\n"))]
+    assert said.splitlines()[: BACKLOG // 2] == whole[: BACKLOG // 2]
+    while console._lines.unfinished_tasks:
+        try:
+            os.read(read, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)

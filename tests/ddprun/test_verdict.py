@@ -1,0 +1,89 @@
+"""Which of many failures was the first."""
+
+import signal
+
+import pytest
+
+from ddprun.verdict import Failure, choose, may_restart, outcome_of
+from ddpwire.outcome import Outcome
+
+KILLED = Failure(node=0, rank=1, status=-9)
+TRACEBACK = Failure(node=1, rank=2, status=1)
+ABORTED = Failure(node=1, rank=3, status=-6)
+ALIVE = {0: 0.1, 1: 0.2}
+
+
+@pytest.mark.parametrize(
+    ("failures", "silent_s", "settled", "chosen"),
+    [
+        ([], ALIVE, False, None),
+        ([KILLED, TRACEBACK], ALIVE, False, KILLED),
+        ([TRACEBACK, ABORTED, KILLED], ALIVE, False, KILLED),
+        ([TRACEBACK, ABORTED], ALIVE, False, None),
+        ([TRACEBACK, ABORTED], ALIVE, True, TRACEBACK),
+        ([TRACEBACK], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
+        ([], {0: 0.1, 1: 3.5}, False, None),
+        ([], {0: 0.1, 1: 10.5}, False, Failure(node=1, rank=None, status=-9)),
+        ([Failure(node=0, rank=0, status=3), KILLED], ALIVE, True, Failure(node=0, rank=0, status=3)),
+    ],
+)
+def test_choose(failures, silent_s, settled, chosen):
+    assert choose(failures, silent_s=silent_s, settled=settled) == chosen
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "cause", "message", "retry"),
+    [
+        (TRACEBACK, 1, "error", "rank 2 on node 1 exited with 1", False),
+        (KILLED, 137, "killed", "rank 1 on node 0 was killed by SIGKILL", True),
+        (ABORTED, 134, "killed", "rank 3 on node 1 was killed by SIGABRT", True),
+        (
+            Failure(node=0, rank=0, status=-15, stopped_by=signal.SIGTERM),
+            143,
+            "stopped",
+            "stopped by SIGTERM: rank 0 on node 0 was killed by SIGTERM",
+            True,
+        ),
+        (
+            Failure(node=0, rank=0, status=130, stopped_by=signal.SIGINT),
+            130,
+            "stopped",
+            "stopped by SIGINT: rank 0 on node 0 exited with 130",
+            False,
+        ),
+        (
+            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGTERM),
+            3,
+            "error",
+            "rank 0 on node 0 exited with 3",
+            False,
+        ),
+        (
+            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGTERM, killed_here=True),
+            143,
+            "stopped",
+            "stopped by SIGTERM: rank 0 on node 0 did not end in time and was killed",
+            True,
+        ),
+        (
+            Failure(node=2, rank=None, status=-9),
+            137,
+            "node_lost",
+            "node 2 was lost: its ddprun fell silent",
+            True,
+        ),
+    ],
+)
+def test_outcome(failure, code, cause, message, retry):
+    expected = Outcome(
+        code=code, cause=cause, message=message, node=failure.node, rank=failure.rank, retry=retry, attempt=2
+    )
+    assert outcome_of(failure, attempt=2) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "cause", "again"),
+    [(1, "error", True), (137, "killed", True), (78, "error", False), (2, "error", False), (143, "stopped", False)],
+)
+def test_restart(code, cause, again):
+    assert may_restart(Outcome(code=code, cause=cause, message="")) is again

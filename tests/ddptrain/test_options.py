@@ -1,0 +1,124 @@
+"""The command line and the environment: what they mean, and how wrong ones are told."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ddptrain.errors import TrainError
+from ddptrain.job import global_batch_size
+from ddptrain.options import parse, shaping
+from ddptrain.place import Place, read_place, usable_cores
+
+
+def test_a_recipe_fills_in_what_was_not_given() -> None:
+    options = parse(["--data", "cifar10", "--lr", "0"], {})
+    assert (options.model, options.batch_size, options.lr, options.augment) == ("resnet18", 128, 0.0, True)
+
+
+def test_a_flag_goes_before_the_environment() -> None:
+    environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
+    assert (parse([], environ).device, str(parse([], environ).checkpoint_dir)) == ("cuda", "/somewhere")
+    given = parse(["--device", "cpu", "--checkpoint-dir", "here"], environ)
+    assert (given.device, str(given.checkpoint_dir)) == ("cpu", "here")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--epochs", "0"], "argument --epochs: '0' is not a whole number from 1"),
+        (["--lr", "nan"], "argument --lr: 'nan' is not a number from 0"),
+        (["--momentum", "1"], "argument --momentum: '1' is not a number from 0 and below 1"),
+        (
+            ["--synthetic-shape", "3x8x9"],
+            "argument --synthetic-shape: '3x8x9' is not CHANNELSxSIZExSIZE, such as 3x32x32",
+        ),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (
+            ["--batch-size", "8", "--batch-size-per-rank", "4"],
+            "--batch-size and --batch-size-per-rank say the same thing twice: give one of them",
+        ),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_from_rank_0(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, err in (("0", f"ddptrain: {told}; see ddptrain --help\n"), ("1", "")):
+        with pytest.raises(SystemExit) as left:
+            parse(arguments, {"RANK": rank})
+        assert left.value.code == 2
+        assert capsys.readouterr() == ("", err)
+
+
+def test_a_wrong_device_in_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([], {"DDP_DEVICE": "tpu"})
+    assert capsys.readouterr().err == "ddptrain: DDP_DEVICE='tpu' is not auto, cuda or cpu; see ddptrain --help\n"
+
+
+def test_the_batch_is_over_all_ranks() -> None:
+    assert global_batch_size(parse(["--batch-size", "7"], {}), Place(size=7)) == 7
+    per_rank = parse(["--batch-size-per-rank", "100"], {})
+    assert global_batch_size(per_rank, Place(size=3)) == 300
+    assert shaping(per_rank, batch_size=300)["batch_size"] == 300
+    with pytest.raises(TrainError) as error:
+        global_batch_size(parse(["--batch-size", "7"], {}), Place(size=8))
+    assert (error.value.code, error.value.message) == (
+        78,
+        "--batch-size 7 is less than one image for each of 8 ranks: give at least 8, or fewer ranks",
+    )
+
+
+def test_what_shapes_a_training_and_what_does_not() -> None:
+    shapes = shaping(parse([], {}), batch_size=64)
+    assert {"data", "model", "seed", "batch_size", "lr", "augment", "label_smoothing"} <= shapes.keys()
+    assert not {"epochs", "device", "deterministic", "keep", "resume", "data_dir"} & shapes.keys()
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+HINT = "; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+
+
+def test_a_place() -> None:
+    assert read_place({}) == Place(rank=0, size=1, local_rank=0, local_size=1)
+    assert read_place(RANK) == Place(rank=1, size=4, local_rank=1, local_size=4)
+    node = {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    assert read_place(node) == Place(rank=1, size=4, local_rank=0, local_size=2)
+    assert read_place({"RANK": "0", "WORLD_SIZE": "1"}) == Place()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"WORLD_SIZE": None}, "WORLD_SIZE is not set, but other variables of a rank are"),
+        ({"RANK": None}, "RANK is not set, but other variables of a rank are"),
+        ({"RANK": "4"}, "RANK=4 is not below WORLD_SIZE=4"),
+        ({"RANK": "-1"}, "RANK='-1' is not a whole number from 0"),
+        ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
+        ({"MASTER_ADDR": None}, "WORLD_SIZE=4, but MASTER_ADDR is not set"),
+        ({"MASTER_PORT": "tcp://10.0.0.1:80"}, "MASTER_PORT='tcp://10.0.0.1:80' is not a whole number from 0"),
+    ],
+)
+def test_a_place_that_is_none(wrong: dict[str, str | None], told: str) -> None:
+    environ = {name: value for name, value in {**RANK, **wrong}.items() if value is not None}
+    with pytest.raises(TrainError) as error:
+        read_place(environ)
+    assert (error.value.code, error.value.message, error.value.rank) == (78, told + HINT, None)
+
+
+def test_there_is_a_core_to_use() -> None:
+    assert usable_cores() >= 1
+
+
+def test_help_is_there_without_torch() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ddptrain", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert ended.stdout.startswith("usage: ddptrain ")
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
+    assert "ddptrain" in imported
+    assert not {"torch", "numpy", "torchvision", "prometheus_client"} & imported
