@@ -18,7 +18,7 @@ DIGITS = ImageShape(channels=1, size_px=8, classes=10)
         ("imageclassifier", CIFAR, 5_851_338),
         ("resnet18", CIFAR, 11_173_962),
         ("resnet18", ImageShape(channels=3, size_px=224, classes=1000), 11_689_512),
-        ("digitsnet", DIGITS, 19_258),
+        ("digitsnet", DIGITS, 39_250),
     ],
 )
 def test_parameters(name: str, shape: ImageShape, num_parameters: int) -> None:

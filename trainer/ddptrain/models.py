@@ -67,8 +67,8 @@ def digitsnet(shape: ImageShape) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
         return nn.Sequential(convolution, nn.GroupNorm(4, outputs), nn.ReLU())
 
-    head = nn.Linear(32 * (shape.size_px // 2) ** 2, shape.classes)
-    return nn.Sequential(layer(shape.channels, 16), layer(16, 32), nn.MaxPool2d(2), layer(32, 32), nn.Flatten(), head)
+    head = nn.Linear(48 * (shape.size_px // 2) ** 2, shape.classes)
+    return nn.Sequential(layer(shape.channels, 24), layer(24, 48), nn.MaxPool2d(2), layer(48, 48), nn.Flatten(), head)
 
 
 class Mean(nn.Module):

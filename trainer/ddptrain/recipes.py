@@ -18,7 +18,7 @@ class Recipe:
 
 
 RECIPES = {
-    "digits": Recipe(model="digitsnet", epochs=10, batch_size=64, lr=0.1, weight_decay=5e-4, label_smoothing=0.05),
+    "digits": Recipe(model="digitsnet", epochs=10, batch_size=32, lr=0.1, weight_decay=2e-3, label_smoothing=0.05),
     "mnist": Recipe(model="convnet", epochs=5, batch_size=100, lr=0.05, weight_decay=5e-4, label_smoothing=0.0),
     "cifar10": Recipe(model="resnet18", epochs=30, batch_size=128, lr=0.1, weight_decay=5e-4, label_smoothing=0.1),
     "synthetic": Recipe(model="convnet", epochs=3, batch_size=64, lr=0.05, weight_decay=5e-4, label_smoothing=0.0),

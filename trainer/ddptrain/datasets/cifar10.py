@@ -6,15 +6,19 @@ from pathlib import Path
 import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
-from ddptrain.datasets.fetching import fetch, read
+from ddptrain.datasets.fetching import fetch, read, torchvision_datasets
 from ddptrain.options import Options
 
 
 def download(data_dir: Path) -> None:
     """Make sure that the files are there. Raises TrainError."""
-    from torchvision.datasets import CIFAR10
-
-    fetch("cifar10", (data_dir / CIFAR10.filename,), lambda: CIFAR10(str(data_dir), download=True))
+    cifar10 = torchvision_datasets().CIFAR10
+    fetch(
+        "cifar10",
+        archives=(data_dir / cifar10.filename,),
+        unpacked=(data_dir / cifar10.base_folder,),
+        get=lambda: cifar10(str(data_dir), download=True),
+    )
 
 
 def load(options: Options) -> DataSet:
@@ -29,8 +33,7 @@ def load(options: Options) -> DataSet:
 
 
 def _samples(data_dir: Path, *, train: bool) -> Samples:
-    from torchvision.datasets import CIFAR10
-
-    part = read("cifar10", data_dir / CIFAR10.base_folder, lambda: CIFAR10(str(data_dir), train=train))
+    cifar10 = torchvision_datasets().CIFAR10
+    part = read("cifar10", data_dir / cifar10.base_folder, lambda: cifar10(str(data_dir), train=train))
     images_NCHW = torch.from_numpy(part.data).permute(0, 3, 1, 2).contiguous()
     return Samples(images_NCHW=images_NCHW, labels_N=torch.tensor(part.targets))

@@ -3,18 +3,22 @@
 from pathlib import Path
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
-from ddptrain.datasets.fetching import fetch, read
+from ddptrain.datasets.fetching import fetch, read, torchvision_datasets
 from ddptrain.options import Options
 
-FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
 def download(data_dir: Path) -> None:
     """Make sure that the files are there. Raises TrainError."""
-    from torchvision.datasets import MNIST
-
+    datasets = torchvision_datasets()
     raw = data_dir / "MNIST" / "raw"
-    fetch("mnist", tuple(raw / name for name in FILES), lambda: MNIST(str(data_dir), download=True))
+    fetch(
+        "mnist",
+        archives=tuple(raw / f"{name}.gz" for name in FILES),
+        unpacked=tuple(raw / name for name in FILES),
+        get=lambda: datasets.MNIST(str(data_dir), download=True),
+    )
 
 
 def load(options: Options) -> DataSet:
@@ -29,7 +33,6 @@ def load(options: Options) -> DataSet:
 
 
 def _samples(data_dir: Path, *, train: bool) -> Samples:
-    from torchvision.datasets import MNIST
-
-    part = read("mnist", data_dir / "MNIST" / "raw", lambda: MNIST(str(data_dir), train=train))
+    datasets = torchvision_datasets()
+    part = read("mnist", data_dir / "MNIST" / "raw", lambda: datasets.MNIST(str(data_dir), train=train))
     return Samples(images_NCHW=part.data[:, None], labels_N=part.targets.long())
