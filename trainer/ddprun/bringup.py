@@ -21,6 +21,7 @@ from ddpwire.outcome import Outcome
 from ddpwire.version import __version__
 
 DRAIN_S = 5.0
+ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (asked for, not chosen)
 
 
 def bring_up(
@@ -82,9 +83,8 @@ def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.Nod
     series.info(catalogue.BUILD_INFO, version=__version__, **versions)
     series.info(catalogue.RUN_INFO, run_id=contract.run_id)
     series.set(catalogue.JOB_START, journal.state.started)
-    host = contract.metrics_host
-    if host is None:
-        host = "127.0.0.1" if contract.on_one_machine else machine.address_towards(contract.master_addr)
+    own = machine.address_towards(contract.master_addr)
+    host = contract.metrics_host or own
     try:
         port = exporter.serve(registry, host, contract.metrics_port)
     except OSError as error:
@@ -92,7 +92,7 @@ def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.Nod
         return series
     if contract.metrics_port not in (0, port):
         journal.say(f"port {contract.metrics_port} is taken: the metrics are on {port} instead")
-    url = f"http://{host}:{port}/metrics"
+    url = f"http://{own if host in ANYWHERE else host}:{port}/metrics"
     journal.say(f"metrics at {url}")
     journal.update(metrics=url)
     return series

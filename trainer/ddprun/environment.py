@@ -66,7 +66,10 @@ def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping
         names.PROMETHEUS_MULTIPROC_DIR: str(metrics_dir),
         "PYTHONUNBUFFERED": "1",  # else the last words of a killed rank are lost
     }
-    defaults = {"OMP_NUM_THREADS": str(max(1, around.usable_cores // place.local_world_size))}
+    defaults = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "OMP_NUM_THREADS": str(max(1, around.usable_cores // place.local_world_size)),
+    }
     if around.loopback_interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop.
         defaults["GLOO_SOCKET_IFNAME"] = around.loopback_interface

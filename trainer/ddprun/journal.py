@@ -11,15 +11,13 @@ from ddpwire.node import NodeState
 
 
 class Journal:
-    """The node's present state, written whenever it changes."""
+    """The node's present state, written whenever it changes; ``claim`` has written the first."""
 
     def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
-        """Write the first state. Raises OSError."""
         self._node_dir = node_dir
         self._lock = threading.Lock()
         self.state = state
         self.say = console.say
-        state.write(node_dir)
 
     def update(self, **changes: Any) -> None:
         """Write what has changed. A disk that is full later must not stop a training: then the old state stays."""

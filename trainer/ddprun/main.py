@@ -72,13 +72,13 @@ def main() -> NoReturn:
     asked = options.parse(sys.argv[1:])
     try:
         contract = contracts.read(asked, os.environ, count)
-        folder = claim(contract)
+        node = contract.node_rank
+        state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
+        folder = claim(contract, state)
     except NodeError as error:
         print(f"ddprun: {error}", file=sys.stderr)
         sys.exit(error.outcome.code)
-    node = contract.node_rank
     console = Console(f"node{node}")
-    state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
     journal = Journal(folder.path, state, console)
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))

@@ -10,6 +10,7 @@ from ddprun.contract import Contract
 from ddprun.errors import bad_contract, refused
 from ddpwire.exits import Exit
 from ddpwire.folder import METRICS, OUTCOME, node_name
+from ddpwire.node import NodeState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,8 @@ class NodeDir:
     is_temporary: bool  # nobody asked for a run's folder: it goes with a success
 
 
-def claim(contract: Contract) -> NodeDir:
-    """Make and lock the folder; the ranks' logs of an earlier start stay, what else it said goes. Raises NodeError."""
+def claim(contract: Contract, state: NodeState) -> NodeDir:
+    """Make and lock the folder, and say in it who has it. An earlier start's rank logs stay. Raises NodeError."""
     try:
         run_dir = contract.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
         path = run_dir / node_name(contract.node_rank)
@@ -36,6 +37,7 @@ def claim(contract: Contract) -> NodeDir:
         (path / OUTCOME).unlink(missing_ok=True)
         shutil.rmtree(path / METRICS, ignore_errors=True)
         (path / METRICS).mkdir()
+        state.write(path)
     except OSError as error:
         message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
         raise refused(Exit.CANNOT_WRITE, "unavailable", message) from None
