@@ -174,6 +174,19 @@ def test_without_a_folder_a_success_leaves_none(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_killed_keeper_is_replaced_when_there_are_restarts(runs):
+    node = runs.start("act.py", "0=family", "again=0", options=("--max-restarts", "1"))
+    runs.until(lambda: len(runs.alive()) == 2 + 4)
+    psutil.Process(node.process.pid).children()[0].kill()
+    assert node.end() == 0
+    assert node.said() == [
+        "[node0] rank 0 of 1 started (attempt 1)",
+        "[node0] the keeper of the ranks was killed, and they with it",
+        "[node0] attempt 1 failed: rank 0 on node 0 was killed by SIGKILL; starting all ranks anew",
+        "[node0] rank 0 of 1 started (attempt 2)",
+    ]
+
+
 def test_a_script_that_cannot_be_started(runs):
     node = runs.start("nothing.sh", options=("--no-python",))
     assert node.end() == 127
@@ -206,8 +219,13 @@ def test_a_folder_that_is_in_use_is_refused(runs):
 
 
 def test_the_metrics_of_both_ranks_and_over_a_restart(runs):
-    node = runs.start("metrics.py", options=("--nproc-per-node", "2", "--max-restarts", "1", "--run-id", "my-run"))
-    runs.until(lambda: node.folder.exists() and node.log(1).count("ready") == 1 and node.state().attempt == 2)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--run-id", "my-run")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        node = runs.start("metrics.py", options=options, env={"DDP_METRICS_PORT": str(taken)})
+        runs.until(lambda: node.log(1).count("ready") == 1)
+    free = node.state().metrics.removesuffix("/metrics").rpartition(":")[2]
+    assert node.said()[0] == f"[node0] port {taken} is taken: the metrics are on {free} instead"
     with urllib.request.urlopen(node.state().metrics, timeout=5) as answer:  # noqa: S310
         text = answer.read().decode()
     series = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))

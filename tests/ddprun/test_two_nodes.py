@@ -107,6 +107,13 @@ def test_a_master_that_does_not_come_is_named(runs):
     ]
 
 
+def test_a_master_without_an_address_is_named(runs):
+    options = ("--master-addr", "name.invalid")
+    node = runs.start("act.py", node=1, nodes="2", port=runs.free_port(), options=options)
+    assert node.end() == 69
+    assert node.outcome().message.partition(":")[0] == "name.invalid does not resolve"
+
+
 def test_a_job_that_may_shrink_begins_with_those_who_came(runs):
     node = runs.start("act.py", "all=0", nodes="1:2", port=runs.free_port(), options=("--join-timeout", "1"))
     assert node.end() == 0

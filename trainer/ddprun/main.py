@@ -55,9 +55,8 @@ class Ending:
         except OSError as error:
             self.console.say(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
         if outcome.code:
-            log = self.folder.path / rank_log(outcome.rank or 0)
-            if outcome.node == node and outcome.rank is not None:
-                for line in last_lines(log, NUM_LAST_LINES):
+            if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
+                for line in last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES):
                     self.console.say(f"rank {outcome.rank} said: {line}")
             self.console.say(f"{outcome.message} (exit code {outcome.code}; logs in {self.folder.path})")
         elif self.folder.is_temporary:

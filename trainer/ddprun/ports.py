@@ -1,6 +1,7 @@
 """TCP ports of this machine: a free one, and who holds a taken one. It knows nothing of stores or nodes."""
 
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -53,6 +54,8 @@ def holder(port: int) -> str:
 def taken(host: str, port: int, error: OSError) -> str:
     """One line for a port that could not be had."""
     if isinstance(error, socket.gaierror):
-        return f"{host} does not resolve: {error.strerror}"
+        return f"{host} does not resolve: {(error.strerror or '').lower()}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine, which has to listen there"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"port {port} on {host} cannot be had: {reason[0].lower() + reason[1:]}{holder(port)}"

@@ -69,7 +69,7 @@ class FixedRankRendezvous(RendezvousHandler):
             except OSError as error:
                 reason = f"{host}:{port}: {(error.strerror or str(error)).lower()}"
                 if isinstance(error, socket.gaierror) and wait.passed_s > RESOLVE_S:
-                    raise refused(Exit.UNAVAILABLE, "unavailable", f"{host} does not resolve: {reason}") from None
+                    raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(host, port, error)) from None
             if wait.is_over((0,), reason):
                 raise self._absent((0,), reason)
         try:
