@@ -32,6 +32,7 @@ ALONE = {
     "join_timeout_s": 30.0,
     "metrics_host": None,
     "metrics_port": 0,
+    "nodes_here": 1,
     "lifeline_fd": None,
 }
 
@@ -164,6 +165,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             {"DDP_METRICS_PORT": "http"},
             "DDP_METRICS_PORT is 'http': a port from 1 to 65535, or 0 for a free one, is allowed",
         ),
+        ([], {"DDP_NODES_HERE": "0"}, "DDP_NODES_HERE is '0': a whole number from 1 is allowed"),
         ([], {"DDP_LIFELINE_FD": "x"}, "DDP_LIFELINE_FD is 'x': the number of an open descriptor is allowed"),
     ],
 )

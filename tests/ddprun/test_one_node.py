@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ddprun.machine import usable_cores
 from ddpwire.outcome import Outcome
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -116,6 +117,7 @@ def test_the_last_lines_of_the_rank_that_failed_are_shown(runs):
 def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
     monkeypatch.setenv("DDP_DEVICE", "cpu")
+    monkeypatch.setenv("DDP_NODES_HERE", "2")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     node = runs.start("say.py", "--epochs", "3")
     assert node.end() == 0
@@ -128,7 +130,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
         env = told["env"]
         port, threads = env.pop("MASTER_PORT"), env.pop("OMP_NUM_THREADS")
         assert int(port) > 0
-        assert int(threads) >= 1
+        assert int(threads) == max(1, usable_cores() // 4)
         ours = {key: value for key, value in env.items() if key.startswith(WORDS)}
         assert ours == {
             "RANK": str(rank),

@@ -51,7 +51,7 @@ def bring_up(
         run_dir=contract.run_dir,
         checkpoint_dir=contract.checkpoint_dir,
         max_restarts=contract.max_restarts,
-        usable_cores=machine.usable_cores(),
+        cores=machine.usable_cores() // contract.nodes_here,
         loopback_interface=machine.loopback_interface() if contract.on_one_machine else None,
     )
     node = Node(

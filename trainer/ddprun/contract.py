@@ -41,6 +41,7 @@ class Contract:
     join_timeout_s: float
     metrics_host: str | None  # None: where the master can reach it
     metrics_port: int  # 0: a free one
+    nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # at its end of file this node stops
 
     @property
@@ -128,6 +129,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         ),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
+        nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),
         lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
     )
 
@@ -206,6 +208,12 @@ def _number(words: Words, word: Word, default: int) -> int:
 def _port(source: str, text: str) -> int:
     if not text.isdecimal() or int(text) > 65535:
         raise bad_contract(f"{source} is {text!r}: a port from 1 to 65535, or 0 for a free one, is allowed")
+    return int(text)
+
+
+def _nodes_here(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise bad_contract(f"{names.NODES_HERE} is {text!r}: a whole number from 1 is allowed")
     return int(text)
 
 

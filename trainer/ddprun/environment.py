@@ -8,7 +8,7 @@ from ddpwire import names
 from ddpwire.folder import CHECKPOINTS
 
 # This node's place. A launcher that the script starts in turn must not take it for its own.
-NOT_FOR_RANKS = (names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT)
+NOT_FOR_RANKS = (names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Surroundings:
     run_dir: Path | None
     checkpoint_dir: str | None
     max_restarts: int
-    usable_cores: int
+    cores: int  # for all ranks of this node together
     loopback_interface: str | None  # only when all nodes are on this machine
 
 
@@ -68,7 +68,7 @@ def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping
     }
     defaults = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "OMP_NUM_THREADS": str(max(1, around.usable_cores // place.local_world_size)),
+        "OMP_NUM_THREADS": str(max(1, around.cores // place.local_world_size)),
     }
     if around.loopback_interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop.
