@@ -31,7 +31,7 @@ class Ended:
     @property
     def right(self) -> int:
         """Held-out images classified rightly."""
-        return int(re.findall(r"^test accuracy .* \((\d+) of 360 images\)$", self.out, re.MULTILINE)[0])
+        return int(re.findall(r"^test accuracy .* \((\d+) of \d+ images\)$", self.out, re.MULTILINE)[0])
 
 
 class World:

@@ -14,7 +14,7 @@ from ddptrain.world import enter, join
 
 place = read_place(os.environ)
 join(place, timeout_s=60)
-world = enter(place, "cpu")
+world = enter(place, "cpu", timeout_s=60)
 torch.manual_seed(0)
 shape = ImageShape(channels=1, size_px=8, classes=10)
 model = build_model("digitsnet", shape).double()

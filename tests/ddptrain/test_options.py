@@ -4,11 +4,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from ddptrain.errors import TrainError
 from ddptrain.job import global_batch_size
 from ddptrain.options import parse, shaping
 from ddptrain.place import Place, read_place, usable_cores
+from ddptrain.world import choose_device
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
@@ -104,6 +106,17 @@ def test_a_place_that_is_none(wrong: dict[str, str | None], told: str) -> None:
     with pytest.raises(TrainError) as error:
         read_place(environ)
     assert (error.value.code, error.value.message, error.value.rank) == (78, told + HINT, None)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there() -> None:
+    assert choose_device(Place(), "auto").type == "cpu"
+    with pytest.raises(TrainError) as error:
+        choose_device(Place(), "cuda")
+    assert (error.value.code, error.value.message) == (
+        78,
+        "--device cuda, but torch sees no GPU here; --device auto takes the CPU then",
+    )
 
 
 def test_there_is_a_core_to_use() -> None:

@@ -48,7 +48,7 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
     batch_size = global_batch_size(options, place)
     set_up_torch(place, environ, deterministic=options.deterministic)
     join(place, options.timeout_s)
-    world = enter(place, options.device)
+    world = enter(place, options.device, options.timeout_s)
     agree(place, partial(open_folder, options.checkpoint_dir) if place.first else _nothing)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))

@@ -63,13 +63,14 @@ def agree(place: Place, action: Callable[[], T]) -> T:
     return result
 
 
-def enter(place: Place, device_name: str) -> World:
+def enter(place: Place, device_name: str, timeout_s: int) -> World:
     """The world with its devices, on ranks that have joined. Raises TrainError."""
     device = agree(place, lambda: choose_device(place, device_name))
+    timeout = timedelta(seconds=timeout_s)  # a new group does not take it over from the default one
     backend = "nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    data_group = cast(dist.ProcessGroup, dist.new_group(backend=backend)) if place.size > 1 else None
+    data_group = cast(dist.ProcessGroup, dist.new_group(backend=backend, timeout=timeout)) if place.size > 1 else None
     return World(place=place, device=device, backend=backend, data_group=data_group)
 
 
