@@ -11,6 +11,7 @@ from ddpwire.folder import NODE_LOG
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 SCRIPTS = Path(__file__).parent / "scripts"
+ROOT = Path(__file__).parent.parent.parent
 
 
 def ddpctl(*args: str, cwd: Path | None = None, timeout: float = 120) -> subprocess.CompletedProcess[str]:

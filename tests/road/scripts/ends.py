@@ -1,0 +1,5 @@
+"""A rank that says who it is and ends."""
+
+import os
+
+print(f"rank {os.environ['RANK']} was here", flush=True)

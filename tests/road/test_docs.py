@@ -1,0 +1,60 @@
+"""Every command and every link that the docs show. Launches as dry runs; all else for real, on a run named night."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.road.driver import ROOT, SCRIPTS, ddpctl
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+COMMENT = re.compile(r"\s+#.*")
+
+
+def shown(program: str) -> list[str]:
+    """The lines of the docs' code blocks that begin with that program, without their comments."""
+    blocks = [block for page in PAGES for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.M | re.S)]
+    lines = [COMMENT.sub("", line) for block in blocks for line in block.splitlines()]
+    return sorted({line for line in lines if line.startswith(f"{program} ")})
+
+
+def test_the_docs_show_commands() -> None:
+    assert len(shown("ddpctl")) > 8
+    assert len(shown("make")) > 4
+
+
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if " launch" in line])
+def test_launches(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line)[1:]
+    if "--resume" in words:
+        ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py"))
+    for script in ("train.py", "examples/plain_ddp.py"):
+        (tmp_path / script).parent.mkdir(exist_ok=True)
+        (tmp_path / script).write_text("")
+    done = ddpctl(words[0], "--dry-run", *words[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert " -m ddprun --run-id " in done.stdout
+
+
+def test_the_other_verbs() -> None:
+    """In the order in which a person would use them; each once, on one run."""
+    assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    lines = [line for line in shown("ddpctl") if " launch" not in line]
+    assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop"}
+    for line in lines:
+        done = ddpctl(*shlex.split(line)[1:])
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("line", shown("make"))
+def test_make_knows_its_targets(line: str) -> None:
+    done = subprocess.run(["/usr/bin/make", "-n", *shlex.split(line)[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
