@@ -234,6 +234,7 @@ def test_the_metrics_of_both_ranks_and_over_a_restart(runs):
     assert series['ddp_steps_total{rank="0"}'] == "20.0"
     assert series['ddp_steps_total{rank="1"}'] == "20.0"
     assert series['ddp_last_step{rank="0"}'] == "8.0"
+    assert series['ddp_last_step{rank="1"}'] == "0.0"
     assert series['my_seconds_bucket{le="2.0",rank="0"}'] == "2.0"
     assert series['ddp_rank_exits_total{cause="sigkill"}'] == "1.0"
     assert series['ddp_rank_exits_total{cause="ok"}'] == "0.0"
