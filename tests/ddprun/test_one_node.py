@@ -225,7 +225,7 @@ def test_the_metrics_of_both_ranks_and_over_a_restart(runs):
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
         node = runs.start("metrics.py", options=options, env={"DDP_METRICS_PORT": str(taken)})
-        runs.until(lambda: node.log(1).count("ready") == 1)
+        runs.until(lambda: node.log(0).count("ready") == 2 and node.log(1).count("ready") == 1)
     free = node.state().metrics.removesuffix("/metrics").rpartition(":")[2]
     assert node.said()[0] == f"[node0] port {taken} is taken: the metrics are on {free} instead"
     with urllib.request.urlopen(node.state().metrics, timeout=5) as answer:  # noqa: S310

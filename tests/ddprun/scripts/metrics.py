@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -12,6 +13,8 @@ gauge = Gauge("ddp_last_step", "The number of the last optimizer step.")
 rank = int(os.environ["RANK"])
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     gauge.set(7)
+    while rank == 1 and "ready" not in Path(os.environ["DDP_RUN_DIR"], "node-0", "rank-0.log").read_text():
+        time.sleep(0.01)
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
 elif rank == 0:
