@@ -1,5 +1,6 @@
 """Runs commands: the one place of ddpctl that starts processes.
 
+Each in a session of its own: a terminal's Ctrl-C is ddpctl's to judge, not the commands' to die of.
 It knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
 """
 
@@ -76,6 +77,7 @@ class Runner:
                 env={**self._environ, **command.env},
                 cwd=command.cwd,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -91,7 +93,6 @@ class Runner:
         return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
     def _stream(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
-        # A session of its own: Ctrl-C is ours to judge, not the command's to die of.
         try:
             process = subprocess.Popen(
                 command.argv,
@@ -109,7 +110,7 @@ class Runner:
                 except KeyboardInterrupt:
                     if on_interrupt is None:
                         raise
-                    on_interrupt()
+                    _undisturbed(on_interrupt)
         except subprocess.TimeoutExpired:
             return Output(returncode=_TOOK_TOO_LONG, stderr=f"not done within {command.timeout_s} s")
         finally:
@@ -146,3 +147,12 @@ class Runner:
                 raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
         process.returncode = 0  # it is not ours to wait for: no warning when this object goes
         return Output(returncode=0, stdout=f"{process.pid}\n")
+
+
+def _undisturbed(on_interrupt: Callable[[], None]) -> None:
+    """Tell of a Ctrl-C, and of each that comes while the last one is being seen to."""
+    while True:
+        try:
+            return on_interrupt()
+        except KeyboardInterrupt:
+            continue

@@ -130,7 +130,7 @@ def test_nothing_said_is_the_defaults(text: str | None) -> None:
         target="local",
         kind="local",
         options=Local(),
-        why="nothing else was said",
+        why="the default",
         file=None if text is None else Path("ddpctl.yaml"),
     )
 
@@ -186,7 +186,7 @@ def test_who_chose_the_target() -> None:
         ("lab", "ssh", lab, "ddpctl.yaml"),
         ("laptop", "local", Local(), "--target"),
         ("local", "local", Local(), "--target"),
-        ("local", "local", Local(), "nothing else was said"),
+        ("local", "local", Local(), "the default"),
     ]
 
 

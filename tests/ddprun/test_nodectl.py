@@ -30,6 +30,16 @@ def test_show_and_signal_a_node(runs):
     code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "5", node.folder)
     assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": True, "alive": False})
     assert runs.alive() == []
+    assert json.loads((node.folder / "outcome.json").read_text()) == {
+        "code": 137,
+        "cause": "stopped",
+        "message": "killed on request, without a checkpoint",
+        "node": 0,
+        "rank": None,
+        "step": None,
+        "retry": True,
+        "attempt": 1,
+    }
     code, told, _ = nodectl("signal", node.folder)
     assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": False, "alive": False})
 

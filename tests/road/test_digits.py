@@ -48,7 +48,7 @@ def test_every_node_answers_with_its_ranks_metrics(tmp_path: Path) -> None:
         assert "pid=" not in text
     stopped = ddpctl("stop", name)
     assert stopped.returncode == 0
-    assert "run scraped stopped" in stopped.stderr
+    assert "run scraped stopped, exit code 143: stopped by SIGTERM: " in stopped.stderr
     assert processes_of(name) == {}
     assert json.loads(ddpctl("status", name, "--json").stdout)["code"] == 143
 
@@ -58,17 +58,20 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     whole = ddpctl("launch", "--nodes", "2", "--gpus", "1", "--name", "whole", *command)
     assert whole.returncode == 0, whole.stdout + whole.stderr
 
-    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "1", "--name", "killed", *command)
-    wait_until(lambda: re.search(r"epoch\s+3/12", node_log(tmp_path, "killed")), "the third epoch")
-    killed = ddpctl("stop", "killed", "--kill")
-    assert killed.returncode == 0
-    assert processes_of("killed") == {}
+    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "1", "--name", "cut", *command)
+    wait_until(lambda: re.search(r"epoch\s+3/12", node_log(tmp_path, "cut")), "the third epoch")
+    killed = ddpctl("stop", "cut", "--kill")
+    assert (killed.returncode, killed.stderr) == (
+        0,
+        "run cut stopped, exit code 137: killed on request, without a checkpoint\n",
+    )
+    assert processes_of("cut") == {}
 
-    again = ddpctl("launch", "--resume", "killed", "--name", "again")
+    again = ddpctl("launch", "--resume", "cut", "--name", "again")
     assert again.returncode == 0, again.stdout + again.stderr
     resumed = re.search(r"resumed from (\S+)/step-(\d+)\.pt: going on at step (\d+) of (\d+)", again.stdout)
     assert resumed
-    assert Path(resumed[1]) == tmp_path / "runs/killed/checkpoints"
+    assert Path(resumed[1]) == tmp_path / "runs/cut/checkpoints"
     assert int(resumed[3]) == int(resumed[2]) + 1 > 3 * 20
     assert fingerprint(again.stdout) == fingerprint(whole.stdout)
 
@@ -82,8 +85,6 @@ def test_the_same_weights_bit_for_bit() -> None:
     ]
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert len({fingerprint(run.stdout) for run in runs}) == 1
-    other = ddpctl("launch", "--nodes", "1", "--gpus", "4", "--", "--epochs", "2", "--deterministic", "--seed", "7")
-    assert fingerprint(other.stdout) != fingerprint(runs[0].stdout)
 
 
 @pytest.mark.parametrize("times", [1, 2])

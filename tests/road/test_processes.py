@@ -14,7 +14,11 @@ IDLE = str(SCRIPTS / "idle.py")
 
 
 def ranks_up(tmp_path: Path, run: str, nodes: int) -> list[int]:
-    return [int(rank) for node in range(nodes) for rank in re.findall(r"rank (\d) of", node_log(tmp_path, run, node))]
+    return [
+        int(rank)
+        for node in range(nodes)
+        for rank in re.findall(r"rank (\d) of \d idles", node_log(tmp_path, run, node))
+    ]
 
 
 def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from ddprun import lock, ports
 from ddprun.follow import print_logs
 from ddpwire.exits import Exit
 from ddpwire.folder import NODE, OUTCOME
+from ddpwire.outcome import Outcome
 
 SIGNALS = {
     "TERM": signal.SIGTERM,
@@ -73,8 +74,19 @@ def send(args: argparse.Namespace) -> int:
     while any(map(lock.is_held, args.node_dirs)) and time.monotonic() < deadline:
         time.sleep(0.02)
     for node_dir, sent in signalled.items():
-        print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": lock.is_held(node_dir)}))
+        alive = lock.is_held(node_dir)
+        if sent and not alive and args.name == "KILL":
+            _write_killed(node_dir)
+        print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": alive}))
     return Exit.OK
+
+
+def _write_killed(node_dir: Path) -> None:
+    """The last word of a ddprun that was not left the time to say it."""
+    state = read_json(node_dir / NODE)
+    message = "killed on request, without a checkpoint"
+    with contextlib.suppress(OSError, TypeError, KeyError):
+        Outcome(code=Exit.KILLED, cause="stopped", message=message, node=state["node"], retry=True).write(node_dir)
 
 
 def _signal(node_dir: Path, number: int) -> bool:

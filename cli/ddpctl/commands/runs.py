@@ -113,7 +113,7 @@ def stop(
     going = [record for record, state in zip(asked, launch.status(desk, asked), strict=True) if not state.ended]
     for record in going:
         state = launch.stop(desk, record, kill=kill)
-        desk.say(f"run {record.name} {state.state}: {state.message}")
+        desk.say(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
     if not going:
         desk.say("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 
