@@ -1,0 +1,52 @@
+"""A rank's sign of life: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
+
+A file of 16 bytes that both map: the last step (int64) and the moment of its end (float64, CLOCK_MONOTONIC, which all
+processes of a machine share). A write costs a microsecond and survives the rank's death.
+"""
+
+import mmap
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+HEARTBEAT_FILE: Final = "DDP_HEARTBEAT_FILE"  # set by ddprun for each rank
+_RECORD = struct.Struct("<qd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """The last sign of life."""
+
+    step: int
+    at_s: float  # time.monotonic()
+
+
+class Heart:
+    """The writer's side. Without ddprun there is no file, and beats are counted by nobody."""
+
+    def __init__(self, path: str | None) -> None:
+        self._map: mmap.mmap | None = None
+        if path:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.ftruncate(descriptor, _RECORD.size)
+                self._map = mmap.mmap(descriptor, _RECORD.size)
+            finally:
+                os.close(descriptor)
+
+    def beat(self, step: int) -> None:
+        """The loop has come to the end of ``step``."""
+        if self._map is not None:
+            _RECORD.pack_into(self._map, 0, step, time.monotonic())
+
+
+def read_beat(path: Path) -> Beat | None:
+    """The last beat of a rank; None: it has not beaten yet (or never will: a script need not)."""
+    try:
+        step, at_s = _RECORD.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return Beat(step=step, at_s=at_s) if at_s else None
