@@ -54,7 +54,7 @@ def script_of(command: tuple[str, ...]) -> str | None:
 def title(job: JobSpec) -> str:
     """``2 nodes x 4 ranks of train.py``: the run in half a line."""
     words = program(job.command)
-    what = " ".join(words[1:2] if words[0] == "-m" else words[:1])
+    what = words[1] if words[0] == "-m" else words[0]
     return f"{counted(job.nodes, 'node')} x {counted(job.gpus, 'rank')} of {what}"
 
 
@@ -65,7 +65,8 @@ def counted(number: int | str, noun: str) -> str:
 
 def command_line(job: JobSpec) -> str:
     """The program as one would type it."""
-    return shlex.join(program(job.command))
+    words = program(job.command)
+    return shlex.join(words[1:] if words[:2] == TRAINER else words)
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:

@@ -32,6 +32,8 @@ def test_titles() -> None:
         "1:4 nodes x 2 ranks of src/train.py"
     )
     assert command_line(JobSpec(command=("train.py", "a b"))) == "train.py 'a b'"
+    assert command_line(JobSpec(command=("--epochs", "3"))) == "ddptrain --epochs 3"
+    assert command_line(JobSpec(command=("-m", "project.train"))) == "-m project.train"
 
 
 def test_what_a_node_is_told() -> None:
