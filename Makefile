@@ -5,7 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH_INDEX ?=
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PIP := $(LOUD_PIP) --quiet
 
 .PHONY: demo test check specs cluster bench help clean
 
@@ -43,8 +44,8 @@ $(VENV)/.train: pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(f"ddpctl needs Python 3.11 or newer; $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ..." if v < (3, 11) else 0)'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) --upgrade 'pip>=25.1'
-	@$(if $(TORCH_INDEX),$(PIP) torch torchvision --index-url $(TORCH_INDEX))
-	@$(PIP) --editable '.[train,digits]'
+	@$(if $(TORCH_INDEX),$(LOUD_PIP) torch torchvision --index-url $(TORCH_INDEX))
+	@$(LOUD_PIP) --editable '.[train,digits]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.train

@@ -10,6 +10,7 @@ PET_MASTER_PORT=$(python3 -m ddprun.nodectl port | tr -dc 0-9)
 DDP_RUN_DIR=${RUN_DIR:-$PWD/runs/digits-$$}
 export PET_MASTER_PORT DDP_RUN_DIR
 mkdir -p "$DDP_RUN_DIR"
+echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
 gpus=()

@@ -23,6 +23,9 @@ from ddpwire.folder import CHECKPOINTS
 from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
+STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
+PROGRESS_S = 5.0
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class Request:
     why: str  # what chose the target
     cwd: str
     name: str | None = None  # the run's exact name; None: one is made up
-    checkpoint_dir: str | None = None  # another run's, to go on from; None: the run's own
+    resumes: Run | None = None  # the run from whose checkpoints it goes on
 
 
 def open_desk(environ: Mapping[str, str]) -> Desk:
@@ -55,13 +58,13 @@ def open_desk(environ: Mapping[str, str]) -> Desk:
 
 def plan_of(request: Request, run: str, folder: Path) -> Plan:
     """The request as a plan for one run."""
-    checkpoint_dir = request.checkpoint_dir or str(folder / CHECKPOINTS)
+    checkpoint_dir = request.resumes.checkpoint_dir if request.resumes else str(folder / CHECKPOINTS)
     return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
 
 
 def rehearse(desk: Desk, request: Request) -> None:
     """Print what a launch would run, and run nothing that changes anything."""
-    name = request.name or runs.new_name(desk.root, request.job.name)
+    name = _name(desk, request)
     plan = plan_of(request, name, desk.root / name)
     desk.runner.rehearse(targets.make(request.kind, request.options).submit(plan, attached=True), sys.stdout)
 
@@ -69,7 +72,7 @@ def rehearse(desk: Desk, request: Request) -> None:
 def start(desk: Desk, request: Request, *, attached: bool) -> Run:
     """Start a run and keep its record; a run that cannot start leaves nothing behind."""
     target = targets.make(request.kind, request.options)
-    name = request.name or runs.new_name(desk.root, request.job.name)
+    name = _name(desk, request)
     folder = runs.create(desk.root, name)
     plan = plan_of(request, name, folder)
     run = Run(
@@ -94,10 +97,21 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
             desk.runner.perform(target.stop(run, kill=True))
         runs.discard(folder)
         raise
-    desk.say(f"run {name}: {title(request.job)} on {request.target} ({request.why})")
+    where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
+    desk.say(f"run {name}: {title(request.job)} on {where} ({request.why})")
     if submission.note:
         desk.say(f"  {submission.note}")
     return run
+
+
+def _name(desk: Desk, request: Request) -> str:
+    if request.name:
+        return request.name
+    return (
+        runs.next_name(desk.root, request.resumes.name)
+        if request.resumes
+        else runs.new_name(desk.root, request.job.name)
+    )
 
 
 def follow(desk: Desk, run: Run) -> tuple[RunStatus, int]:
@@ -107,7 +121,7 @@ def follow(desk: Desk, run: Run) -> tuple[RunStatus, int]:
     """
     stopper = Stopper(desk, run)
     desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True)), on_interrupt=stopper)
-    state = settled(desk, run)
+    state = _wait_until_ended(desk, run, SETTLE_S)  # its last word may take a moment
     if stopper.times:
         return state, Exit.INTERRUPTED
     return state, Exit.OK if state.code is None else state.code
@@ -129,21 +143,35 @@ class Stopper:
             )
         else:
             self._desk.say(f"killing {self._run.name}")
-        self._desk.runner.perform(target_of(self._run).stop(self._run, kill=self.times > 1, wait=False))
+        kill = self.times > 1
+        self._desk.runner.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
 
 
 def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
     """Let a run save and stop, kill it when its grace is over, and see that nothing of it is left."""
     target = target_of(run)
     if not kill:
-        desk.say(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save (--kill: none)")
-    gone = desk.runner.perform(target.stop(run, kill=kill))
-    if not gone and not kill:
+        desk.say(
+            f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
+            f"ddpctl stop --kill {run.name} ends them at once"
+        )
+        desk.runner.perform(target.stop(run, kill=False, wait=False))
+        if (state := _wait_until_ended(desk, run, run.job.grace + STOP_MARGIN_S)).ended:
+            return state
         desk.say(f"{run.name} did not stop within its grace: killing it")
-        gone = desk.runner.perform(target.stop(run, kill=True))
-    if not gone:
+    if not desk.runner.perform(target.stop(run, kill=True)):
         raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
     return status(desk, (run,))[0]
+
+
+def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
+    started = said = time.monotonic()
+    while not (state := status(desk, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:
+        if now - said >= PROGRESS_S:
+            said = now
+            desk.say(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
+        time.sleep(POLL_S)
+    return state
 
 
 def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
@@ -154,14 +182,6 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
         for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
             found[state.run] = state
     return tuple(found[run.name] for run in asked)
-
-
-def settled(desk: Desk, run: Run) -> RunStatus:
-    """The status of a run whose logs have ended: its last word may take a moment."""
-    deadline = time.monotonic() + SETTLE_S
-    while not (state := status(desk, (run,))[0]).ended and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return state
 
 
 def target_of(run: Run) -> targets.Target:

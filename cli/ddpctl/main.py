@@ -2,7 +2,7 @@
 
 import os
 import sys
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -48,6 +48,17 @@ app = typer.Typer(
     ddpctl ps; ddpctl logs -f; ddpctl stop RUN    see to your runs
     """,
 )
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=setup.print_version, is_eager=True, help="As ddpctl version.")
+    ] = False,
+) -> None:
+    """Options of ddpctl itself; its text is the program's help above."""
+
+
 launch.register(app)
 runs.register(app)
 setup.register(app)
@@ -62,6 +73,8 @@ def main() -> None:
         if not (message := getattr(error, "format_message", None)):
             raise
         context = getattr(error, "ctx", None)
-        print(f"ddpctl: {message()} ({context.command_path if context else 'ddpctl'} --help)", file=sys.stderr)
+        path = context.command_path if context else "ddpctl"
+        hint = ", and what is your program's own goes after --" if path in ("ddpctl launch", "ddpctl render") else ""
+        print(f"ddpctl: {message()} ({path} --help lists the options{hint})", file=sys.stderr)
         code = Exit.USAGE
     sys.exit(code)

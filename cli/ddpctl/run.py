@@ -70,7 +70,12 @@ def fold(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
         state = next((state for state in _ORDER if state in states), "stopping")
         if outcome:
             state = "stopping"
-        return RunStatus(run=run, state=state, message=f"{len(alive)} of {len(nodes)} nodes alive", nodes=nodes)
+        return RunStatus(
+            run=run,
+            state=state,
+            message=f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive",
+            nodes=nodes,
+        )
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)

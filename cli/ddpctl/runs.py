@@ -4,9 +4,11 @@ A record says what was asked for and what the target needs to find the run again
 asked of the target, never remembered.
 """
 
+import itertools
 import json
 import os
 import random
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -46,6 +48,20 @@ def new_name(root: Path, job_name: str) -> str:
     if free:
         return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
     return f"{job_name}-{random.choice(WORDS)}-{int(time.time()) % 100_000}"  # noqa: S311
+
+
+def next_name(root: Path, name: str) -> str:
+    """What a run that goes on from the run ``name`` is called: ``night-2``, ``night-3``."""
+    base = re.sub(r"-[0-9]+$", "", name)
+    return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
+
+
+def has_checkpoint(run: Run) -> bool:
+    """Whether there is anything to go on from."""
+    try:
+        return any(entry for entry in os.scandir(run.checkpoint_dir) if not entry.name.startswith("."))
+    except OSError:
+        return False
 
 
 def create(root: Path, name: str) -> Path:
@@ -89,14 +105,16 @@ def load_all(root: Path) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
-def load(root: Path, name: str | None) -> Run:
-    """The run of that name, or of the one name that begins so; the newest where none is given."""
+def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
+    """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
     runs = load_all(root)
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
     if name is None:
         return runs[0]
-    matches = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    matches = [run for run in runs if run.name == name]
+    if not matches and not whole:
+        matches = [run for run in runs if run.name.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:

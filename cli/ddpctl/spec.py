@@ -71,7 +71,7 @@ class JobSpec:
 
     name: Annotated[
         str,
-        Doc("The job's name; a run is called NAME-XXXX. Lower-case letters, digits and '-'."),
+        Doc("The job's name; a run is called NAME and a word. Lower-case letters, digits and '-'."),
         Rule(check_name),
     ] = "train"
     nodes: Annotated[

@@ -182,7 +182,7 @@ def test_logs_and_stop() -> None:
     )
     with pytest.raises(NoInputError) as error:
         play(TARGET.logs(RUN, LogQuery(ranks=(9,))), [(Output(returncode=66),)])
-    assert str(error.value) == "digits-otter has no such log: it has 2 nodes x 2 ranks of train.py, ranks 0 to 3"
+    assert str(error.value) == "digits-otter has no such log: its nodes are 0 to 1, its ranks 0 to 3"
 
     dirs = "/runs/digits-otter/node-0 /runs/digits-otter/node-1"
     answer = (Output(returncode=0, stdout='{"alive": false}\n{"alive": true}\n'),)
@@ -213,7 +213,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
     script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
     env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
-    assert (done.returncode, done.stderr) == (3, "")
+    assert (done.returncode, done.stderr) == (3, f"logs and checkpoints: {tmp_path}/run\n")
     args = "-m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1"
     assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] b c {args}\n"
     assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] b c {args}\n"
@@ -227,6 +227,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
     )
     assert (done.returncode, done.stderr) == (
         78,
+        f"logs and checkpoints: {tmp_path}/run\n"
         "2 nodes x 2 GPUs: 4 needed, this machine has 1: export CUDA_VISIBLE_DEVICES= for CPU ranks\n",
     )
 

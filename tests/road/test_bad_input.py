@@ -91,10 +91,13 @@ TABLE = {
     "unknown flag": Bad(
         args="launch --gpu 2",
         code=2,
-        says="ddpctl: No such option: --gpu (Possible options: --gpus) (ddpctl launch --help)",
+        says="ddpctl: No such option: --gpu (Possible options: --gpus) (ddpctl launch --help lists the options, "
+        "and what is your program's own goes after --)",
     ),
     "unknown verb": Bad(
-        args="lunch", code=2, says="ddpctl: No such command 'lunch'. Did you mean 'launch'? (ddpctl --help)"
+        args="lunch",
+        code=2,
+        says="ddpctl: No such command 'lunch'. Did you mean 'launch'? (ddpctl --help lists the options)",
     ),
     "no run yet": Bad(args="status x", code=66, says="ddpctl: no run yet in {tmp}/runs: start one with ddpctl launch"),
     "resume nothing": Bad(

@@ -122,8 +122,6 @@ def logs(args: argparse.Namespace) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough; nothing is left to flush into
         return Exit.OK
-    if not found:
-        print(f"no log of such a node or rank in {args.run_dir}", file=sys.stderr)
     return Exit.OK if found else Exit.NO_INPUT
 
 

@@ -1,6 +1,7 @@
 """``ddpctl launch`` and ``ddpctl render``: from a command line to a run, or to a spec."""
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,7 @@ import typer
 
 from ddpctl.errors import UsageError
 from ddpctl.spec import NAME_PATTERN
+from ddpwire.exits import Exit
 
 if TYPE_CHECKING:  # what a verb needs is imported when it runs: --help stays quick
     from ddpctl.launch import Request
@@ -84,7 +86,8 @@ Program = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[-- SCRIPT ARGS...]",
-        help="As for torchrun: a script or -m module, and its arguments; nothing, or only options: ddptrain.",
+        help="Your script (or -m module) and its arguments, as for torchrun. Without a script our own trainer runs, "
+        "ddptrain, and gets what stands here: ddpctl launch -- --epochs 3; ddptrain --help lists its options.",
         show_default=False,
     ),
 ]
@@ -132,16 +135,21 @@ def launch(
         verbs.rehearse(desk, request)
         return
     run = verbs.start(desk, request, attached=not detach)
+    if request.resumes and not runs.has_checkpoint(request.resumes):
+        desk.say(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
     desk.say(f"  logs         {run.folder}")
     if detach:
-        print(run.name)
         desk.say(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
+        if not sys.stdout.isatty():
+            print(run.name)  # for a script: run=$(ddpctl launch --detach)
         return
     state, code = verbs.follow(desk, run)
     from ddpctl.commands.show import closing_lines
 
-    for line in closing_lines(run, state):
+    for line in closing_lines(run, state, can_resume=runs.has_checkpoint(run)):
         desk.say(line)
+    if code not in (state.code, Exit.OK):
+        desk.say(f"  you pressed Ctrl-C: ddpctl exits with {code}")
     raise typer.Exit(int(code))
 
 
@@ -242,7 +250,7 @@ def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":
         why=f"resumes {run.name}",
         cwd=run.cwd,
         name=name,
-        checkpoint_dir=run.checkpoint_dir,
+        resumes=run,
     )
 
 

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddpctl.errors import UsageError
+from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.launch import Desk
@@ -55,15 +58,16 @@ def ps(
     if not rows:
         desk.say(f"no run yet in {desk.root}: start one with ddpctl launch")
         return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in show.runs_table(rows, time.time()):
-        print(line)
+        print(line[:width])
     if len(shown) < len(found):
         desk.say(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
 
 def status(run: RunName = None, as_json: Json = False) -> None:
     """Say how a run fares, node by node, and who failed first."""
-    from ddpctl import launch
+    from ddpctl import launch, runs
     from ddpctl.commands import show
 
     desk, record = _find(run)
@@ -71,7 +75,7 @@ def status(run: RunName = None, as_json: Json = False) -> None:
     if as_json:
         print(json.dumps(show.as_json(record, state), indent=1))
         return
-    for line in show.status_lines(record, state):
+    for line in show.status_lines(record, state, can_resume=runs.has_checkpoint(record)):
         print(line)
 
 
@@ -92,11 +96,18 @@ def logs(
 
     desk, record = _find(run)
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
-    desk.runner.perform(launch.target_of(record).logs(record, query))
+    try:
+        desk.runner.perform(launch.target_of(record).logs(record, query))
+    except KeyboardInterrupt:
+        if not launch.status(desk, (record,))[0].ended:
+            desk.say(f"{record.name} goes on; ddpctl stop {record.name} ends it")
+        raise typer.Exit(int(Exit.INTERRUPTED)) from None
 
 
 def stop(
-    run: RunName = None,
+    run: Annotated[
+        str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=_complete_run)
+    ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="At once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run that goes on.")] = False,
 ) -> None:
@@ -105,15 +116,22 @@ def stop(
     It is killed when its grace is over. Nothing of it is left afterwards.
     """
     from ddpctl import launch, runs
+    from ddpctl.commands import show
 
     if (run is None) == (not every):
         raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
     desk = launch.open_desk(os.environ)
-    asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run),)
+    asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run, whole=True),)
     going = [record for record, state in zip(asked, launch.status(desk, asked), strict=True) if not state.ended]
     for record in going:
-        state = launch.stop(desk, record, kill=kill)
+        try:
+            state = launch.stop(desk, record, kill=kill)
+        except KeyboardInterrupt:
+            desk.say(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
+            raise typer.Exit(int(Exit.INTERRUPTED)) from None
         desk.say(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
+        for line in show.next_steps(record, state, can_resume=runs.has_checkpoint(record)):
+            desk.say(line)
     if not going:
         desk.say("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 

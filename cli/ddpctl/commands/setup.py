@@ -52,6 +52,13 @@ def version() -> None:
             print(f"{package} not installed (ranks need it: pip install 'ddpctl[train]')")
 
 
+def print_version(asked: bool) -> None:
+    """What ``ddpctl --version`` does."""
+    if asked:
+        version()
+        raise typer.Exit
+
+
 def register(app: typer.Typer) -> None:
     """Add these verbs to the program."""
     app.command()(init)

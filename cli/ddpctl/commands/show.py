@@ -47,7 +47,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     )
 
 
-def status_lines(run: Run, state: RunStatus) -> list[str]:
+def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """``ddpctl status``: the run, then a line a node."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
@@ -73,22 +73,28 @@ def status_lines(run: Run, state: RunStatus) -> list[str]:
                 (node.metrics or "-") if report.alive else "-",
             )
         )
-    return [*lines, *table(rows)]
+    return [*lines, *table(rows), *next_steps(run, state, can_resume=can_resume)]
 
 
-def closing_lines(run: Run, state: RunStatus) -> list[str]:
+def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+    """What a person may do about a run that has ended badly."""
+    lines = []
+    if state.outcome and state.outcome.rank is not None and state.state == "failed":
+        lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
+    if state.ended and state.code and can_resume:
+        lines.append(f"  go on with   ddpctl launch --resume {run.name}")
+    return lines
+
+
+def closing_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """What an attached launch says when its run has ended."""
     ending = f", exit code {state.code}" if state.code else ""
     lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
-    if state.outcome and state.outcome.rank is not None:
-        lines.append(f"  its log      ddpctl logs {run.name} --rank {state.outcome.rank}")
     lines += [f"  logs         {run.folder}", f"  checkpoints  {run.checkpoint_dir}"]
     metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
     if metrics:
         lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")
-    if state.outcome is None or state.outcome.retry:
-        lines.append(f"  go on with   ddpctl launch --resume {run.name}")
-    return lines
+    return lines + next_steps(run, state, can_resume=can_resume)
 
 
 def as_json(run: Run, state: RunStatus) -> dict[str, Any]:

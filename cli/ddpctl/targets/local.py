@@ -24,7 +24,7 @@ from ddpwire.outcome import read_outcome
 
 LOOPBACK = "127.0.0.1"
 YOUNG_S = 10.0  # a run that has not said a word for so long never will
-STOP_MARGIN_S = 5.0  # what ddprun may take beyond its ranks' grace
+STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 _GPU_LINES = {
     True: "# (this job's device is cpu)",
@@ -90,7 +90,7 @@ class LocalTarget:
             )
             for node in range(job.max_nodes)
         )
-        note = "" if gpus or job.device == "cpu" else f"no GPU here: {plan.world_size} CPU ranks under gloo"
+        note = "" if gpus or job.device == "cpu" else f"no GPU here: {counted(plan.world_size, 'CPU rank')} under gloo"
         return Submission(handle={"port": number}, note=note)
 
     def _probes(self, plan: Plan) -> tuple[Command, ...]:
@@ -130,7 +130,10 @@ class LocalTarget:
         argv = (self._python, "-m", "ddprun.nodectl", "logs", *options, run.folder)
         (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
         if done.returncode == Exit.NO_INPUT:
-            raise NoInputError(f"{run.name} has no such log: it has {title(run.job)}, ranks 0 to {_last_rank(run.job)}")
+            last = run.job.max_nodes * run.job.gpus - 1
+            raise NoInputError(
+                f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
+            )
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun and wait until none is alive."""
@@ -202,6 +205,7 @@ set -euo pipefail
 {names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
 export {names.NODE_MASTER_PORT} {names.RUN_DIR}
 mkdir -p "${names.RUN_DIR}"
+echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
 gpus=()
@@ -249,10 +253,6 @@ def _no_torch(python: str, output: Output) -> str:
     if output.returncode == Exit.SCRIPT:
         return f"{python} has no torch: install it with {python} -m pip install 'ddpctl[train]'"
     return f"cannot run {python}: {_last_line(output, 'it failed')}: set the target's 'python' to one with torch"
-
-
-def _last_rank(job: JobSpec) -> int:
-    return job.max_nodes * job.gpus - 1
 
 
 def _last_line(output: Output, otherwise: str) -> str:
