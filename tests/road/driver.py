@@ -33,8 +33,9 @@ def wait_until(true: Callable[[], object], what: str, timeout_s: float = 60) -> 
 
 
 def processes_of(run: str) -> dict[int, str]:
-    """pid → command line of everything alive that carries the run's name in its environment or its arguments."""
+    """pid → command line of everything alive of this test's run: its name in its environment or its arguments."""
     found = {}
+    here = f"DDPCTL_STATE_DIR={os.environ['DDPCTL_STATE_DIR']}".encode()  # tests run side by side
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             argv, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
@@ -42,7 +43,7 @@ def processes_of(run: str) -> dict[int, str]:
         except OSError:
             continue
         ours = f"DDP_RUN_ID={run}".encode() in environ.split(b"\0") or run.encode() in argv.split(b"\0")
-        if ours and state != "Z" and int(folder.name) != os.getpid():
+        if ours and here in environ.split(b"\0") and state != "Z" and int(folder.name) != os.getpid():
             found[int(folder.name)] = argv.replace(b"\0", b" ").decode(errors="replace")
     return found
 
