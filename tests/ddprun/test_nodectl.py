@@ -33,7 +33,7 @@ def test_show_and_signal_a_node(runs):
     assert json.loads((node.folder / "outcome.json").read_text()) == {
         "code": 137,
         "cause": "stopped",
-        "message": "killed on request, without a checkpoint",
+        "message": "killed on request, without saving",
         "node": 0,
         "rank": None,
         "step": None,

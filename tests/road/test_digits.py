@@ -63,7 +63,8 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     killed = ddpctl("stop", "cut", "--kill")
     assert (killed.returncode, killed.stderr) == (
         0,
-        "run cut stopped, exit code 137: killed on request, without a checkpoint\n",
+        "run cut stopped, exit code 137: killed on request, without saving\n"
+        "  go on with   ddpctl launch --resume cut\n",
     )
     assert processes_of("cut") == {}
 

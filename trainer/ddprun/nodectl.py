@@ -84,7 +84,7 @@ def send(args: argparse.Namespace) -> int:
 def _write_killed(node_dir: Path) -> None:
     """The last word of a ddprun that was not left the time to say it."""
     state = read_json(node_dir / NODE)
-    message = "killed on request, without a checkpoint"
+    message = "killed on request, without saving"
     with contextlib.suppress(OSError, TypeError, KeyError):
         Outcome(code=Exit.KILLED, cause="stopped", message=message, node=state["node"], retry=True).write(node_dir)
 
