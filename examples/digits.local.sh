@@ -6,7 +6,7 @@ set -euo pipefail
 export PET_NNODES=2
 export PET_NPROC_PER_NODE=2
 export PET_MASTER_ADDR=127.0.0.1
-PET_MASTER_PORT=$(python3 -m ddprun.nodectl port | tr -dc 0-9)
+PET_MASTER_PORT=$(python3 -P -m ddprun.nodectl port | tr -dc 0-9)
 DDP_RUN_DIR=${RUN_DIR:-$PWD/runs/digits-$$}
 export PET_MASTER_PORT DDP_RUN_DIR
 mkdir -p "$DDP_RUN_DIR"
@@ -30,7 +30,7 @@ trap : INT # the terminal's Ctrl-C reaches the nodes by itself
 for ((node = 0; node < 2; node++)); do
   share=("${gpus[@]:node * 2:2}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${share[*]}") PET_NODE_RANK=$node \
-    python3 -m ddprun --run-id digits --grace 30 --max-restarts 0 -m ddptrain --epochs 10 &
+    python3 -P -m ddprun --run-id digits --grace 30 --max-restarts 0 -m ddptrain --epochs 10 &
   pids+=("$!")
 done
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import runs, targets
-from ddpctl.errors import DdpctlError
+from ddpctl.errors import ConfigError, DdpctlError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.runner import Runner
@@ -24,6 +24,7 @@ from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
 STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
+SILENT_S = 1.0  # a run of which nothing is alive has had its last word after so long
 PROGRESS_S = 5.0
 POLL_S = 0.2
 
@@ -93,6 +94,7 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
         run = replace(run, handle=submission.handle)
         runs.save(run)
     except BaseException:
+        desk.runner.kill_started()
         with suppress(DdpctlError):  # what went wrong first is what a person must read
             desk.runner.perform(target.stop(run, kill=True))
         runs.discard(folder)
@@ -121,10 +123,26 @@ def follow(desk: Desk, run: Run) -> tuple[RunStatus, int]:
     """
     stopper = Stopper(desk, run)
     desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True)), on_interrupt=stopper)
-    state = _wait_until_ended(desk, run, SETTLE_S)  # its last word may take a moment
+    state = _see_the_end(desk, run, stopper)
     if stopper.times:
         return state, Exit.INTERRUPTED
-    return state, Exit.OK if state.code is None else state.code
+    return state, Exit.KILLED if state.code is None else state.code
+
+
+def _see_the_end(desk: Desk, run: Run, stopper: "Stopper") -> RunStatus:
+    """Its last word may take a moment; and where its log could not be printed to the end, the run still goes on."""
+    if (state := status(desk, (run,))[0]).alive:
+        time.sleep(SILENT_S)
+    state = _wait_until_ended(desk, run, SETTLE_S) if not state.alive else status(desk, (run,))[0]
+    if state.alive:
+        desk.say(f"the log cannot be printed any further; {run.name} goes on, and Ctrl-C stops it")
+    while state.alive:
+        try:
+            time.sleep(POLL_S)
+            state = status(desk, (run,))[0]
+        except KeyboardInterrupt:
+            stopper()
+    return state
 
 
 class Stopper:
@@ -156,17 +174,21 @@ def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
             f"ddpctl stop --kill {run.name} ends them at once"
         )
         desk.runner.perform(target.stop(run, kill=False, wait=False))
-        if (state := _wait_until_ended(desk, run, run.job.grace + STOP_MARGIN_S)).ended:
+        state = _wait_until_ended(desk, run, run.job.grace + STOP_MARGIN_S)
+        if state.ended:
             return state
-        desk.say(f"{run.name} did not stop within its grace: killing it")
+        if state.alive:
+            desk.say(f"{run.name} did not stop within its grace: killing it")
     if not desk.runner.perform(target.stop(run, kill=True)):
         raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
-    return status(desk, (run,))[0]
+    return _wait_until_ended(desk, run, SETTLE_S)
 
 
 def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
     started = said = time.monotonic()
     while not (state := status(desk, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:
+        if not state.alive and now - started > SILENT_S:
+            break
         if now - said >= PROGRESS_S:
             said = now
             desk.say(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
@@ -176,8 +198,12 @@ def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
 
 def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """How these runs fare, in the same order: each target is asked once."""
-    found: dict[str, RunStatus] = {}
-    for target_key in {(run.kind, run.target) for run in asked}:
+    found = {
+        run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
+        for run in asked
+        if run.kind not in targets.kinds()
+    }
+    for target_key in {(run.kind, run.target) for run in asked if run.name not in found}:
         group = tuple(run for run in asked if (run.kind, run.target) == target_key)
         for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
             found[state.run] = state
@@ -185,5 +211,11 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
 
 
 def target_of(run: Run) -> targets.Target:
-    """The target that a run was started on."""
+    """The target that a run was started on. Raises ConfigError for another version's."""
+    if run.kind not in targets.kinds():
+        raise ConfigError(f"{run.name}: {_strange(run)}")
     return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+
+
+def _strange(run: Run) -> str:
+    return f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}"

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -29,7 +30,7 @@ class OneLineErrors(TyperGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(int(Exit.OK)) from None
         except OSError as error:
-            print(f"ddpctl: {error.filename or 'system'}: {error.strerror}", file=sys.stderr)
+            print(f"ddpctl: {_say(error)}", file=sys.stderr)
             raise typer.Exit(int(Exit.SOFTWARE)) from None
 
 
@@ -64,8 +65,19 @@ runs.register(app)
 setup.register(app)
 
 
+def _say(error: OSError) -> str:
+    if error.filename:
+        return f"{error.filename}: {error.strerror}"
+    try:
+        Path.cwd()
+    except OSError:
+        return "the current folder is gone: cd to one that is there"
+    return f"cannot write the output: {error.strerror}"
+
+
 def main() -> None:
     """The console script."""
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may be any bytes
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
     except Exception as error:

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass
 
 from ddpctl.spec import JobSpec
+from ddpctl.words import one_line
 from ddpwire import names
 
 TRAINER = ("-m", "ddptrain")
@@ -55,7 +56,7 @@ def title(job: JobSpec) -> str:
     """``2 nodes x 4 ranks of train.py``: the run in half a line."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
-    return f"{counted(job.nodes, 'node')} x {counted(job.gpus, 'rank')} of {what}"
+    return f"{counted(job.nodes, 'node')} x {counted(job.gpus, 'rank')} of {one_line(what)}"
 
 
 def counted(number: int | str, noun: str) -> str:
@@ -64,9 +65,9 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def command_line(job: JobSpec) -> str:
-    """The program as one would type it."""
+    """The program as one would type it, on one line."""
     words = program(job.command)
-    return shlex.join(words[1:] if words[:2] == TRAINER else words)
+    return one_line(shlex.join(words[1:] if words[:2] == TRAINER else words))
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:

@@ -9,7 +9,7 @@ from ddpwire.exits import Exit
 from ddpwire.node import NodeState
 from ddpwire.outcome import Outcome
 
-State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost"]
+State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost", "unknown"]
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 # A run is as far as its slowest node: the first of these that any living node is in.
@@ -59,6 +59,11 @@ class RunStatus:
         """Whether nothing of the run goes on."""
         return self.state in ENDED
 
+    @property
+    def alive(self) -> bool:
+        """Whether any of its nodes is."""
+        return any(report.alive for report in self.nodes)
+
 
 def fold(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     """One run's status from its nodes'. ``young``: it may not have said its first word yet."""
@@ -79,7 +84,7 @@ def fold(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
-    if young:
+    if young and not any(report.state for report in nodes):
         return RunStatus(run=run, state="starting", message="no node has said a word yet", nodes=nodes)
     return RunStatus(
         run=run,

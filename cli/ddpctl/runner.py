@@ -5,9 +5,11 @@ It knows nothing of targets: it takes ``Command`` values and gives ``Output`` va
 """
 
 import os
+import signal
 import subprocess
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -25,6 +27,7 @@ class Runner:
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
+        self._started: list[int] = []  # leaders of the sessions that were put into the background
 
     def perform(self, verb: Verb[T], on_interrupt: Callable[[], None] | None = None) -> T:
         """Run a target's verb to its end.
@@ -56,6 +59,15 @@ class Runner:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def kill_started(self) -> None:
+        """SIGKILL what this runner has put into the background: a launch that came to nothing takes it back."""
+        for pid in self._started:
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)  # our child until we end, so the number is nobody else's
+            with suppress(OSError):
+                os.waitpid(pid, 0)
+        self._started.clear()
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):
@@ -119,6 +131,7 @@ class Runner:
 
     def _start(self, command: Command) -> Output:
         env = {**self._environ, **command.env}
+        env.pop(names.LIFELINE_FD, None)  # another launcher's, left over
         keep: tuple[int, ...] = ()
         if command.tether:
             if self._lifeline is None:
@@ -146,6 +159,7 @@ class Runner:
             except OSError as error:
                 raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
         process.returncode = 0  # it is not ours to wait for: no warning when this object goes
+        self._started.append(process.pid)
         return Output(returncode=0, stdout=f"{process.pid}\n")
 
 

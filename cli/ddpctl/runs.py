@@ -12,12 +12,13 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
 from ddpctl.run import Run
-from ddpctl.spec import JobSpec
+from ddpctl.spec import JobSpec, check_nodes
 from ddpwire.folder import CHECKPOINTS, write_atomic
 
 RECORD = "run.json"
@@ -38,8 +39,11 @@ def state_dir(environ: Mapping[str, str]) -> Path:
     """Where the runs of this user are: $DDPCTL_STATE_DIR, or ddpctl/runs in the XDG state directory."""
     if given := environ.get("DDPCTL_STATE_DIR"):
         return Path(given).absolute()
-    base = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".local" / "state"
-    return Path(base) / "ddpctl" / "runs"
+    if given := environ.get("XDG_STATE_HOME"):
+        return Path(given).absolute() / "ddpctl" / "runs"
+    if not (home := environ.get("HOME")):
+        raise CannotWriteError("no HOME to keep runs in: set DDPCTL_STATE_DIR to a folder that can be written")
+    return Path(home).absolute() / ".local" / "state" / "ddpctl" / "runs"
 
 
 def new_name(root: Path, job_name: str) -> str:
@@ -136,10 +140,20 @@ def _folders(root: Path) -> Iterator[Path]:
 def _read(folder: Path) -> Run | None:
     try:
         record = json.loads((folder / RECORD).read_text())
-        known = {item.name for item in fields(JobSpec)}
-        job = {key: value for key, value in record["job"].items() if key in known}
-        job["command"] = tuple(job.get("command", ()))
+        job = _job(record["job"])
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
-        return Run(**{**values, "job": JobSpec(**job), "folder": str(folder)})
+        run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
+        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version)
+        whole = isinstance(run.created, int | float) and isinstance(run.options, Mapping)
+        return run if whole and all(isinstance(text, str) for text in texts) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _job(record: Mapping[str, Any]) -> JobSpec:
+    """A job as it was written down; what this version does not know is passed over. Raises ValueError or TypeError."""
+    job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
+    job = replace(job, command=tuple(job.command), nodes=check_nodes(job.nodes))
+    if not all(isinstance(word, str) for word in job.command) or not isinstance(job.gpus, int):
+        raise TypeError("not a job")
+    return job

@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
+from ddpwire import names
+
 
 @dataclass(frozen=True)
 class Doc:
@@ -30,6 +32,12 @@ class Rule:
 Device = Literal["auto", "cuda", "cpu"]
 
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+# What places a node or a rank is not a person's to set.
+OURS = frozenset({
+    names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
+    names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_DIR, names.CHECKPOINT_DIR,
+    names.DEVICE, names.ATTEMPT, names.NODES_HERE, names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
+})  # fmt: skip
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -53,6 +61,8 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError(f"'{name}' is no name of a variable: letters, digits and '_', no digit first")
+        if name in OURS or name.startswith("PET_"):
+            raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
         if "\0" in value:
             raise ValueError(f"the value of {name} holds a NUL byte")
     return env

@@ -34,7 +34,7 @@ def test_show_and_signal_a_node(runs):
         "code": 137,
         "cause": "stopped",
         "message": "killed on request, without saving",
-        "node": 0,
+        "node": None,
         "rank": None,
         "step": None,
         "retry": True,

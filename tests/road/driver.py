@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpwire.folder import NODE_LOG
 
-DDPCTL = (sys.executable, "-m", "ddpctl")
+DDPCTL = (sys.executable, "-P", "-m", "ddpctl")  # as the console script: the current folder is no library
 SCRIPTS = Path(__file__).parent / "scripts"
 ROOT = Path(__file__).parent.parent.parent
 

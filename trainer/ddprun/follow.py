@@ -1,16 +1,17 @@
 """The logs of a run's nodes or ranks, as far as they are written or until the run ends: whole lines, none lost."""
 
+import os
 import re
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddprun import lock
+from ddprun import presence
 from ddpwire.folder import NODE_LOG, OUTCOME
 
 APPEAR_S = 10.0  # how long to wait for the first file
-SILENT_S = 2.0  # a node whose lock is free for so long without an outcome was killed
+SILENT_S = 2.0  # a node of which nothing is alive for so long, without an outcome, was killed
 POLL_S = 0.1
 NODE_DIR = re.compile(r"node-(\d+)")
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
@@ -65,10 +66,12 @@ def print_logs(
 ) -> bool:
     """Print the logs to stdout, and follow them until every node has ended. False: there was none."""
     tails: dict[Path, Tail] = {}
+    asker = os.getppid()
     started = time.monotonic()
     ended = Ended(run_dir, nodes)
     while True:
-        last = not follow or (ended() if tails else time.monotonic() - started > APPEAR_S)
+        # Whoever asked may be gone: then nobody reads this.
+        last = not follow or os.getppid() != asker or (ended() if tails else time.monotonic() - started > APPEAR_S)
         for path, prefix in sources(run_dir, nodes, ranks).items():
             if path not in tails:
                 tails[path] = Tail(path, prefix, tail)
@@ -92,7 +95,7 @@ class Ended:
     def __call__(self) -> bool:
         """Yes, when no lock is held and every outcome is there, or no lock has been held for a while."""
         folders = [folder for _, folder in node_dirs(self._run_dir, self._nodes)]
-        if any(map(lock.is_held, folders)):
+        if any(map(presence.is_alive, folders)):
             self._alive_at = time.monotonic()
             return False
         return all((f / OUTCOME).exists() for f in folders) or time.monotonic() - self._alive_at > SILENT_S

@@ -13,12 +13,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddprun import lock, ports
+from ddprun import lock, ports, presence, processes
 from ddprun.follow import print_logs
 from ddpwire.exits import Exit
 from ddpwire.folder import NODE, OUTCOME
 from ddpwire.outcome import Outcome
 
+FIND_S = 0.3
+SWEEP_S = 2.0
 SIGNALS = {
     "TERM": signal.SIGTERM,
     "INT": signal.SIGINT,
@@ -61,21 +63,24 @@ def read_json(path: Path) -> Any:
 def show(args: argparse.Namespace) -> int:
     """Print each folder's state."""
     for node_dir in args.node_dirs:
-        state = {"dir": str(node_dir), "alive": lock.is_held(node_dir)}
+        state = {"dir": str(node_dir), "alive": presence.is_alive(node_dir)}
         # The lock first: whoever is gone by then has written all that it will ever write.
         print(json.dumps(state | {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}))
     return Exit.OK
 
 
 def send(args: argparse.Namespace) -> int:
-    """Signal each folder's ddprun; its keeper sees to it that SIGKILL leaves no rank behind."""
+    """Signal each folder's ddprun, also one without its lock yet. SIGKILL leaves nothing of the run behind."""
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
-    while any(map(lock.is_held, args.node_dirs)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    while any(map(presence.is_alive, args.node_dirs)) and time.monotonic() < deadline:
+        time.sleep(presence.POLL_S)
+    if args.name == "KILL":
+        for run_dir in {node_dir.parent for node_dir in args.node_dirs}:
+            presence.sweep(run_dir, timeout_s=max(0.0, deadline - time.monotonic()) + SWEEP_S)
     for node_dir, sent in signalled.items():
-        alive = lock.is_held(node_dir)
-        if sent and not alive and args.name == "KILL":
+        alive = presence.is_alive(node_dir)
+        if not alive and args.name == "KILL" and not (node_dir / OUTCOME).exists():
             _write_killed(node_dir)
         print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": alive}))
     return Exit.OK
@@ -83,18 +88,27 @@ def send(args: argparse.Namespace) -> int:
 
 def _write_killed(node_dir: Path) -> None:
     """The last word of a ddprun that was not left the time to say it."""
-    state = read_json(node_dir / NODE)
-    message = "killed on request, without saving"
-    with contextlib.suppress(OSError, TypeError, KeyError):
-        Outcome(code=Exit.KILLED, cause="stopped", message=message, node=state["node"], retry=True).write(node_dir)
+    outcome = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+    with contextlib.suppress(OSError):
+        node_dir.mkdir(exist_ok=True)
+        outcome.write(node_dir)
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    if not lock.is_held(node_dir):
-        return False  # the pid in node.json may be anybody's by now
-    with contextlib.suppress(KeyError, TypeError, OSError):
-        os.kill(int(read_json(node_dir / NODE)["pid"]), number)
-        return True
+    """Whether there was anybody to signal. A ddprun may be between its start and its lock: look more than once."""
+    deadline = time.monotonic() + FIND_S
+    while not (node_dir / OUTCOME).exists():
+        if lock.is_held(node_dir):
+            with contextlib.suppress(KeyError, TypeError, OSError):
+                os.kill(int(read_json(node_dir / NODE)["pid"]), number)
+                return True
+        elif starters := tuple(presence.starting(node_dir)):
+            for pid in starters:
+                processes.kill(pid, number)
+            return True
+        if time.monotonic() > deadline:
+            break
+        time.sleep(presence.POLL_S)
     return False
 
 
@@ -119,9 +133,12 @@ def logs(args: argparse.Namespace) -> int:
         found = print_logs(args.run_dir, tuple(args.nodes), tuple(args.ranks), tail=args.tail, follow=args.follow)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader has seen enough; nothing is left to flush into
-        return Exit.OK
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to flush into
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+            return Exit.OK
+        print(f"the log cannot be printed: {error.strerror}", file=sys.stderr)
+        return Exit.CANNOT_WRITE
     return Exit.OK if found else Exit.NO_INPUT
 
 

@@ -130,7 +130,12 @@ def launch(
     elif file or profile or target:
         raise UsageError("--resume: a resumed run keeps its target and its file's words: leave out -f, -p and -t")
     else:
-        request = _resumed(flags, runs.load(desk.root, resume), name)
+        old = runs.load(desk.root, resume)
+        if not verbs.status(desk, (old,))[0].ended:
+            raise UsageError(
+                f"--resume: {old.name} goes on, and two trainings in its checkpoints would mix: stop it first"
+            )
+        request = _resumed(flags, old, name)
     if dry_run:
         verbs.rehearse(desk, request)
         return

@@ -122,7 +122,13 @@ def stop(
         raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
     desk = launch.open_desk(os.environ)
     asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run, whole=True),)
-    going = [record for record, state in zip(asked, launch.status(desk, asked), strict=True) if not state.ended]
+    states = zip(asked, launch.status(desk, asked), strict=True)
+    # A run that was killed from outside may have left something: --kill sweeps it as well.
+    going = [
+        record
+        for record, state in states
+        if (not state.ended or (kill and state.state == "lost")) and (not every or state.state != "unknown")
+    ]
     for record in going:
         try:
             state = launch.stop(desk, record, kill=kill)

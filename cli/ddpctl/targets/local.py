@@ -7,12 +7,13 @@ side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as
 import json
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Annotated
 
 from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of, title
 from ddpctl.run import NodeReport, Run, RunStatus, fold
 from ddpctl.spec import Doc, JobSpec
@@ -23,7 +24,7 @@ from ddpwire.node import read_node
 from ddpwire.outcome import read_outcome
 
 LOOPBACK = "127.0.0.1"
-YOUNG_S = 10.0  # a run that has not said a word for so long never will
+YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 _GPU_LINES = {
@@ -75,7 +76,7 @@ class LocalTarget:
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
         yield tuple(
             Command(
-                argv=(self._python, "-m", "ddprun", *ddprun_args(plan)),
+                argv=(self._python, "-P", "-m", "ddprun", *ddprun_args(plan)),
                 env={
                     **job.env,
                     **contract(plan, node=node, addr=LOOPBACK, port=number),
@@ -102,14 +103,14 @@ class LocalTarget:
         return (
             *GPU_PROBES,
             Command(argv=(self._python, "-c", find_torch), probe=True),
-            Command(argv=(self._python, "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
+            Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
             *((Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),) if script else ()),
         )
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask every node's folder."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
-        (shown,) = yield (Command(argv=(self._python, "-m", "ddprun.nodectl", "show", *dirs)),)
+        (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
         if shown.returncode:
             raise UnavailableError(f"cannot ask the nodes: {_last_line(shown, 'nodectl failed')}")
         lines = iter(shown.stdout.splitlines())
@@ -127,7 +128,7 @@ class LocalTarget:
         options = ["--follow"] if query.follow else []
         options += [f"--node={node}" for node in query.nodes] + [f"--rank={rank}" for rank in query.ranks]
         options += [] if query.tail is None else [f"--tail={query.tail}"]
-        argv = (self._python, "-m", "ddprun.nodectl", "logs", *options, run.folder)
+        argv = (self._python, "-P", "-m", "ddprun.nodectl", "logs", *options, run.folder)
         (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
         if done.returncode == Exit.NO_INPUT:
             last = run.job.max_nodes * run.job.gpus - 1
@@ -139,7 +140,7 @@ class LocalTarget:
         """Signal every ddprun and wait until none is alive."""
         wait_s = 0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
         argv = ("--signal", "KILL" if kill else "TERM", "--wait", f"{wait_s:g}", *node_dirs(run))
-        command = Command(argv=(self._python, "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
+        command = Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
         (done,) = yield (command,)
         if done.returncode:
             raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'nodectl failed')}")
@@ -193,7 +194,7 @@ def render_script(plan: Plan, python: str) -> str:
     if job.device != "auto":
         exports[names.DEVICE] = job.device
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
-    port = str(job.port) if job.port else f"$({shlex.quote(python)} -m ddprun.nodectl port | tr -dc 0-9)"
+    port = str(job.port) if job.port else f"$({shlex.quote(python)} -P -m ddprun.nodectl port | tr -dc 0-9)"
     return f"""\
 #!/usr/bin/env bash
 # {title(job)} on this machine: every node is a ddprun of its own on the loopback.
@@ -221,7 +222,7 @@ trap : INT # the terminal's Ctrl-C reaches the nodes by itself
 for ((node = 0; node < {job.max_nodes}; node++)); do
   share=("${{gpus[@]:node * {job.gpus}:{job.gpus}}}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{share[*]}}") {names.NODE_RANK}=$node \\
-    {shlex.quote(python)} -m ddprun {shlex.join(ddprun_args(plan))} &
+    {shlex.quote(python)} -P -m ddprun {shlex.join(ddprun_args(plan))} &
   pids+=("$!")
 done
 
@@ -240,12 +241,13 @@ exit "$code"
 
 
 def _report(node: int, line: str) -> NodeReport:
+    """One line of nodectl's. What another version wrote and this one cannot read counts as not written."""
     shown = json.loads(line)
-    try:
+    state = outcome = None
+    with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
+    with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
-    except ValueError as error:
-        raise DdpctlError(f"cannot read {shown['dir']}: {error}: was it written by another version?") from None
     return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
 
 
