@@ -8,7 +8,7 @@ from ddpwire import names
 from ddpwire.folder import CHECKPOINTS
 
 # This node's place. A launcher that the script starts in turn must not take it for its own.
-NOT_FOR_RANKS = (names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
+NOT_FOR_RANKS = (names.DEADLINE, names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
