@@ -1,14 +1,17 @@
-"""The checked-in specs are what ``ddpctl render`` makes of examples/; ``make specs`` writes them anew."""
+"""The checked-in specs are what ``ddpctl render`` makes of examples/, and the page of the metrics is what the catalogue
+says; ``make specs`` writes them anew.
+"""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ddpctl import config, launch, targets
+from ddpwire.catalogue import CATALOGUE, Metric
 
 ROOT = Path(__file__).parent.parent
-SPECS = {"examples/digits.local.sh": ("examples/digits.yaml", "here")}
 
 
 def render(file: str, target: str) -> str:
@@ -25,12 +28,45 @@ def render(file: str, target: str) -> str:
     return targets.make(settings.kind, settings.options).render(plan)
 
 
+PAGE = """\
+# Metrics
+
+Made from [ddpwire/catalogue.py](../trainer/ddpwire/catalogue.py) by `make specs`.
+
+Every node answers at one address, which its log and `ddpctl status` name. What a rank sets (ddptrain, or a script by
+[ddpwire.script](script.md)) carries the label `rank`; whatever else a script counts with prometheus_client is exported
+beside it. Counters are kept when ranks are started again, the gauges of a rank that has ended are dropped. A histogram
+has the suffixes `_bucket`, `_sum` and `_count`.
+"""
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    text = PAGE
+    for title, set_by in (("Of a node", "ddprun"), ("Of a rank", "ddptrain")):
+        rows = [row(metric) for metric in CATALOGUE if metric.set_by == set_by]
+        text += f"\n## {title}\n\n| metric | type | labels | what it says |\n|---|---|---|---|\n{''.join(rows)}"
+    return text
+
+
+def row(metric: Metric) -> str:
+    labels = [f"{name}: {', '.join(values)}" if values else name for name, values in metric.labels.items()]
+    needs = " Needs a GPU." if metric.needs_gpu else ""
+    return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {metric.help}{needs} |\n"
+
+
+SPECS = {
+    "docs/metrics.md": metrics_page,
+    "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
+}
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
-    assert (ROOT / spec).read_text() == render(*SPECS[spec]), f"{spec} is old: make specs"
+    assert (ROOT / spec).read_text() == SPECS[spec](), f"{spec} is old: make specs"
 
 
 if __name__ == "__main__":
-    for spec, source in SPECS.items():
-        (ROOT / spec).write_text(render(*source))
+    for spec, made in SPECS.items():
+        (ROOT / spec).write_text(made())
         print(f"wrote {spec}", file=sys.stderr)

@@ -29,6 +29,7 @@ ALONE = {
     "checkpoint_dir": None,
     "max_restarts": 0,
     "grace_s": 30.0,
+    "deadline": None,
     "join_timeout_s": 30.0,
     "metrics_host": None,
     "metrics_port": 0,
@@ -157,6 +158,17 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         ),
         (["--rdzv-endpoint", "host"], {}, "--rdzv-endpoint is 'host': HOST:PORT is what it takes"),
         (["--grace", "soon"], {}, "--grace is 'soon': a number of seconds from 0 is allowed"),
+        (
+            ["--deadline", "soon"],
+            {},
+            "--deadline is 'soon': seconds from the start, or a time as 2030-01-31T08:00:00+00:00, is allowed",
+        ),
+        (
+            [],
+            {"DDP_DEADLINE": "35"},
+            "DDP_DEADLINE is 35, but ranks get 30 s to save, and ddprun needs 5 s more: "
+            "give more than 35, or a shorter --grace",
+        ),
         (["--join-timeout", "-1"], {}, "--join-timeout is '-1': a number of seconds from 0 is allowed"),
         (["--join-timeout", "nan"], {}, "--join-timeout is 'nan': a number of seconds from 0 is allowed"),
         (["--max-restarts", "many"], {}, "--max-restarts is 'many': a whole number from 0 is allowed"),

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from ddpwire.catalogue import CATALOGUE
+from ddpwire.heartbeat import read_beat
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 
@@ -15,8 +16,12 @@ TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8",
 def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_path: Path) -> None:
     folder = tmp_path / "metrics"
     folder.mkdir()
-    ended = train(*TINY, "--epochs=2", environ={"PROMETHEUS_MULTIPROC_DIR": str(folder)})[0]
+    environ = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "DDP_HEARTBEAT_FILE": str(tmp_path / "heartbeat")}
+    ended = train(*TINY, "--epochs=2", environ=environ)[0]
     assert (ended.code, ended.err) == (0, "")
+    beat = read_beat(tmp_path / "heartbeat")
+    assert beat is not None
+    assert beat.step == 8
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(folder))
     families = {family.name: family for family in registry.collect()}

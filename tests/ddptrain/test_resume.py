@@ -8,7 +8,7 @@ import torch
 
 from ddptrain.main import run
 from ddptrain.options import parse
-from ddptrain.signals import Signals
+from ddpwire.signals import Signals
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 

@@ -22,7 +22,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import environment, exporter
+from ddprun import environment, exporter, ports
 from ddprun.agreement import Agreement
 from ddprun.contract import Contract
 from ddprun.environment import Place, Surroundings
@@ -59,6 +59,12 @@ class Node:
     logs: RankLogs
     journal: Journal
     series: NodeSeries
+
+
+def _free_port(group: WorkerGroup) -> int:
+    """For a rank that is alone: on the attempt's own port the agent serves its store."""
+    with ports.listen_anywhere(group.master_addr or "127.0.0.1") as listener:
+        return int(listener.getsockname()[1])
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -147,7 +153,7 @@ class NodeAgent(SimpleElasticAgent):
             group_rank=group.group_rank,  # type: ignore[arg-type]  # elastic declares these four as None
             group_world_size=group.group_world_size,  # type: ignore[arg-type]
             master_addr=group.master_addr,  # type: ignore[arg-type]
-            master_port=group.master_port,  # type: ignore[arg-type]
+            master_port=_free_port(group) if worker.world_size == 1 else group.master_port,  # type: ignore[arg-type]
             attempt=self._meeting.attempt,
         )
 

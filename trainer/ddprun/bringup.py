@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from ddprun import exporter, machine
+from ddprun import exporter, hostseries, machine
 from ddprun.contract import Contract
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
@@ -78,7 +78,8 @@ def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.Nod
     """Put the node's series on the net; where nothing can be bound, the run goes on without."""
     registry = CollectorRegistry()
     series = exporter.NodeSeries(registry)
-    registry.register(exporter.RankSeries(node_dir / METRICS))
+    for collector in (exporter.RankSeries(node_dir / METRICS), *hostseries.collectors()):
+        registry.register(collector)
     versions = {"torch_version": metadata.version("torch"), "python_version": platform.python_version()}
     series.info(catalogue.BUILD_INFO, version=__version__, **versions)
     series.info(catalogue.RUN_INFO, run_id=contract.run_id)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddprun import deadline as deadlines
 from ddprun import launchers, machine
+from ddprun.deadline import Deadline
 from ddprun.errors import bad_contract
 from ddprun.launchers import Word, Words
 from ddpwire import names
@@ -34,6 +36,7 @@ class Contract:
     checkpoint_dir: str | None
     max_restarts: int
     grace_s: float
+    deadline: Deadline | None  # None: nobody ends the run from outside
     join_timeout_s: float
     metrics_host: str | None  # None: where the master can reach it
     metrics_port: int  # 0: a free one
@@ -53,6 +56,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
     node_rank = _node_rank(words, max_nodes)
     master_addr, master_port = _master(words, max_nodes)
     here = machine.is_loopback(master_addr)
+    grace_s = _seconds("--grace", options.grace, 30.0)
     run_dir = options.run_dir or environ.get(names.RUN_DIR)
     return Contract(
         command=_command(options),
@@ -66,7 +70,8 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
         max_restarts=_number(words, "max_restarts", 0),
-        grace_s=_seconds("--grace", options.grace, 30.0),
+        grace_s=grace_s,
+        deadline=deadlines.read(options.deadline, environ, grace_s=grace_s),
         join_timeout_s=_seconds(
             "--join-timeout", options.join_timeout, LOCAL_JOIN_TIMEOUT_S if here else REMOTE_JOIN_TIMEOUT_S
         ),

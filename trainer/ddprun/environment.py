@@ -8,7 +8,7 @@ from ddpwire import names
 from ddpwire.folder import CHECKPOINTS
 
 # This node's place. A launcher that the script starts in turn must not take it for its own.
-NOT_FOR_RANKS = (names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
+NOT_FOR_RANKS = (names.DEADLINE, names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,8 @@ def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping
         "TORCHELASTIC_RUN_ID": around.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(place.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(around.max_restarts),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        # A rank that is alone serves its own store, as does whatever it spawns, at whatever address it chooses.
+        "TORCHELASTIC_USE_AGENT_STORE": str(place.world_size > 1),
         names.RUN_ID: around.run_id,
         names.ATTEMPT: str(place.attempt),
         names.PROMETHEUS_MULTIPROC_DIR: str(metrics_dir),

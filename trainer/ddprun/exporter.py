@@ -18,6 +18,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
+from ddprun import hostseries
 from ddpwire import catalogue
 
 PREFIX = "rank-"
@@ -73,14 +74,14 @@ def last_step(metrics_dir: Path, rank: int) -> int | None:
 
 
 class NodeSeries:
-    """ddprun's own series, all of them there from the start."""
+    """ddprun's own series, all of them there from the start; the machine's are read when somebody asks."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         kinds = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
         self._series: dict[str, Any] = {}
         for metric in catalogue.CATALOGUE:
-            if metric.set_by == "ddprun":
+            if metric.set_by == "ddprun" and metric not in hostseries.SERIES:
                 series = kinds[metric.kind](metric.name, metric.help, tuple(metric.labels), registry=registry)
                 self._series[metric.name] = series
                 for label, values in metric.labels.items() if len(metric.labels) == 1 else ():

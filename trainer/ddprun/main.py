@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddprun import contract as contracts
-from ddprun import machine, options
+from ddprun import deadline, machine, options
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
@@ -83,6 +83,10 @@ def main() -> NoReturn:
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
     if contract.lifeline_fd is not None:
         signals.watch_lifeline(contract.lifeline_fd)
+    if contract.deadline is not None:
+        deadline.watch(
+            contract.deadline, started=state.started, grace_s=contract.grace_s, ask=signals.stop, say=console.say
+        )
 
     def run() -> Outcome:
         ranks = Ranks(lock_fd=folder.lock_fd)

@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add("--max-restarts", metavar="N", help="starts of all ranks after a failure (default 0)")
     add("--run-dir", metavar="DIR", help="folder for logs and outcome (default: a temporary one)")
     add("--grace", metavar="S", help="seconds that ranks get to save after SIGTERM (default 30)")
+    add("--deadline", metavar="S|TIME", help="seconds from the start, or an ISO time: the ranks save in time before it")
     add("--join-timeout", metavar="S", help="seconds to wait for the other nodes (default 30 on one machine, else 300)")
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")

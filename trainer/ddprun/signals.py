@@ -30,6 +30,10 @@ class Signals:
                 signal.signal(number, lambda *_: None)
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
+    def stop(self) -> None:
+        """As if a SIGTERM had come."""
+        self._write.send(bytes([signal.SIGTERM]))
+
     def watch_lifeline(self, descriptor: int) -> None:
         """Take the end of file of ``descriptor`` for a SIGTERM: whoever held the other end is gone."""
         os.set_inheritable(descriptor, False)
@@ -42,7 +46,7 @@ class Signals:
                 pass
         except OSError:
             return  # never was a lifeline
-        self._write.send(bytes([signal.SIGTERM]))
+        self.stop()
 
     def _listen(self) -> None:
         while numbers := self._read.recv(64):

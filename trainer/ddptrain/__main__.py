@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from ddptrain.options import parse
-from ddptrain.signals import Signals
+from ddpwire.signals import Signals
 
 
 def main() -> NoReturn:

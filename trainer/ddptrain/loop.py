@@ -12,9 +12,9 @@ from ddptrain.augment import augment
 from ddptrain.evaluate import count_right
 from ddptrain.job import Job
 from ddptrain.metrics import Metrics
-from ddptrain.stop import Stop
 from ddptrain.stream import Share, batches, epoch_order, sample_hash, share_of
 from ddptrain.world import total
+from ddpwire.heartbeat import Heart
 
 SAY_EVERY_S = 30.0
 
@@ -31,9 +31,16 @@ class Fitted:
 
 
 def fit(
-    job: Job, *, first_step: int, stop: Stop, metrics: Metrics, say: Callable[[str], None], save: Callable[[int], None]
+    job: Job,
+    *,
+    first_step: int,
+    exit_code: Callable[[], int],
+    heart: Heart,
+    metrics: Metrics,
+    say: Callable[[str], None],
+    save: Callable[[int], None],
 ) -> Fitted:
-    """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way."""
+    """Train from ``first_step`` to the last, or until the ranks agree on an ``exit_code``; save on the way."""
     options, place = job.options, job.world.place
     step, images, seconds, right = first_step, 0, 0.0, None
     for epoch in range(first_step // job.steps_per_epoch, options.epochs):
@@ -48,28 +55,29 @@ def fit(
             loss_sum += train_step(job, share, epoch=epoch, lr=lr) * (len(batch) / place.size)
             step += 1
             images += len(batch)
-            exit_code = stop.after_step()
+            code = exit_code()
+            heart.beat(step)
             now = time.monotonic()
             metrics.step(step=step, epoch=epoch + 1, samples=share.num_samples, seconds=now - began, lr=lr)
             if now - said > SAY_EVERY_S:
                 said = now
                 speed = (images - images_before) / (now - start)
                 say(f"epoch {epoch + 1:2}/{options.epochs}   step {step} of {job.num_steps}   {speed:.0f} images/s")
-            if exit_code:
-                return Fitted(step=step, exit_code=exit_code)
+            if code:
+                return Fitted(step=step, exit_code=code)
             if options.checkpoint_every and step % options.checkpoint_every == 0 and step % job.steps_per_epoch:
                 save(step)
         loss = float(total(place, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
         right = count_right(job.model, job.test, job.normalise, job.world)
+        heart.beat(step)
         metrics.epoch(loss=loss, accuracy=right / len(job.test))
         say(
             f"epoch {epoch + 1:2}/{options.epochs}   loss {loss:.4f}   test {100 * right / len(job.test):6.2f} %   "
             f"{(images - images_before) / epoch_seconds:6.0f} images/s   lr {lr:.4f}"
         )
         save(step)
-    stop.answer()
     return Fitted(step=step, right=right, images=images, seconds=seconds)
 
 

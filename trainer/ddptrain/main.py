@@ -20,10 +20,11 @@ from ddptrain.loop import Fitted, fit
 from ddptrain.metrics import Metrics, open_metrics
 from ddptrain.options import Options, shaping
 from ddptrain.place import Place, read_place
-from ddptrain.signals import Signals
-from ddptrain.stop import Stop
 from ddptrain.world import agree, broadcast, enter, join, lost_a_peer, set_up_torch
 from ddpwire.exits import Exit
+from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
+from ddpwire.signals import Signals
+from ddpwire.vote import Vote
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
@@ -58,20 +59,32 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
     saver = Saver(options.checkpoint_dir, keep=options.keep, metrics=metrics)
     first_step = _resume(job, saver, metrics)
     signals.can_save = True  # from here on a stop waits for the end of a step
+    vote = Vote() if place.size > 1 else None
     fitted = fit(
         job,
         first_step=first_step,
-        stop=Stop(place, signals),
+        exit_code=lambda: vote.ask(signals.code) if vote else signals.code,
+        heart=_heart(environ),
         metrics=metrics,
         say=partial(_say, place),
         save=partial(_save, job, saver),
     )
+    if vote:
+        vote.answer()
     _farewell(job, fitted, saver)
     if place.size > 1:
         del job  # and with it DDP's hold on gloo, which else may abort the process as it ends
         gc.collect()
         dist.barrier()
     return fitted.exit_code
+
+
+def _heart(environ: Mapping[str, str]) -> Heart:
+    try:
+        return Heart(environ.get(HEARTBEAT_FILE))
+    except OSError as error:
+        _complain(f"training without a sign of life for ddprun: {error}")
+        return Heart(None)
 
 
 def _load_data(options: Options, place: Place) -> DataSet:

@@ -6,12 +6,8 @@ Written to files that ddprun collects, when it named a folder for them; else not
 import sys
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from ddpwire import catalogue, names
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter, Gauge, Histogram
 
 
 class Metrics:
@@ -37,20 +33,22 @@ class Exported(Metrics):
     """Metrics in prometheus_client's files. Raises OSError when they cannot be written."""
 
     def __init__(self) -> None:
-        self._steps, self._samples = _counter(catalogue.STEPS), _counter(catalogue.SAMPLES)
-        self._step_seconds = _histogram(catalogue.STEP_DURATION)
-        self._last_step, self._last_step_time = _gauge(catalogue.LAST_STEP), _gauge(catalogue.LAST_STEP_TIME)
-        self._lr, self._epoch = _gauge(catalogue.LEARNING_RATE), _gauge(catalogue.EPOCH)
-        self._loss = _gauge(catalogue.LOSS)
-        self._accuracy = _gauge(catalogue.EVAL_ACCURACY).labels(split="test")
-        durations = _histogram(catalogue.CHECKPOINT_DURATION)
+        from ddpwire.series import counter, gauge, histogram
+
+        self._steps, self._samples = counter(catalogue.STEPS), counter(catalogue.SAMPLES)
+        self._step_seconds = histogram(catalogue.STEP_DURATION)
+        self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
+        self._lr, self._epoch = gauge(catalogue.LEARNING_RATE), gauge(catalogue.EPOCH)
+        self._loss = gauge(catalogue.LOSS)
+        self._accuracy = gauge(catalogue.EVAL_ACCURACY).labels(split="test")
+        durations = histogram(catalogue.CHECKPOINT_DURATION)
         self._save_seconds, self._load_seconds = durations.labels(op="save"), durations.labels(op="load")
         self._saved_at, self._saved_step = (
-            _gauge(catalogue.CHECKPOINT_LAST_SUCCESS),
-            _gauge(catalogue.CHECKPOINT_LAST_STEP),
+            gauge(catalogue.CHECKPOINT_LAST_SUCCESS),
+            gauge(catalogue.CHECKPOINT_LAST_STEP),
         )
-        self._saved_bytes = _gauge(catalogue.CHECKPOINT_BYTES)
-        self._failures = _counter(catalogue.CHECKPOINT_FAILURES)
+        self._saved_bytes = gauge(catalogue.CHECKPOINT_BYTES)
+        self._failures = counter(catalogue.CHECKPOINT_FAILURES)
         for op in catalogue.CHECKPOINT_FAILURES.labels["op"]:
             for reason in catalogue.CHECKPOINT_FAILURES.labels["reason"]:
                 self._failures.labels(op=op, reason=reason)
@@ -95,21 +93,3 @@ def open_metrics(environ: Mapping[str, str]) -> Metrics:
     except (ImportError, OSError) as error:
         print(f"ddptrain: training without metrics: {error}", file=sys.stderr)
         return Metrics()
-
-
-def _counter(metric: catalogue.Metric) -> "Counter":
-    from prometheus_client import Counter
-
-    return Counter(metric.name, metric.help, tuple(metric.labels))
-
-
-def _gauge(metric: catalogue.Metric) -> "Gauge":
-    from prometheus_client import Gauge
-
-    return Gauge(metric.name, metric.help, tuple(metric.labels), multiprocess_mode="mostrecent")
-
-
-def _histogram(metric: catalogue.Metric) -> "Histogram":
-    from prometheus_client import Histogram
-
-    return Histogram(metric.name, metric.help, tuple(metric.labels), buckets=metric.buckets)

@@ -1,4 +1,5 @@
 """The words that ddpctl, ddprun and ddptrain share: variables, exit codes, metrics, files.
 
-Standard library only. All three programs import this package; it imports none of them.
+All three programs import this package; it imports none of them. Standard library only, but for ``vote`` and ``series``:
+they are what a rank does in its own process, with the torch and the prometheus_client that it has.
 """

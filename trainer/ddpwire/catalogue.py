@@ -20,7 +20,7 @@ EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "other")
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One metric. ``labels`` maps a label to its values; an empty tuple is a label whose value is free text,
-    set once a process (a version, a run's id).
+    set once a process (a version, a run's id, a device's number).
     """
 
     name: str
@@ -29,6 +29,7 @@ class Metric:
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
+    needs_gpu: bool = False  # there only where NVML finds a device
 
 
 BUILD_INFO = Metric(
@@ -75,6 +76,59 @@ TERMINATION_SIGNALS = Metric(
     help="Signals that asked this node to stop.",
     set_by="ddprun",
     labels={"signal": ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")},
+)
+HOST_CPU = Metric(
+    name="ddp_host_cpu_seconds_total",
+    kind="counter",
+    help="Seconds that the cores of this machine spent, all together.",
+    set_by="ddprun",
+    labels={"mode": ("user", "system", "iowait", "idle")},
+)
+HOST_MEMORY = Metric(
+    name="ddp_host_memory_bytes",
+    kind="gauge",
+    help="Memory of this machine; available: what could be had without swapping.",
+    set_by="ddprun",
+    labels={"kind": ("total", "available")},
+)
+HOST_NETWORK = Metric(
+    name="ddp_host_network_bytes_total",
+    kind="counter",
+    help="Bytes over all network interfaces of this machine but the loopback.",
+    set_by="ddprun",
+    labels={"direction": ("received", "sent")},
+)
+DEVICE_UTILIZATION = Metric(
+    name="ddp_device_utilization_ratio",
+    kind="gauge",
+    help="Share of the last sample period in which a kernel ran on the GPU, 0 to 1.",
+    set_by="ddprun",
+    labels={"device": ()},
+    needs_gpu=True,
+)
+DEVICE_MEMORY_USED = Metric(
+    name="ddp_device_memory_used_bytes",
+    kind="gauge",
+    help="Memory of the GPU that is in use, by whomever.",
+    set_by="ddprun",
+    labels={"device": ()},
+    needs_gpu=True,
+)
+DEVICE_POWER = Metric(
+    name="ddp_device_power_watts",
+    kind="gauge",
+    help="Power that the GPU draws.",
+    set_by="ddprun",
+    labels={"device": ()},
+    needs_gpu=True,
+)
+DEVICE_TEMPERATURE = Metric(
+    name="ddp_device_temperature_celsius",
+    kind="gauge",
+    help="Temperature of the GPU's die.",
+    set_by="ddprun",
+    labels={"device": ()},
+    needs_gpu=True,
 )
 STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
 SAMPLES = Metric(

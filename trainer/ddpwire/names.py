@@ -30,6 +30,7 @@ RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
+DEADLINE: Final = "DDP_DEADLINE"  # seconds from the start, or an ISO time: when a node must have ended
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
 LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
 METRICS_HOST: Final = "DDP_METRICS_HOST"

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from types import FrameType
+from typing import Any
 
 from ddpwire.exits import Exit
 
@@ -24,6 +25,8 @@ class Signals:
     def __init__(self) -> None:
         self.code = 0
         self.can_save = False  # set by the trainer for as long as a stop can be answered with a checkpoint
+        self._before: dict[int, Any] = {}
+        self._mask = threading.local()  # several threads may fork at a time
 
     def install(self) -> None:
         """Take the signals over. Once a process, from its main thread."""
@@ -31,8 +34,9 @@ class Signals:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in STOPS:
-            signal.signal(number, _nothing)
+            self._before[number] = signal.signal(number, _nothing)
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
+        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
 
     def _watch(self, reader: int) -> None:
         while True:
@@ -44,6 +48,20 @@ class Signals:
                 if not self.can_save or second_interrupt:
                     os._exit(code)
                 self.code = max(self.code, code)
+
+    def _hold(self) -> None:
+        """While a child is forked: what is told to it in its first instant waits, and is not lost."""
+        self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+
+    def _let_go(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
+
+    def _give_back(self) -> None:
+        """In a forked child, as a DataLoader's worker: what is told to it is not told to us, and ends it as ever."""
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        self._let_go()
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:

@@ -1,0 +1,57 @@
+"""loop_before.py with five lines more: it saves and stops in time when asked to, and its node sees how it goes.
+
+ddprun --nproc-per-node 2 examples/loop_after.py
+"""
+
+import argparse
+
+import ddpwire.script as ddp  # first: from here on a signal is heard
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20, help="of an epoch")
+    args = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank, num_steps = dist.get_rank(), args.epochs * args.steps
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    path, first = ddp.checkpoint_dir() / "snapshot.pt", 0
+    if path.exists():
+        snapshot = torch.load(path)
+        model.load_state_dict(snapshot["model"])
+        first = snapshot["step"]
+        print(f"rank {rank} goes on after step {first}", flush=True)
+
+    def save(step: int) -> None:
+        if rank == 0:
+            torch.save({"model": model.state_dict(), "step": step}, path.with_suffix(".new"))
+            path.with_suffix(".new").replace(path)
+
+    for step in range(first + 1, num_steps + 1):
+        generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
+        inputs = torch.randn(32, 20, generator=generator)
+        targets = inputs @ torch.linspace(-1, 1, 20).unsqueeze(1)
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        ddp.progress(step, samples=len(inputs))
+        if ddp.should_stop():  # the same answer on every rank
+            save(step)
+            ddp.stop()  # every rank when the last one is here, with 143 for SIGTERM
+        if step % args.steps == 0:
+            save(step)
+            if rank == 0:
+                print(f"epoch {step // args.steps}/{args.epochs} loss {loss.item():.4f}", flush=True)
+    dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Whoever says when a run is ended from outside, its ranks are asked in time to save."""
+
+import time
+from typing import Any
+
+import pytest
+
+from ddprun import deadline
+from ddprun.deadline import Deadline
+
+SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
+
+
+@pytest.mark.parametrize(
+    ("flag", "environ", "expected"),
+    [
+        (None, {}, None),
+        ("90", {}, Deadline(source="--deadline", after_s=90)),
+        ("2030-01-01T01:00:00+01:00", {}, Deadline(source="--deadline", at=1893456000)),
+        (None, {"DDP_DEADLINE": "2030-01-01T00:00:00Z"}, Deadline(source="DDP_DEADLINE", at=1893456000)),
+        (None, SLURM, Deadline(source="SLURM_JOB_END_TIME", at=1893456000, margin_s=30)),
+        ("90", SLURM | {"DDP_DEADLINE": "80"}, Deadline(source="--deadline", after_s=90)),
+    ],
+)
+def test_who_says_it(flag: str | None, environ: dict[str, str], expected: Deadline | None) -> None:
+    assert deadline.read(flag, environ, grace_s=30) == expected
+
+
+@pytest.mark.parametrize(
+    ("at", "after_s", "asked_after_s", "left_s"),
+    [(-50.0, 0.0, 0.0, 0), (6.4, 0.0, 0.5, 6), (None, 106.4, 0.5, 6), (None, 50.0, 0.0, 0)],
+)
+def test_the_grace_and_the_margin_end_with_it(
+    runs: Any, at: float | None, after_s: float, asked_after_s: float, left_s: int
+) -> None:
+    said: list[str] = []
+    asked: list[float] = []
+    now = time.time()
+    due = Deadline(source="--deadline", at=None if at is None else now + at, after_s=after_s)
+    deadline.watch(due, started=now - 100, grace_s=0.9, ask=lambda: asked.append(time.time()), say=said.append)
+    runs.until(lambda: asked, 5)
+    assert asked_after_s - 0.01 < asked[0] - now < asked_after_s + 0.9
+    assert said == [f"the deadline (--deadline) is in {left_s} s: the ranks are asked to save and stop"]
+
+
+def test_ranks_save_before_the_deadline(runs: Any) -> None:
+    began_at = time.time()
+    node = runs.start("act.py", "all=save", options=("--grace", "0.9"), env={"DDP_DEADLINE": "12"})
+    assert node.end() == 143
+    assert 6 < time.time() - began_at < 12
+    assert node.log(0) in ("ready\nsaved on SIGTERM\n", "")  # nothing: on a machine under load it was still starting
+    assert (node.outcome().cause, node.outcome().code, node.outcome().retry) == ("stopped", 143, True)
+    assert [line for line in node.said() if "deadline" in line] == [
+        "[node0] the deadline (DDP_DEADLINE) is in 6 s: the ranks are asked to save and stop"
+    ]
