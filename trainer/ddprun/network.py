@@ -10,7 +10,7 @@ import threading
 
 import psutil
 
-REACH_S = 2.0  # an answer that takes longer than this is none
+REACH_S = 4.0  # longer than ARP takes to find nobody (3 s), so that "down" and "filtered" can be told apart
 
 # What a failed connection means, as a person asks it. Linux tells these apart.
 MEANINGS = {

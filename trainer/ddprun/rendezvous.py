@@ -19,7 +19,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch does not say so
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ddprun import network, ports
+from ddprun import network, ports, stores
 from ddprun.checks import Checks
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, bad_contract, refused
@@ -82,7 +82,7 @@ class FixedRankRendezvous(RendezvousHandler):
             if wait.is_over((0,), reason):
                 raise self._absent((0,), reason)
         try:
-            return TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+            return stores.connect(address, port)
         except RuntimeError:
             message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
             raise refused(Exit.UNAVAILABLE, "unavailable", message) from None
