@@ -2,7 +2,7 @@
 
     python bench/misconfigured.py [--torchrun] [--write] [TITLE ...]
 
-prints a table; --write puts it into docs/troubleshooting.md, with torchrun beside it. Needs root on Linux: the machines are network namespaces.
+prints a table; --write puts it into docs/troubleshooting.md. Needs root on Linux: the machines are network namespaces.
 """
 
 import argparse
@@ -213,9 +213,9 @@ def main() -> None:
         theirs = [future.result() for future in futures] or [None] * len(cases)
     what = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, one run each"
     text = (
-        f"Measured with {what}, --join-timeout 2; torchrun was given up after {BOUND_S:g} s. The seconds count from the "
-        f"start of the last node's process; Python's own start and the import of torch are in them, which alone took "
-        f"{min(alone_s):.1f} to {max(alone_s):.1f} s on this machine meanwhile.\n\n"
+        f"Measured with {what}, --join-timeout 2; torchrun was given up after {BOUND_S:g} s. The seconds count from "
+        f"the start of the last node's process; Python's own start and the import of torch are in them, which alone "
+        f"took {min(alone_s):.1f} to {max(alone_s):.1f} s on this machine meanwhile.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     text += "".join(row(case, one, other) for case, one, other in zip(cases, ours, theirs, strict=True))

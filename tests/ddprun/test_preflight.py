@@ -1,18 +1,22 @@
 """The preflight says what is wrong, in whole sentences: of this machine, of the way, of the nodes that meet."""
 
 import errno
+import hashlib
 import os
 import socket
+import sys
 import threading
 import time
+import types
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from ddprun import clock, contract, health, network, options, preflight, report, versions
+from ddprun import clock, contract, environment, health, network, options, preflight, report, versions
 from ddprun.errors import NodeError
 
 GOOD = health.Machine(shm_bytes=8 * health.GIB, memlock_bytes=None, open_files=None, num_gpus=0)
@@ -201,6 +205,78 @@ def test_reading_the_limits_of_this_machine():
     machine = health.read(0)
     assert machine.open_files in (None, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     assert machine.gpus == () or machine.num_gpus == 0
+
+
+def test_what_nvml_tells(monkeypatch):
+    """A double of the library, in the library's own words; a real one was not at hand."""
+
+    def ecc_errors(handle, *_):
+        if handle == "gpu1":
+            raise NVMLError
+        return 5
+
+    class NVMLError(Exception):
+        pass
+
+    nvml = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        nvmlInit=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "570.86",
+        nvmlDeviceGetCount=lambda: 3,
+        nvmlDeviceGetHandleByIndex=lambda index: f"gpu{index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-a1": "gpu2"}[uuid],
+        nvmlDeviceGetIndex=lambda handle: int(handle[3:]),
+        nvmlDeviceGetTotalEccErrors=ecc_errors,
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [types.SimpleNamespace(pid=12)] * (handle == "gpu1"),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    all_of_them = tuple(
+        health.Gpu(index=index, ecc_errors=errors, pids=pids)
+        for index, errors, pids in ((0, 5, ()), (1, 0, (12,)), (2, 5, ()))
+    )
+    assert health.read(3).gpus == all_of_them
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1,1")
+    assert health.read(2).gpus == (all_of_them[2], all_of_them[1])
+    assert health.driver_version() == "570.86"
+
+
+def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path):
+    for name in ("train.py", "a.yaml", "b.toml", "results.json"):
+        (tmp_path / name).write_text(name)
+    arguments = ["--config", "a.yaml", "--model-config=b.toml", "--out", "results.json", "--config", "none.yaml"]
+    words = [str(tmp_path / word) if "." in word and "=" not in word else word for word in ["train.py", *arguments]]
+    words[3] = f"--model-config={tmp_path / 'b.toml'}"
+    asked = contract.read(options.parse(words), {}, lambda _: 1)
+    hashed = {what: value for what, value in versions.facts(asked, {}).items() if what.startswith("sha256")}
+    assert hashed == {
+        f"sha256 of {name}": hashlib.sha256(name.encode()).hexdigest()[:12] for name in ("train.py", "a.yaml", "b.toml")
+    }
+
+
+def test_the_ranks_are_told_the_interface_unless_somebody_has():
+    place = environment.Place(
+        rank=0,
+        world_size=1,
+        local_rank=0,
+        local_world_size=1,
+        role_rank=0,
+        role_world_size=1,
+        node_rank=0,
+        group_rank=0,
+        group_world_size=1,
+        master_addr="10.0.0.1",
+        master_port=1,
+        attempt=1,
+    )
+    around = environment.Surroundings(
+        run_id="a", run_dir=None, checkpoint_dir=None, max_restarts=0, cores=1, interface="eth0"
+    )
+    told = environment.of_rank(place, around, Path("metrics"), {"NCCL_SOCKET_IFNAME": "ib0"})
+    assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
+    told = environment.of_rank(place, around, Path("metrics"), {})
+    assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 
 def test_both_values_of_what_differs():

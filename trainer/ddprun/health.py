@@ -77,7 +77,7 @@ def read(num_gpus: int) -> Machine:
         memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
         open_files=_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
-        gpus=_gpus(),
+        gpus=_gpus() if num_gpus else (),
     )
 
 

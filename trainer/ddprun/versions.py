@@ -7,13 +7,13 @@ import contextlib
 import hashlib
 import platform
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 
 from ddprun import health
 from ddprun.contract import Contract
 from ddpwire import names
 
-CONFIGURATIONS = (".yaml", ".yml", ".json", ".toml", ".ini")
 LARGEST = 1 << 24  # bytes of a file that is hashed
 NONE = "none"
 
@@ -63,12 +63,11 @@ def _nccl() -> str:
 
 
 def _files(command: tuple[str, ...]) -> list[Path]:
-    """The script, and the configurations that it is given."""
+    """The script, and what it is given as --config: an output that lies there from a former run is not compared."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
-    named = [Path(argument.rpartition("=")[2]) for argument in arguments]
-    return [
-        path for path in named[:1] + [path for path in named[1:] if path.suffix in CONFIGURATIONS] if _is_file(path)
-    ]
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
+    return [path for path in map(Path, [*words[:1], *configurations]) if _is_file(path)]
 
 
 def _is_file(path: Path) -> bool:
