@@ -175,8 +175,11 @@ def sentence(lines: list[str], folder: str) -> str:
     """The line that a person would quote."""
     own = [line for line in lines if line.startswith("[node")]
     warnings = [line for line in own if "warning: " in line]
-    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    line = (warnings or own or errors or lines or ["nothing"])[-1].replace(folder, "...")
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    logged = [
+        line.partition("[c10d] ")[2] for line in lines if "[c10d] " in line and "hostname of the client" not in line
+    ]
+    line = (warnings or own or errors or logged or ["nothing"])[-1].replace(folder, "...")
     line = re.sub(r" \(exit code .*\)$|^\[node\d\] ", "", line)
     return line.replace("|", "/")
 
@@ -190,7 +193,7 @@ def import_torch_s() -> float:
 def row(case: Case, ours: Result, theirs: Result | None) -> str:
     def cell(result: Result) -> str:
         how = "still waiting" if result.code is None else f"exit code {result.code}"
-        return f"{how} after {result.seconds:.1f} s: {result.said}"
+        return f"{how} after {result.seconds:.1f} s, and said: {result.said}"
 
     cells = [case.title, ours.said, f"{ours.seconds:.1f}", str(ours.code), *([cell(theirs)] if theirs else ["not run"])]
     return f"| {' | '.join(cells)} |\n"
