@@ -67,6 +67,12 @@ def debian(machines: Machines) -> list[list[str]]:
     return []
 
 
+def debian_everywhere(machines: Machines) -> list[list[str]]:
+    for machine in machines:
+        machine.write_hosts(f"127.0.1.1 {machine.name}\n")
+    return []
+
+
 def somebody_listens(machines: Machines) -> list[list[str]]:
     return [machines[0].command(sys.executable, "-m", "http.server", PORT)]
 
@@ -79,6 +85,13 @@ def drop_answers(machines: Machines) -> list[list[str]]:
 CASES = (
     Case(title="the master's name does not exist", nodes=BOTH, speaker=1, master="nosuch.invalid"),
     Case(title="Debian's `127.0.1.1 node-0` in node 0's /etc/hosts", nodes=BOTH, speaker=0, prepare=debian),
+    Case(
+        title="Debian's line on every node, the master by its address",
+        nodes=BOTH,
+        speaker=0,
+        master="10.77.0.10",
+        prepare=debian_everywhere,
+    ),
     Case(title="the master's address is not node 0's", nodes=BOTH, speaker=0, master="10.77.0.99"),
     Case(title="the master is 127.0.0.1 on two machines", nodes=BOTH, speaker=1, master="127.0.0.1"),
     Case(title="the port is taken on node 0", nodes=BOTH, speaker=0, prepare=somebody_listens),
@@ -173,7 +186,7 @@ def started(command: list[str], output: Path, env: dict[str, str] | None = None)
 
 def sentence(lines: list[str], folder: str) -> str:
     """The line that a person would quote."""
-    own = [line for line in lines if line.startswith("[node")]
+    own = [line for line in lines if re.match(r"\[node\d+\] ", line)]
     warnings = [line for line in own if "warning: " in line]
     errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
     logged = [
