@@ -192,7 +192,11 @@ def sentence(lines: list[str], folder: str) -> str:
     logged = [
         line.partition("[c10d] ")[2] for line in lines if "[c10d] " in line and "hostname of the client" not in line
     ]
-    line = (warnings or own or errors or logged or ["nothing"])[-1].replace(folder, "...")
+    line = (
+        (warnings or own or errors or logged or ["nothing"])[-1]
+        .replace(folder, "...")
+        .replace(sys.executable, "python")
+    )
     line = re.sub(r" \(exit code .*\)$|^\[node\d\] ", "", line)
     return line.replace("|", "/")
 
