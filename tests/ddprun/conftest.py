@@ -18,6 +18,7 @@ from ddprun import ports
 from ddpwire.node import NodeState, read_node
 from ddpwire.outcome import Outcome, read_outcome
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a store that goes with its test is no news
 SCRIPTS = Path(__file__).parent / "scripts"
 
 

@@ -35,6 +35,9 @@ ALONE = {
     "metrics_port": 0,
     "nodes_here": 1,
     "lifeline_fd": None,
+    "local_addr": None,
+    "patient": False,
+    "check_only": False,
 }
 
 
@@ -47,7 +50,20 @@ def read(argv, environ, gpus=0):
     ("argv", "environ", "differs"),
     [
         ([], {}, {}),
-        ([], {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500", "RANK": "7", "WORLD_SIZE": "8"}, {}),
+        ([], {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}, {}),
+        (
+            ["--rdzv-conf", "is_host=1,join_timeout=90,read_timeout=3", "--nnodes", "2", "--local_addr", "10.0.0.1"],
+            {"PET_RDZV_ENDPOINT": "[fd00::1]:5000", "PET_LOG_DIR": "/logs", "PET_STANDALONE": ""},
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "master_addr": "fd00::1",
+                "master_port": 5000,
+                "join_timeout_s": 90.0,
+                "local_addr": "10.0.0.1",
+                "run_dir": Path("/logs"),
+            },
+        ),
         (
             [],
             TWO,
@@ -58,7 +74,7 @@ def read(argv, environ, gpus=0):
                 "node_rank": 1,
                 "master_addr": "10.0.0.1",
                 "master_port": 4000,
-                "join_timeout_s": 300.0,
+                "join_timeout_s": 60.0,
             },
         ),
         (
@@ -71,7 +87,7 @@ def read(argv, environ, gpus=0):
                 "node_rank": 2,
                 "master_addr": "10.0.0.2",
                 "master_port": 5000,
-                "join_timeout_s": 300.0,
+                "join_timeout_s": 60.0,
             },
         ),
         (
@@ -177,6 +193,16 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             {"DDP_METRICS_PORT": "http"},
             "DDP_METRICS_PORT is 'http': a port from 1 to 65535, or 0 for a free one, is allowed",
         ),
+        (
+            ["--rdzv-conf", "is_host=true", "--node-rank", "1", "--nnodes", "2"],
+            {},
+            "--rdzv-conf says is_host, but --node-rank is 1: node 0 is the host, give one",
+        ),
+        (
+            [],
+            {"PET_STANDALONE": "1", "PET_NNODES": "2"},
+            "PET_STANDALONE is one node, but PET_NNODES is 2: give one of the two",
+        ),
         ([], {"DDP_NODES_HERE": "0"}, "DDP_NODES_HERE is '0': a whole number from 1 is allowed"),
         ([], {"DDP_LIFELINE_FD": "x"}, "DDP_LIFELINE_FD is 'x': the number of an open descriptor is allowed"),
     ],
@@ -185,3 +211,28 @@ def test_what_contradicts_is_refused_by_name(argv, environ, message):
     with pytest.raises(NodeError) as caught:
         read(argv, environ)
     assert (str(caught.value), caught.value.outcome.code) == (message, 78)
+
+
+def test_torchruns_other_flags_are_taken_and_said_to_change_nothing():
+    argv = ["-r", "3", "--tee", "3", "--start_method", "spawn", "--monitor-interval=1", "--role", "trainer", "train.py"]
+    assert options.accepted(options.parse(argv)) == (
+        "--monitor-interval changes nothing here: a rank's end is noticed at once",
+        "--start-method changes nothing here: the ranks are started as ddprun does it",
+        "--role changes nothing here: all ranks have the role 'default'",
+        "--redirects changes nothing here: every rank's output goes to the console and to a log of its own",
+        "--tee changes nothing here: every rank's output goes to the console and to a log of its own",
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "script", "arguments"),
+    [
+        (["--check-only"], "", []),
+        (["--check-only", "train.py", "--lr", "1"], "train.py", ["--lr", "1"]),
+        (["train.py", "--check-only"], "train.py", ["--check-only"]),
+    ],
+)
+def test_a_check_needs_no_script(argv, script, arguments):
+    asked = options.parse(argv)
+    assert (asked.script, asked.script_args) == (script, arguments)
+    assert asked.check_only == (argv[0] == "--check-only")

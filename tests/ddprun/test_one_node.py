@@ -154,6 +154,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
             "DDP_DEVICE": "cpu",
             "DDP_ATTEMPT": "1",
             "GLOO_SOCKET_IFNAME": "lo",
+            "NCCL_SOCKET_IFNAME": "=lo",
             "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),
         }
         lines = ["a line in two parts", "x" * 200_000, *(f"line {n}" for n in range(2_000)), "no newline at the end"]
@@ -164,7 +165,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
 
 WORDS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "NODE_RANK", "MASTER_", "ROLE_"),
-    *("TORCHELASTIC_", "DDP_", "PET_", "GLOO_", "PROMETHEUS_", "TORCH_CPP"),
+    *("TORCHELASTIC_", "DDP_", "PET_", "GLOO_", "NCCL_", "PROMETHEUS_", "TORCH_CPP"),
 )
 
 

@@ -102,7 +102,8 @@ def test_a_master_that_does_not_come_is_named(runs):
     node = runs.start("act.py", node=1, nodes="2", port=port, options=("--join-timeout", "1"))
     assert node.end() == 142
     assert node.said() == [
-        f"[node1] node 0 of 2 did not come within 1 s (127.0.0.1:{port}: connection refused) "
+        f"[node1] node 0 of 2 did not come within 1 s (node-1 (127.0.0.1): 127.0.0.1:{port} refused the connection: "
+        "nothing listens there yet, and it is this machine itself) "
         "(exit code 142; logs in RUN/node-1)"
     ]
 
@@ -111,7 +112,7 @@ def test_a_master_without_an_address_is_named(runs):
     options = ("--master-addr", "name.invalid")
     node = runs.start("act.py", node=1, nodes="2", port=runs.free_port(), options=options)
     assert node.end() == 69
-    assert node.outcome().message.partition(":")[0] == "name.invalid does not resolve"
+    assert node.outcome().message.rpartition(":")[0] == "node-1: name.invalid does not resolve"
 
 
 def test_a_job_that_may_shrink_begins_with_those_who_came(runs):

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from ddprun import exporter, hostseries, machine
+from ddprun import exporter, hostseries, machine, preflight
 from ddprun.contract import Contract
+from ddprun.errors import NodeError
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
 from ddprun.ranks import Ranks
+from ddprun.report import Report
 from ddprun.signals import Signals
 from ddprun.stop import Stop
 from ddpwire import catalogue
@@ -28,21 +30,52 @@ def bring_up(
     contract: Contract, node_dir: Path, ranks: Ranks, signals: Signals, journal: Journal, console: Console
 ) -> Outcome:
     """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
+    report = Report(journal.say, quiet=contract.on_one_machine)
+    try:
+        return _run(contract, node_dir, ranks, signals, journal, console, report)
+    except NodeError as error:
+        report.failed(str(error))
+        raise
+    finally:
+        if contract.check_only:
+            console.put(1, report.table().encode())
+
+
+def _run(
+    contract: Contract,
+    node_dir: Path,
+    ranks: Ranks,
+    signals: Signals,
+    journal: Journal,
+    console: Console,
+    report: Report,
+) -> Outcome:
     environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
     os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # a store that goes away is news that we tell in a sentence
 
+    way = preflight.find_way(contract, report)
+    preflight.check_limits(contract, report)
+
     from ddprun.agent import Node, NodeAgent
     from ddprun.agreement import Agreement
+    from ddprun.checks import Checks
     from ddprun.environment import Surroundings
     from ddprun.rendezvous import FixedRankRendezvous
 
-    series = expose(contract, node_dir, journal)
+    series = expose(contract, node_dir, journal, way.own)
     stop = Stop(ranks, node=contract.node_rank, grace_s=contract.grace_s, say=journal.say)
     route(signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
-    rendezvous = FixedRankRendezvous(contract, say=journal.say, check_stop=stop.check)
+    checks = Checks(contract, report, series, environ)
+    report.begin("reach" if contract.node_rank else "")
+    rendezvous = FixedRankRendezvous(contract, way, checks, say=journal.say, check_stop=stop.check)
+    checks.reached(rendezvous.master)
     journal.update(master=rendezvous.master)
+    if contract.check_only:
+        rendezvous.next_rendezvous()
+        checks.leave(rendezvous.control)
+        return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
     agreement = Agreement(rendezvous.control.clone(), node=contract.node_rank)
     agreement.start()
     logs = RankLogs(console, contract.node_rank)
@@ -52,7 +85,7 @@ def bring_up(
         checkpoint_dir=contract.checkpoint_dir,
         max_restarts=contract.max_restarts,
         cores=machine.usable_cores() // contract.nodes_here,
-        loopback_interface=machine.loopback_interface() if contract.on_one_machine else None,
+        interface=way.interface,
     )
     node = Node(
         contract=contract,
@@ -74,7 +107,7 @@ def bring_up(
     return agent.outcome
 
 
-def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.NodeSeries:
+def expose(contract: Contract, node_dir: Path, journal: Journal, own: str) -> exporter.NodeSeries:
     """Put the node's series on the net; where nothing can be bound, the run goes on without."""
     registry = CollectorRegistry()
     series = exporter.NodeSeries(registry)
@@ -84,7 +117,6 @@ def expose(contract: Contract, node_dir: Path, journal: Journal) -> exporter.Nod
     series.info(catalogue.BUILD_INFO, version=__version__, **versions)
     series.info(catalogue.RUN_INFO, run_id=contract.run_id)
     series.set(catalogue.JOB_START, journal.state.started)
-    own = machine.address_towards(contract.master_addr)
     host = contract.metrics_host or own
     try:
         port = exporter.serve(registry, host, contract.metrics_port)

@@ -16,9 +16,6 @@ from ddprun.errors import bad_contract
 from ddprun.launchers import Word, Words
 from ddpwire import names
 
-LOCAL_JOIN_TIMEOUT_S = 30.0
-REMOTE_JOIN_TIMEOUT_S = 300.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
@@ -42,6 +39,9 @@ class Contract:
     metrics_port: int  # 0: a free one
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # at its end of file this node stops
+    local_addr: str | None  # this node's own; None: the one from which node 0 is reached
+    patient: bool  # names and networks may come up later than this node does (Kubernetes)
+    check_only: bool  # the preflight, and no ranks
 
     @property
     def on_one_machine(self) -> bool:
@@ -57,9 +57,13 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
     master_addr, master_port = _master(words, max_nodes)
     here = machine.is_loopback(master_addr)
     grace_s = _seconds("--grace", options.grace, 30.0)
-    run_dir = options.run_dir or environ.get(names.RUN_DIR)
+    default_s = launchers.join_timeout_s(environ, on_one_machine=here)
+    timeout_from, timeout = words.get("join_timeout", ("", None))
+    if options.join_timeout is not None:
+        timeout_from, timeout = "--join-timeout", options.join_timeout
+    run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
     return Contract(
-        command=_command(options),
+        command=_command(options, environ),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc=_nproc(words, environ, count),
@@ -72,13 +76,14 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         max_restarts=_number(words, "max_restarts", 0),
         grace_s=grace_s,
         deadline=deadlines.read(options.deadline, environ, grace_s=grace_s),
-        join_timeout_s=_seconds(
-            "--join-timeout", options.join_timeout, LOCAL_JOIN_TIMEOUT_S if here else REMOTE_JOIN_TIMEOUT_S
-        ),
+        join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
         nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),
         lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
+        local_addr=words.get("local_addr", ("", None))[1],
+        patient="KUBERNETES_SERVICE_HOST" in environ,
+        check_only=options.check_only,
     )
 
 
@@ -183,8 +188,9 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
     return seconds
 
 
-def _command(options: argparse.Namespace) -> tuple[str, ...]:
+def _command(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
     arguments = options.script_args
-    if options.no_python:
+    if options.no_python or environ.get("PET_NO_PYTHON") == "1":
         return (options.script, *arguments)
-    return (sys.executable, *(("-m",) if options.module else ()), options.script, *arguments)
+    is_module = options.module or environ.get("PET_MODULE") == "1"
+    return (sys.executable, *(("-m",) if is_module else ()), options.script, *arguments)

@@ -38,7 +38,7 @@ class Surroundings:
     checkpoint_dir: str | None
     max_restarts: int
     cores: int  # for all ranks of this node together
-    loopback_interface: str | None  # only when all nodes are on this machine
+    interface: str | None  # that leads to node 0; the loopback's when all nodes are on this machine
 
 
 def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -71,9 +71,10 @@ def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "OMP_NUM_THREADS": str(max(1, around.cores // place.local_world_size)),
     }
-    if around.loopback_interface:
-        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop.
-        defaults["GLOO_SOCKET_IFNAME"] = around.loopback_interface
+    if around.interface:
+        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop; NCCL the
+        # first interface by name. Its "=" means this name, and not every name that begins with it.
+        defaults |= {"GLOO_SOCKET_IFNAME": around.interface, "NCCL_SOCKET_IFNAME": f"={around.interface}"}
     if around.run_dir:
         env[names.RUN_DIR] = str(around.run_dir)
         defaults[names.CHECKPOINT_DIR] = around.checkpoint_dir or str(around.run_dir / CHECKPOINTS)

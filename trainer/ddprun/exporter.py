@@ -92,9 +92,10 @@ class NodeSeries:
         """Set a gauge that is always 1 for its labels' sake."""
         self._series[metric.name].labels(**labels).set(1)
 
-    def set(self, metric: catalogue.Metric, value: float) -> None:
-        """Set a gauge without labels."""
-        self._series[metric.name].set(value)
+    def set(self, metric: catalogue.Metric, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        series = self._series[metric.name]
+        (series.labels(**labels) if labels else series).set(value)
 
     def count(self, metric: catalogue.Metric, **labels: str) -> None:
         """Count one more."""

@@ -1,9 +1,8 @@
-"""What this machine has: cores that may be used, GPUs, the loopback's name. It knows nothing of runs; never torch."""
+"""What this machine has: cores that may be used, GPUs. It knows nothing of runs; never torch."""
 
 import contextlib
 import ipaddress
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -43,20 +42,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def loopback_interface() -> str | None:
-    """``lo`` on Linux, ``lo0`` on macOS."""
-    names = {name for _, name in socket.if_nameindex()}
-    return next((name for name in ("lo", "lo0") if name in names), None)
-
-
-def address_towards(host: str) -> str:
-    """The address of this machine from which ``host`` is reached; all of them where none is."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing: it only looks up the route
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"

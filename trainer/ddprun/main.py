@@ -81,6 +81,8 @@ def main() -> NoReturn:
     journal = Journal(folder.path, state, console)
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
+    for line in options.accepted(asked):
+        journal.say(line)
     if contract.lifeline_fd is not None:
         signals.watch_lifeline(contract.lifeline_fd)
     if contract.deadline is not None:

@@ -6,7 +6,20 @@ from collections.abc import Sequence
 DESCRIPTION = """\
 Bring up one node's ranks of a torch.distributed job, watch them, and leave nothing behind.
 It stands where torchrun stood: `ddprun --nproc-per-node 2 train.py --epochs 3`. What is not given here is read
-from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and so on, and is one node without any of them."""
+from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and so on, from Slurm or Kubernetes, and is one node without them."""
+
+# torchrun's flags that need no value here, because ddprun has one way. Each says which.
+ACCEPTED = {
+    "rdzv_backend": "ddprun has one way to meet",
+    "monitor_interval": "a rank's end is noticed at once",
+    "start_method": "the ranks are started as ddprun does it",
+    "event_log_handler": "what happens stands in node.log and outcome.json",
+    "role": "all ranks have the role 'default'",
+    "redirects": "every rank's output goes to the console and to a log of its own",
+    "tee": "every rank's output goes to the console and to a log of its own",
+    "log_line_prefix_template": "a line begins with its node and rank",
+    "signals_to_handle": "all signals that ask for a stop are handed on to the ranks",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,14 +39,41 @@ def parser() -> argparse.ArgumentParser:
     add("--master-addr", metavar="HOST", help="address of node 0, as the other nodes reach it")
     add("--master-port", metavar="PORT", help="a free port of node 0")
     add("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun's other way to give both")
-    add("--rdzv-backend", choices=("static", "c10d"), help="accepted for torchrun's sake; ddprun has one way to meet")
-    add("--rdzv-id", "--run-id", dest="run_id", metavar="ID", help="the run's id, the same on every node")
-    add("--standalone", action="store_true", help="one node, on a port of its own")
+    add("--rdzv-id", "--run-id", dest="rdzv_id", metavar="ID", help="the run's id, the same on every node")
+    add("--rdzv-conf", metavar="KEY=VALUE,...", help="of torchrun's, is_host and join_timeout are heard")
+    add("--standalone", action="store_const", const="1", help="one node, on a port of its own")
+    add(
+        "--local-addr",
+        metavar="ADDRESS",
+        help="this node's own address (default: the one from which node 0 is reached)",
+    )
     add("--max-restarts", metavar="N", help="starts of all ranks after a failure (default 0)")
-    add("--run-dir", metavar="DIR", help="folder for logs and outcome (default: a temporary one)")
-    add("--grace", metavar="S", help="seconds that ranks get to save after SIGTERM (default 30)")
+    add(
+        "--run-dir",
+        "--log-dir",
+        dest="run_dir",
+        metavar="DIR",
+        help="folder for logs and outcome (default: a temporary one)",
+    )
+    add(
+        "--grace",
+        "--shutdown-timeout",
+        dest="grace",
+        metavar="S",
+        help="seconds that ranks get to save after SIGTERM (default 30)",
+    )
     add("--deadline", metavar="S|TIME", help="seconds from the start, or an ISO time: the ranks save in time before it")
-    add("--join-timeout", metavar="S", help="seconds to wait for the other nodes (default 30 on one machine, else 300)")
+    add(
+        "--join-timeout",
+        metavar="S",
+        help="seconds to wait for the others (default 30 on one machine, 300 in Slurm, 600 in Kubernetes, else 60)",
+    )
+    add(
+        "--check-only", action="store_true", help="meet the other nodes, say what is wrong or that nothing is, and stop"
+    )
+    for name, why in ACCEPTED.items():
+        short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
+        add(*short, f"--{name.replace('_', '-')}", dest=name, metavar="X", help=f"accepted for torchrun's sake: {why}")
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is a program of its own")
@@ -44,4 +84,15 @@ def parser() -> argparse.ArgumentParser:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options in ``argv``. Ends with usage and exit code 2 as argparse does."""
-    return parser().parse_args(argv)
+    if "--check-only" not in argv and "--check_only" not in argv:
+        return parser().parse_args(argv)
+    options = parser().parse_args([*argv, ""])  # a script need not be named: then it is empty
+    if options.script_args:
+        options.script_args.pop()
+    return options
+
+
+def accepted(options: argparse.Namespace) -> tuple[str, ...]:
+    """A line for each flag that was given and changes nothing."""
+    given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
+    return tuple(f"--{name.replace('_', '-')} changes nothing here: {why}" for name, why in given.items())

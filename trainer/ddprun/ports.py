@@ -9,17 +9,28 @@ from pathlib import Path
 
 # Above Linux' ephemeral range, so that no outgoing connection takes one of them in between.
 QUIET_PORTS = range(61000, 65536)
+BACKLOG = 1024
 LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
 
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket on host:port (0: any). Raises OSError."""
+    listener = bind(host, port)
+    try:
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds host:port (0: any); who comes before it listens is refused. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(1024)
     except OSError:
         listener.close()
         raise
@@ -28,10 +39,17 @@ def listen(host: str, port: int) -> socket.socket:
 
 def listen_anywhere(host: str) -> socket.socket:
     """A listening socket on a free port of ``host``. Raises OSError."""
+    listener = bind_anywhere(host)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def bind_anywhere(host: str) -> socket.socket:
+    """A socket that holds a free port of ``host``. Raises OSError."""
     for port in random.sample(QUIET_PORTS, 20):
         with contextlib.suppress(OSError):
-            return listen(host, port)
-    return listen(host, 0)
+            return bind(host, port)
+    return bind(host, 0)
 
 
 def holder(port: int) -> str:
@@ -54,8 +72,13 @@ def holder(port: int) -> str:
 def taken(host: str, port: int, error: OSError) -> str:
     """One line for a port that could not be had."""
     if isinstance(error, socket.gaierror):
-        return f"{host} does not resolve: {(error.strerror or '').lower()}"
+        return unresolved(host, error)
     if error.errno == errno.EADDRNOTAVAIL:
         return f"{host} is no address of this machine, which has to listen there"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"port {port} on {host} cannot be had: {reason[0].lower() + reason[1:]}{holder(port)}"
+
+
+def unresolved(host: str, error: OSError) -> str:
+    """One line for a name without an address."""
+    return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"

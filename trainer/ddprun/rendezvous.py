@@ -19,14 +19,15 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch does not say so
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ddprun import ports
+from ddprun import network, ports, stores
+from ddprun.checks import Checks
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, bad_contract, refused
+from ddprun.preflight import Way
 from ddpwire.exits import Exit
 from ddpwire.outcome import read_outcome
 
 STORE_TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
-RESOLVE_S = 5.0  # a name that does not resolve for so long is wrong
 POLL_S = 0.05
 PROGRESS_S = 5.0
 
@@ -34,9 +35,19 @@ PROGRESS_S = 5.0
 class FixedRankRendezvous(RendezvousHandler):
     """The meetings of one run, as one node goes to them."""
 
-    def __init__(self, contract: Contract, *, say: Callable[[str], None], check_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        way: Way,
+        checks: Checks,
+        *,
+        say: Callable[[str], None],
+        check_stop: Callable[[], None],
+    ) -> None:
         """``say`` tells a person what is being waited for; ``check_stop`` raises when a stop was asked for."""
         self._contract = contract
+        self._way = way
+        self._checks = checks
         self._say = say
         self._check_stop = check_stop
         self._leads = contract.node_rank == 0
@@ -52,30 +63,28 @@ class FixedRankRendezvous(RendezvousHandler):
         return f"{self._contract.master_addr}:{self.control.port}"
 
     def _host(self) -> TCPStore:
-        host, port = self._contract.master_addr, self._contract.master_port
+        assert self._way.listener is not None, "find_way has bound it on node 0"  # noqa: S101
+        address, port = self._way.listener.getsockname()[:2]
         try:
-            listener = ports.listen(host, port) if port else ports.listen_anywhere(host)
+            return serve(address, self._way.listener)
         except OSError as error:
-            raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(host, port, error), node=0) from None
-        return serve(host, listener)
+            raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(address, port, error), node=0) from None
 
     def _join(self) -> TCPStore:
-        host, port = self._contract.master_addr, self._contract.master_port
+        address, port = self._way.address, self._contract.master_port
         wait = self._waiting()
         while True:
             try:
-                socket.create_connection((host, port), timeout=2.0).close()
+                network.reach(address, port)
                 break
             except OSError as error:
-                reason = f"{host}:{port}: {(error.strerror or str(error)).lower()}"
-                if isinstance(error, socket.gaierror) and wait.passed_s > RESOLVE_S:
-                    raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(host, port, error)) from None
+                reason = f"node-{self._contract.node_rank} ({self._way.own}): {network.why(error, address, port)}"
             if wait.is_over((0,), reason):
                 raise self._absent((0,), reason)
         try:
-            return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=STORE_TIMEOUT)
+            return stores.connect(address, port)
         except RuntimeError:
-            message = f"{host}:{port} answers, but not as node 0's store: is something else listening there?"
+            message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
             raise refused(Exit.UNAVAILABLE, "unavailable", message) from None
 
     def _claim(self) -> None:
@@ -92,8 +101,9 @@ class FixedRankRendezvous(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others for the next attempt. Raises NodeError."""
         self.attempt += 1
-        self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
         try:
+            self._checks.arrived(self.control)
+            self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
             if self._leads:
                 self._gather()
             group = self._group()
@@ -105,6 +115,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self.members = tuple(group["members"])
         if self._contract.node_rank not in self.members:
             raise refused(Exit.ABSENT, "absent", f"node {self._contract.node_rank} came when the run had begun without")
+        self._checks.met(self.members)
         host, port = self._contract.master_addr, int(group["port"])
         store = self._attempt_store if self._leads else TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
         assert store is not None, "node 0 has made it in _gather"  # noqa: S101
@@ -218,7 +229,8 @@ class Wait:
 
 
 def serve(host: str, listener: socket.socket) -> TCPStore:
-    """A store on a port that is already ours, so that nothing can take it in between."""
+    """A store on a port that is already ours, so that nothing can take it in between. Raises OSError."""
+    listener.listen(ports.BACKLOG)
     port = listener.getsockname()[1]
     return TCPStore(
         host,

@@ -14,6 +14,7 @@ STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 3
 CHECKPOINT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 JOB_STATES = ("rendezvous", "training", "succeeded", "failed")
+PREFLIGHT_STEPS = ("resolve", "address", "port", "reach", "limits", "compare", "clock", "meet")
 EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "other")
 
 
@@ -129,6 +130,19 @@ DEVICE_TEMPERATURE = Metric(
     set_by="ddprun",
     labels={"device": ()},
     needs_gpu=True,
+)
+CLOCK_OFFSET = Metric(
+    name="ddp_clock_offset_seconds",
+    kind="gauge",
+    help="How far this node's clock was ahead of node 0's when it came.",
+    set_by="ddprun",
+)
+PREFLIGHT_DURATION = Metric(
+    name="ddp_preflight_duration_seconds",
+    kind="gauge",
+    help="How long a step before the start of the ranks took; 0: not taken here.",
+    set_by="ddprun",
+    labels={"step": PREFLIGHT_STEPS},
 )
 STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
 SAMPLES = Metric(

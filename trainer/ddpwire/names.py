@@ -29,6 +29,7 @@ RUN_ID: Final = "DDP_RUN_ID"
 RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.folder says what is in it
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
+IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
 DEADLINE: Final = "DDP_DEADLINE"  # seconds from the start, or an ISO time: when a node must have ended
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks

@@ -1,0 +1,207 @@
+"""Slurm, Kubernetes, Kaggle and a rank's own variables: what they say becomes a place, or is refused by name."""
+
+from dataclasses import asdict
+
+import pytest
+
+from ddprun import contract, launchers, options
+from ddprun.errors import NodeError
+
+TWO = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1", "PET_MASTER_PORT": "4000"}
+SLURM = {
+    "SLURM_JOB_ID": "4537",
+    "SLURM_STEP_ID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_NODELIST": "gpu[07-08]",
+    "SLURM_LOCALID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+ON_SLURM = {
+    "min_nodes": 2,
+    "max_nodes": 2,
+    "nproc": 4,
+    "node_rank": 1,
+    "master_addr": "gpu07",
+    "master_port": 61001,
+    "join_timeout_s": 300.0,
+}
+PYTORCHJOB = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "HOSTNAME": "bert-worker-1",
+    "PYTHONUNBUFFERED": "1",
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "auto",
+    "MASTER_ADDR": "bert-master-0",
+    "MASTER_PORT": "23456",
+    "PET_MASTER_ADDR": "bert-master-0",
+    "PET_MASTER_PORT": "23456",
+    "WORLD_SIZE": "2",
+    "RANK": "1",
+    "PET_NODE_RANK": "1",
+}
+ELASTIC = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "HOSTNAME": "bert-worker-2",
+    "PET_RDZV_ENDPOINT": "bert-worker-0:23456",
+    "PET_RDZV_BACKEND": "c10d",
+    "PET_NNODES": "1:3",
+    "PET_MAX_RESTARTS": "5",
+    "PET_NPROC_PER_NODE": "2",
+}
+
+
+def read(argv, environ):
+    return asdict(contract.read(options.parse([*argv, "train.py"]), environ, {"gpu": 0, "cpu": 6}.__getitem__))
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "differs"),
+    [
+        (
+            [],
+            {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500", "RANK": "7", "WORLD_SIZE": "8"},
+            {
+                "min_nodes": 8,
+                "max_nodes": 8,
+                "node_rank": 7,
+                "master_addr": "10.0.0.9",
+                "master_port": 29500,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        ([], {"RANK": "3", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "outer"}, {}),
+        ([], SLURM, ON_SLURM),
+        ([], SLURM | {"RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "stale"}, ON_SLURM),
+        ([], SLURM | TWO, ON_SLURM | {"master_addr": "10.0.0.1", "master_port": 4000}),
+        ([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_ON_NODE": ""}, ON_SLURM),
+        (["--nnodes", "1", "--nproc-per-node", "3"], SLURM, {"nproc": 3}),
+        ([], SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"}, {"nproc": 4}),
+        ([], {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}, {"nproc": 2}),
+        (
+            [],
+            PYTORCHJOB,
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "nproc": 6,
+                "node_rank": 1,
+                "master_addr": "bert-master-0",
+                "master_port": 23456,
+                "join_timeout_s": 600.0,
+                "patient": True,
+            },
+        ),
+        (
+            [],
+            ELASTIC,
+            {
+                "min_nodes": 1,
+                "max_nodes": 3,
+                "nproc": 2,
+                "node_rank": 2,
+                "master_addr": "bert-worker-0",
+                "master_port": 23456,
+                "max_restarts": 5,
+                "join_timeout_s": 600.0,
+                "patient": True,
+            },
+        ),
+        (
+            ["--nnodes", "3", "--master-addr", "job-0.job", "--master-port", "29500"],
+            {"JOB_COMPLETION_INDEX": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+            {
+                "min_nodes": 3,
+                "max_nodes": 3,
+                "node_rank": 2,
+                "master_addr": "job-0.job",
+                "master_port": 29500,
+                "join_timeout_s": 600.0,
+                "patient": True,
+            },
+        ),
+        ([], {"JOB_COMPLETION_INDEX": "2"}, {}),
+        ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"nproc": 6}),
+    ],
+)
+def test_what_launchers_say(argv, environ, differs):
+    """Only what ``differs`` is not as for a node that is told nothing."""
+    assert read(argv, environ) == read([], {}) | differs
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "message"),
+    [
+        ([], {"RANK": "3"}, "RANK is set, but WORLD_SIZE is not: set both, or give --nnodes and --node-rank"),
+        (
+            [],
+            {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"},
+            "RANK is 4, but the job has 4 nodes: 0 to 3 is allowed",
+        ),
+        (
+            ["--nproc-per-node", "4"],
+            {"RANK": "1", "WORLD_SIZE": "2"},
+            "RANK and WORLD_SIZE make this a node of one rank, but --nproc-per-node is 4: "
+            "unset them, or give --nnodes and --node-rank",
+        ),
+        (
+            [],
+            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+            "LOCAL_RANK is 1: something has started one process a rank already; ddprun is started once a node",
+        ),
+        (
+            [],
+            {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},
+            "a Slurm job of 2 nodes, but srun did not start this ddprun: "
+            "srun --ntasks-per-node=1 ddprun ..., or --nnodes 1 for this node alone",
+        ),
+        (
+            [],
+            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "1"},
+            "Slurm started 4 tasks on this node and SLURM_GPUS_PER_TASK hides their GPUs from each other: "
+            "srun --ntasks-per-node=1 --gpus-per-node=4 is what ddprun takes",
+        ),
+        ([], SLURM | {"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x': a whole number from 0 is what Slurm sets"),
+        (
+            [],
+            {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1"},
+            "2 nodes, and which one this is was not said: give --node-rank or PET_NODE_RANK, 0 to 1",
+        ),
+        (
+            [],
+            ELASTIC | {"HOSTNAME": "bert-worker-3"},
+            "the pod's number in HOSTNAME is 3, but the job has 3 nodes: 0 to 2 is allowed",
+        ),
+    ],
+)
+def test_what_launchers_contradict(argv, environ, message):
+    with pytest.raises(NodeError) as caught:
+        read(argv, environ)
+    assert (str(caught.value), caught.value.outcome.code) == (message, 78)
+
+
+def test_a_task_that_another_stands_for_ends_with_0():
+    with pytest.raises(NodeError) as caught:
+        read([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "1"})
+    message = "Slurm started 4 tasks on this node: the first of them brings up all ranks, this one ends"
+    assert (str(caught.value), caught.value.outcome.code) == (message, 0)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [
+        ("gpu07", "gpu07"),
+        ("gpu07,gpu08", "gpu07"),
+        ("gpu[07-09,12],x1", "gpu07"),
+        ("gpu[12,07-09]", "gpu12"),
+        ("rack[1-2]n[05,07].site", "rack1n05.site"),
+        ("a-b[3]", "a-b3"),
+    ],
+)
+def test_the_first_host_of_slurms_list(nodes, first):
+    assert launchers.first_host(nodes) == first
+
+
+def test_the_tasks_of_slurms_nodes():
+    assert launchers.slurm_tasks("2(x3),1,4(x2)") == (2, 2, 2, 1, 4, 4)
