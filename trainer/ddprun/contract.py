@@ -23,6 +23,7 @@ class Contract:
     """What one node has to do, and with whom."""
 
     command: tuple[str, ...]  # a rank's argv
+    forks: bool  # ranks are forked from a process that has imported torch
     min_nodes: int
     max_nodes: int
     nproc: int
@@ -56,6 +57,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
     run_dir = options.run_dir or environ.get(names.RUN_DIR)
     return Contract(
         command=_command(options),
+        forks=sys.platform == "linux" and not (options.exec or options.no_python),  # macOS' libraries do not survive it
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc=_nproc(words, environ, count),

@@ -33,6 +33,7 @@ def parser() -> argparse.ArgumentParser:
     add("--run-dir", metavar="DIR", help="folder for logs and outcome (default: a temporary one)")
     add("--grace", metavar="S", help="seconds that ranks get to save after SIGTERM (default 30)")
     add("--join-timeout", metavar="S", help="seconds to wait for the other nodes (default 30 on one machine, else 300)")
+    add("--exec", action="store_true", help="execute each rank, instead of forking it from a process that has torch")
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is a program of its own")
