@@ -130,8 +130,8 @@ class NodeAgent(SimpleElasticAgent):
             raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
         try:
             pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output)
-        except KeeperLostError:
-            raise refused(Exit.KILLED, "killed", "the keeper of the ranks was killed") from None
+        except KeeperLostError as error:
+            raise refused(Exit.KILLED, "killed", str(error)) from None
         finally:
             os.close(output)  # only the rank and its children write to it: its end is theirs
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))

@@ -55,7 +55,7 @@ def _run_module(words: Sequence[str]) -> None:
 
 def _run_script(words: Sequence[str]) -> None:
     sys.argv = list(words)
-    script = words[0]
+    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalised)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
         sys.path.insert(0, script)
         _fresh_main()
@@ -63,10 +63,9 @@ def _run_script(words: Sequence[str]) -> None:
         return
     if not sys.flags.safe_path:
         sys.path.insert(0, str(Path(script).resolve().parent))
-    name = os.path.join(Path.cwd(), script.removeprefix("./"))  # noqa: PTH118 (as it is in tracebacks: not normalised)
     main = _fresh_main()
-    main.__dict__.update(__file__=name, __cached__=None, __loader__=SourceFileLoader("__main__", name))
-    exec(compile(Path(name).read_bytes(), name, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+    main.__dict__.update(__file__=script, __cached__=None, __loader__=SourceFileLoader("__main__", script))
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
 
 
 def _fresh_main() -> ModuleType:
@@ -88,9 +87,8 @@ def _fresh_streams() -> None:
             io.BufferedReader(raw) if mode == "r" else raw,  # type: ignore[type-var]
             encoding=getattr(old, "encoding", "utf-8"),
             errors=getattr(old, "errors", "strict"),
-            newline="\n" if mode == "w" else None,
-            line_buffering=name == "stderr",
-            write_through=mode == "w",
+            newline="\n",
+            write_through=True,
         )
         text.mode = mode  # type: ignore[misc]
         setattr(sys, name, text)
@@ -103,19 +101,21 @@ def _fresh_state(env: Mapping[str, str]) -> None:
         numpy.random.seed()
     if multiprocessing := sys.modules.get("multiprocessing"):
         multiprocessing.current_process().authkey = os.urandom(32)
-    torch, threads = sys.modules.get("torch"), env.get("OMP_NUM_THREADS", "")
-    if torch and threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
-        torch.set_num_threads(int(threads))
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()  # new for each process; those of the GPUs begin with a fixed one, and still do
+        threads = env.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
+            torch.set_num_threads(int(threads))
 
 
 def _run(main: Callable[[], None]) -> int:
     """What ``main`` ends with; below 0 the signal to die of."""
+    uncaught = None
     try:
         main()
     except BaseException as error:
-        code = _report(error)
-    else:
-        code = 0
+        uncaught = error
+    code = _report(uncaught) if uncaught else 0
     for last in (threading._shutdown, atexit._run_exitfuncs):  # type: ignore[attr-defined]
         try:
             last()
@@ -160,11 +160,12 @@ def _code(said: object) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    for stream in (thing for thing in gc.get_objects() if isinstance(thing, io.IOBase) and not thing.closed):
+    for stream in (thing for thing in gc.get_objects() if issubclass(type(thing), io._io._IOBase)):  # type: ignore[attr-defined]
         try:
-            stream.flush()  # a file that the script left open
+            if not stream.closed:
+                stream.flush()  # a file that the script left open
         except Exception as error:
-            if stream in (sys.stdout, sys.stderr):
+            if stream is sys.stdout:
                 sys.unraisablehook(_Unraisable(error, stream))
                 code = BROKEN_OUTPUT
     if processes.LIBC:

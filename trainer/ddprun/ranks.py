@@ -19,12 +19,12 @@ from ddprun.keeper import NOT_FOR_US
 ROOT = str(Path(__file__).parents[1])
 # Isolated and without site-packages: up in 20 ms, whatever the user's environment holds.
 KEEPER = "import sys; sys.path.append(sys.argv[1]); from ddprun.keeper import main; main()"
-ANSWER_TIMEOUT_S = 15.0
+ANSWER_TIMEOUT_S = 60.0  # the first comes after the keeper's imports, maybe from a cold disk; the next at once
 KILLED = -9
 
 
 class KeeperLostError(Exception):
-    """The keeper ended; so have its ranks."""
+    """The keeper ended, and so have its ranks; or it does not answer."""
 
 
 class Ranks:
@@ -108,9 +108,9 @@ class Ranks:
             try:
                 answer = self._answers.get(timeout=ANSWER_TIMEOUT_S)
             except queue.Empty:
-                answer = None
+                raise KeeperLostError(f"the keeper of the ranks did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         if answer is None:
-            raise KeeperLostError
+            raise KeeperLostError("the keeper of the ranks was killed")
         return answer
 
     def _send(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

@@ -100,10 +100,10 @@ def why_not(argv: Sequence[str], cwd: str) -> str:
     if any(str(Path(link).readlink()).startswith("/dev/nvidia") for link in _descriptors()):
         return "an import has opened the GPU"
     folder = Path(cwd) if argv[1] == "-m" else Path(cwd, argv[1]).resolve().parent
-    for name in sorted({path.name.partition(".")[0] for path in folder.iterdir() if _is_module(path)}):
-        module = sys.modules.get(name)
-        if module and name != "__main__" and not _is_from(folder, module):
-            return f"{folder / name} would hide a module that is already imported"
+    for path in sorted(folder.iterdir()):
+        module = sys.modules.get(path.name.partition(".")[0]) if _is_module(path) else None
+        if module and module is not sys.modules["__main__"] and not _is_from(folder, module):
+            return f"{path} would hide a module that is already imported"
     return ""
 
 
