@@ -18,8 +18,9 @@ for step in range(steps):
     optimizer.step()
     if step == 0:
         said = folder / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}"
-        said.with_suffix(".part").write_text(f"{time.time()} {os.getpid()}")
-        said.with_suffix(".part").rename(said)
+        part = said.with_name(f"{said.name}.part")
+        part.write_text(f"{time.time()} {os.getpid()}")
+        part.rename(said)
     else:
         time.sleep(0.02)
 dist.destroy_process_group()
