@@ -1,4 +1,4 @@
-"""A DDP training of nothing: each rank says when it has done its first step, in a file DIR/ATTEMPT.RANK, and goes on."""
+"""A DDP training of nothing: each rank says in a file DIR/ATTEMPT.RANK when it has done its first step, and goes on."""
 
 import os
 import sys

@@ -1,5 +1,5 @@
-"""How long until ranks train: the first step of two nodes × two ranks on the loopback, ddprun against torchrun on the same
-script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all ranks have made again.
+"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun against torchrun on the
+same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all ranks have made again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 
@@ -7,10 +7,12 @@ Goals: ratio at most 0.45, training again after at most 0.5 s. The exit code is 
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import random
+import resource
 import signal
 import socket
 import statistics
@@ -20,6 +22,8 @@ import tempfile
 import time
 from importlib import metadata
 from pathlib import Path
+
+from ddprun import processes
 
 SCRIPT = Path(__file__).parent / "first_step.py"
 NODES, RANKS = 2, 2
@@ -61,15 +65,18 @@ def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]
     return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in said)]
 
 
-def time_first_step(module: str) -> float:
-    """Seconds from the launch to the last rank's first step."""
+def time_first_step(module: str) -> tuple[float, float]:
+    """Seconds from the launch to the last rank's first step; and the CPU seconds of the launch as a whole."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         nodes = launch(module, Path(folder), steps=1, restarts=0)
         try:
-            return max(at for at, _ in first_steps(Path(folder), 0, nodes)) - started
+            wall_s = max(at for at, _ in first_steps(Path(folder), 0, nodes)) - started
         finally:
             end(nodes)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def time_recoveries(kills: int) -> list[float]:
@@ -100,6 +107,9 @@ def end(nodes: list[subprocess.Popen[bytes]]) -> None:
         except subprocess.TimeoutExpired:
             node.kill()
             node.communicate()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)  # a launcher's children, which have become ours: so their CPU time counts
 
 
 def main() -> None:
@@ -108,26 +118,27 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    processes.adopt_orphans()
     pairs = [(time_first_step("ddprun"), time_first_step("torch.distributed.run")) for _ in range(args.repeats)]
-    ours, torchruns = zip(*pairs, strict=True)
-    recoveries = time_recoveries(args.kills) if args.kills else []
-    result = {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
-        "torch": metadata.version("torch"),
-        "first_step_s": {"ddprun": ours, "torchrun": torchruns},
-        "ratio": round(statistics.median(ours) / statistics.median(torchruns), 3),
-        "recovery_s": recoveries,
-        "median_recovery_s": round(statistics.median(recoveries), 3) if recoveries else None,
+    columns = {
+        "first step, ddprun": [ours[0] for ours, _ in pairs],
+        "first step, torchrun": [theirs[0] for _, theirs in pairs],
+        "CPU of it all, ddprun": [ours[1] for ours, _ in pairs],
+        "CPU of it all, torchrun": [theirs[1] for _, theirs in pairs],
+        "again after SIGKILL, ddprun": time_recoveries(args.kills) if args.kills else [],
     }
-    print(f"two nodes x two ranks, gloo, {result['machine']}, torch {result['torch']}, load {os.getloadavg()[0]:.1f}")
-    print(f"{'':28}{'median s':>9}{'min':>7}{'max':>7}{'n':>4}")
-    rows = (("first step, ddprun", ours), ("first step, torchrun", torchruns), ("again after SIGKILL", recoveries))
-    for name, values in rows:
-        if values:
-            numbers = f"{statistics.median(values):9.2f}{min(values):7.2f}{max(values):7.2f}{len(values):4}"
-            print(f"{name:28}{numbers}")
-    print(f"first step, ddprun / torchrun: {result['ratio']} (goal: at most 0.45)")
+    medians = {name: statistics.median(values) for name, values in columns.items() if values}
+    ratio = medians["first step, ddprun"] / medians["first step, torchrun"]
+    cores, version, load = os.cpu_count(), metadata.version("torch"), os.getloadavg()[0]
+    print(
+        f"{NODES} nodes x {RANKS} ranks, gloo, {cores} cores ({platform.machine()}), torch {version}, load {load:.1f}"
+    )
+    print(f"{'seconds':28}{'median':>7}{'min':>7}{'max':>7}{'n':>4}")
+    for name, median in medians.items():
+        print(f"{name:28}{median:7.2f}{min(columns[name]):7.2f}{max(columns[name]):7.2f}{len(columns[name]):4}")
+    print(f"first step, ddprun / torchrun: {ratio:.2f} (goal: at most 0.45)")
     if args.json:
+        result = {"cores": cores, "torch": version, "load": load, "ratio": ratio, "seconds": columns}
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -1,13 +1,14 @@
 """How a fork of the zygote becomes ``python script.py``: what an interpreter does between its start and its end.
 
-It follows CPython's own pymain_run_python and Py_FinalizeEx; tests/ddprun/test_zygote.py holds it to what ``python``
-prints and exits with. The one wilful difference: at the end the process leaves with os._exit, so that no C++ destructor
-runs (of 32 gloo processes that went through them 7 aborted), and ``__del__`` of what is still alive is not called, which
-Python does not promise either.
+It follows CPython's pymain_run_python and Py_FinalizeEx; tests/ddprun/test_zygote.py holds it to what ``python`` prints
+and exits with. One wilful difference: at the end the process leaves with os._exit, so that no C++ destructor runs (of
+32 gloo processes that went through them 7 aborted). Nor is ``__del__`` called of what is still alive, which Python does
+not promise either.
 """
 
 import atexit
 import builtins
+import contextlib
 import gc
 import importlib
 import io
@@ -21,11 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ddprun import processes
-
-BROKEN_OUTPUT = 120  # Python's own code for a stdout that cannot be flushed at the end
 
 
 def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
@@ -34,7 +33,7 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.environ.update(env)
     _, *words = argv
     if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
-        os.execve(argv[0], argv, env)  # noqa: S606 (the interpreter itself knows what to say)
+        os.execve(argv[0], list(argv), env)  # noqa: S606 (the interpreter itself knows what to say)
     sys.orig_argv = list(argv)
     if not sys.flags.safe_path:
         del sys.path[0]  # ddprun's own
@@ -120,7 +119,8 @@ def _run(main: Callable[[], None]) -> int:
         try:
             last()
         except BaseException as error:  # Ctrl-C while threads are joined
-            sys.unraisablehook(_Unraisable(error, last))
+            print(f"Exception ignored in: {sys.modules[last.__module__]!r}", file=sys.stderr)
+            sys.__excepthook__(type(error), error, _scripts_own(error))
     return code
 
 
@@ -160,27 +160,13 @@ def _code(said: object) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    for stream in (thing for thing in gc.get_objects() if issubclass(type(thing), io._io._IOBase)):  # type: ignore[attr-defined]
-        try:
-            if not stream.closed:
-                stream.flush()  # a file that the script left open
-        except Exception as error:
-            if stream is sys.stdout:
-                sys.unraisablehook(_Unraisable(error, stream))
-                code = BROKEN_OUTPUT
+    for thing in gc.get_objects():
+        if issubclass(type(thing), io._io._IOBase):  # type: ignore[attr-defined]
+            with contextlib.suppress(Exception):  # it is closed
+                thing.flush()  # a file that the script left open
     if processes.LIBC:
         processes.LIBC.fflush(None)  # what C has printed
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
-
-
-class _Unraisable:
-    """The argument of sys.unraisablehook."""
-
-    err_msg = None
-
-    def __init__(self, error: BaseException, thing: Any) -> None:
-        self.exc_type, self.exc_value, self.exc_traceback = type(error), error, _scripts_own(error)
-        self.object = thing

@@ -114,7 +114,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) ->
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
                 signal.signal(number, signal.SIG_DFL)
             settle(cwd, output, keeper)
-            os.execvpe(argv[0], argv, env)  # noqa: S606 (to execute is what a rank is for)
+            os.execvpe(argv[0], list(argv), env)  # noqa: S606 (to execute is what a rank is for)
         except OSError as error:
             cannot_start(argv, error)
     return pid, ""

@@ -1,10 +1,10 @@
 """The keeper as a zygote: a fork of ddprun with torch in it, so that a rank need only be forked.
 
 ddprun imports torch before it has a thread, and forks; the fork imports the rest while ddprun meets the other nodes.
-The imports happen in ddprun's environment, from which the ranks' is made: what Python or torch read at their start is the
-same (only what comes later may be set for one rank alone). Nothing of CUDA may be touched before a fork.
+The imports happen in ddprun's environment, from which the ranks' is made: what Python and torch read at their start is
+the same. So environment.py may set for one rank alone only what is read later. Nothing of CUDA may be touched before.
 
-importing torch starts no thread (2.15, tried) but those of numpy's OpenBLAS, which ends them itself before a fork.
+Importing torch starts no threads (2.15, tried) but those of numpy's OpenBLAS, which ends them itself before a fork.
 """
 
 import gc
@@ -97,7 +97,7 @@ def why_not(argv: Sequence[str], cwd: str) -> str:
         return f"ddprun's Python was started with options of its own ({sys.orig_argv[1]})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
-    if any(str(Path(link).readlink()).startswith("/dev/nvidia") for link in _descriptors()):
+    if any(path.startswith("/dev/nvidia") for path in _opened()):
         return "an import has opened the GPU"
     folder = Path(cwd) if argv[1] == "-m" else Path(cwd, argv[1]).resolve().parent
     for path in sorted(folder.iterdir()):
@@ -107,8 +107,9 @@ def why_not(argv: Sequence[str], cwd: str) -> str:
     return ""
 
 
-def _descriptors() -> list[str]:
-    return [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd") if Path(f"/proc/self/fd/{name}").is_symlink()]
+def _opened() -> list[str]:
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return [str(link.readlink()) for link in links if link.is_symlink()]
 
 
 def _is_module(path: Path) -> bool:
@@ -117,4 +118,4 @@ def _is_module(path: Path) -> bool:
 
 def _is_from(folder: Path, module: object) -> bool:
     file = getattr(module, "__file__", None)
-    return bool(file) and folder in Path(file).resolve().parents
+    return file is not None and folder in Path(file).resolve().parents

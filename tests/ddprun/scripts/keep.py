@@ -1,4 +1,7 @@
-"""Runs command lines as ranks, forked or executed: [[argv, env], …] as JSON from stdin, [[output, status], …] to stdout."""
+"""Runs command lines as ranks, forked or executed: [[argv, env], …] as JSON from stdin, [[output, status], …] to stdout.
+
+Addresses and thread numbers, which differ from process to process, are said as "…".
+"""
 
 import json
 import os
@@ -23,7 +26,9 @@ done = []
 for number, (argv, env) in enumerate(json.load(sys.stdin)):
     with tempfile.TemporaryFile() as output:
         pipe_read, pipe_write = os.pipe()
-        pid = ranks.start(f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, pipe_write)
+        pid = ranks.start(
+            f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, pipe_write
+        )
         os.close(pipe_write)
         with os.fdopen(pipe_read, "rb") as said:
             text = said.read().decode("utf-8", "replace")
