@@ -18,6 +18,7 @@ import runpy
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib.machinery import BuiltinImporter, SourceFileLoader
 from pathlib import Path
@@ -83,7 +84,7 @@ def _fresh_streams() -> None:
         raw = io.FileIO(descriptor, mode, closefd=False)
         raw.name = f"<{name}>"
         text = io.TextIOWrapper(
-            io.BufferedReader(raw) if mode == "r" else raw,  # type: ignore[type-var]
+            io.BufferedReader(raw) if mode == "r" else raw,
             encoding=getattr(old, "encoding", "utf-8"),
             errors=getattr(old, "errors", "strict"),
             newline="\n",
@@ -119,8 +120,9 @@ def _run(main: Callable[[], None]) -> int:
         try:
             last()
         except BaseException as error:  # Ctrl-C while threads are joined
-            print(f"Exception ignored in: {sys.modules[last.__module__]!r}", file=sys.stderr)
-            sys.__excepthook__(type(error), error, _scripts_own(error))
+            where = f"Exception ignored in: {sys.modules[last.__module__]!r}\nTraceback (most recent call last):\n"
+            frames = "".join(traceback.format_tb(_scripts_own(error)))
+            print(f"{where}{frames}{type(error).__name__}: {error}", file=sys.stderr)
     return code
 
 
@@ -128,26 +130,26 @@ def _report(error: BaseException) -> int:
     """Show what nobody caught as Python does; the exit code that it means."""
     if isinstance(error, SystemExit):
         return _code(error.code)
-    traceback = _scripts_own(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, traceback
+    frames = _scripts_own(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
     try:
-        sys.excepthook(type(error), error, traceback)
+        sys.excepthook(type(error), error, frames)
     except SystemExit as leaving:
         return _code(leaving.code)
     except BaseException as nested:
         print("Error in sys.excepthook:", file=sys.stderr)
         sys.__excepthook__(type(nested), nested, _scripts_own(nested))
         print("\nOriginal exception was:", file=sys.stderr)
-        sys.__excepthook__(type(error), error, traceback)
+        sys.__excepthook__(type(error), error, frames)
     return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
 
 def _scripts_own(error: BaseException) -> TracebackType | None:
-    traceback = error.__traceback__
-    while traceback and traceback.tb_frame.f_code.co_filename == __file__:
-        traceback = traceback.tb_next
-    error.__traceback__ = traceback
-    return traceback
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    return frames
 
 
 def _code(said: object) -> int:

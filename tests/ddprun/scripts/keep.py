@@ -1,4 +1,4 @@
-"""Runs command lines as ranks, forked or executed: [[argv, env], …] as JSON from stdin, [[output, status], …] to stdout.
+"""Runs command lines as ranks, forked or executed: [[argv, env], …] as JSON in, [[output, status], …] as JSON out.
 
 Addresses and thread numbers, which differ from process to process, are said as "…".
 """
@@ -32,6 +32,6 @@ for number, (argv, env) in enumerate(json.load(sys.stdin)):
         os.close(pipe_write)
         with os.fdopen(pipe_read, "rb") as said:
             text = said.read().decode("utf-8", "replace")
-        text = re.sub(r"\b0x[0-9a-f]+\b|\b\d{15}\b", "…", text)
+        text = re.sub(r"\b0x[0-9a-f]+|(?<=\b(?:started|stopped|.daemon) )\d+", "…", text)
         done.append((text.replace(str(pid), "PID"), ends.get(timeout=60)[1]))
 print(json.dumps([done, plain]))
