@@ -18,6 +18,7 @@ TWO = {
 }
 ALONE = {
     "command": (sys.executable, "train.py"),
+    "forks": sys.platform == "linux",
     "min_nodes": 1,
     "max_nodes": 1,
     "nproc": 1,
@@ -98,7 +99,8 @@ def read(argv, environ, gpus=0):
         (["--standalone"], TWO, {"nproc": 4}),
         (["--nproc-per-node", "auto"], {}, {"nproc": 6}),
         (["-m"], {}, {"command": (sys.executable, "-m", "train.py")}),
-        (["--no-python"], {}, {"command": ("train.py",)}),
+        (["--no-python"], {}, {"command": ("train.py",), "forks": False}),
+        (["--exec"], {}, {"forks": False}),
         (
             ["--max-restarts", "3", "--grace", "5", "--join-timeout", "0.5", "--rdzv-id", "x"],
             {"DDP_RUN_ID": "y", "DDP_RUN_DIR": "/runs/a", "DDP_METRICS_PORT": "9400", "DDP_LIFELINE_FD": "7"},

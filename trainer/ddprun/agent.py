@@ -89,6 +89,7 @@ class NodeAgent(SimpleElasticAgent):
         self._say_at = 0.0
         self.outcome: Outcome | None = None
         node.ranks.on_exit = self._on_exit
+        node.ranks.on_plain = lambda why: node.journal.say(f"ranks are executed, which takes longer than a fork: {why}")
         node.ranks.on_keeper_lost = lambda: node.journal.say("the keeper of the ranks was killed, and they with it")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
@@ -135,8 +136,8 @@ class NodeAgent(SimpleElasticAgent):
             raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
         try:
             pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output)
-        except KeeperLostError:
-            raise refused(Exit.KILLED, "killed", "the keeper of the ranks was killed") from None
+        except KeeperLostError as error:
+            raise refused(Exit.KILLED, "killed", str(error)) from None
         finally:
             os.close(output)  # only the rank and its children write to it: its end is theirs
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))

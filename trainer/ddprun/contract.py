@@ -22,6 +22,7 @@ class Contract:
     """What one node has to do, and with whom."""
 
     command: tuple[str, ...]  # a rank's argv
+    forks: bool  # ranks are forked from a process that has imported torch
     min_nodes: int
     max_nodes: int
     nproc: int
@@ -64,6 +65,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
     return Contract(
         command=_command(options, environ),
+        forks=sys.platform == "linux" and not (options.exec or options.no_python),  # macOS' libraries do not survive it
         min_nodes=min_nodes,
         max_nodes=max_nodes,
         nproc=_nproc(words, environ, count),

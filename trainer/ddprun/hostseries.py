@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
 
-from ddprun.machine import loopback_interface
+from ddprun.network import interface
 from ddpwire import catalogue
 
 HOST = (catalogue.HOST_CPU, catalogue.HOST_MEMORY, catalogue.HOST_NETWORK)
@@ -58,7 +58,7 @@ def memory_bytes() -> list[tuple[str, float]]:
 
 def network_bytes() -> list[tuple[str, float]]:
     """Of all interfaces together."""
-    loopback = loopback_interface()
+    loopback = interface("127.0.0.1")
     counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
     return [
         ("received", sum(count.bytes_recv for count in counts)),

@@ -5,7 +5,8 @@ them) and so that somebody is left to clear up when ddprun is SIGKILLed: at the 
 kills every descendant and ends. Standard library only; it knows processes, not training.
 
 Over the socket go JSON lines. To the keeper: {"do": "start", "tag", "argv", "env", "cwd"} with one descriptor for the
-rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it: {"started": tag, "pid"};
+rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it: {"started": tag, "pid", "plain"}
+(why it was executed, where it was to be forked: see zygote.py, which is the keeper's other form);
 {"exited": tag, "status"} the instant waitpid tells, the status being subprocess' return code; {"cleared": true}
 when no descendant is left.
 """
@@ -18,11 +19,14 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from ddprun import processes
 
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
+# argv, env, cwd, output → the pid, and why the rank was executed although it was to be forked
+Start = Callable[[Sequence[str], Mapping[str, str], str, int], tuple[int, str]]
 # Whoever signals a whole process group or job step means the ranks, to which ddprun passes it on. Blocked, not ignored:
 # a signal that reaches a rank between fork and exec must not be lost. ddprun starts the keeper with this mask.
 NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -31,8 +35,9 @@ NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, sign
 class Keeper:
     """The ranks that are alive, and the socket over which ddprun speaks of them."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, start: Start) -> None:
         self._control = control
+        self._start = start
         self._descriptors: deque[int] = deque()  # received, one for each start that is still to be read
         self._ranks: dict[int, str] = {}  # pid → tag
         self._rest = b""
@@ -68,10 +73,10 @@ class Keeper:
     def _do(self, order: dict[str, Any]) -> None:
         if order["do"] == "start":
             output = self._descriptors.popleft()
-            pid = start(order["argv"], order["env"], order["cwd"], output)
+            pid, plain = self._start(order["argv"], order["env"], order["cwd"], output)
             os.close(output)
             self._ranks[pid] = order["tag"]
-            self._tell({"started": order["tag"], "pid": pid})
+            self._tell({"started": order["tag"], "pid": pid, "plain": plain})
         elif order["do"] == "signal":
             for pid in (pid for pid, tag in self._ranks.items() if tag == order["tag"]):
                 processes.kill(pid, order["signal"])
@@ -100,41 +105,52 @@ class Keeper:
             self._control.sendall(json.dumps(event).encode() + b"\n")
 
 
-def start(argv: list[str], env: dict[str, str], cwd: str, output: int) -> int:
+def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> tuple[int, str]:
     """Fork and execute a rank, the leader of a session of its own; its pid."""
     keeper = os.getpid()
     pid = os.fork()
     if pid == 0:
-        become_rank(argv, env, cwd, output, keeper)
-    return pid
+        try:
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+                signal.signal(number, signal.SIG_DFL)
+            settle(cwd, output, keeper)
+            os.execvpe(argv[0], list(argv), env)  # noqa: S606 (to execute is what a rank is for)
+        except OSError as error:
+            cannot_start(argv, error)
+    return pid, ""
 
 
-def become_rank(argv: list[str], env: dict[str, str], cwd: str, output: int, keeper: int) -> NoReturn:
-    """Turn the forked child into the rank."""
-    try:
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.setsid()
-        processes.die_with(keeper)
-        for number in (signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):  # as Python found them
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)  # what came meanwhile comes now
-        os.chdir(cwd)
-        os.execvpe(argv[0], argv, env)  # noqa: S606 (to execute is what a rank is for)
-    except OSError as error:
-        os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
-        os._exit(127 if isinstance(error, FileNotFoundError) else 126)  # as a shell says it
+def settle(cwd: str, output: int, keeper: int) -> None:
+    """Give the forked child a rank's place: its streams, its session, its end with the keeper. Raises OSError."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setsid()
+    processes.die_with(keeper)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)  # what came meanwhile comes now
+    os.chdir(cwd)
 
 
-def main() -> None:
-    """Keep ranks for whoever holds the other end of the socket, whose descriptor is the last argument."""
-    for descriptor in map(int, sys.argv[-2:]):  # the node's lock and the socket are ours, not the ranks'
-        os.set_inheritable(descriptor, False)
+def cannot_start(argv: Sequence[str], error: OSError) -> NoReturn:
+    """End the child that could not become a rank as a shell would."""
+    os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def serve(control: socket.socket, start: Start) -> None:
+    """Keep ranks for whoever holds the other end of ``control``, until it is gone and they are."""
     processes.adopt_orphans()
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    Keeper(control, start).run(wakeups)
+
+
+def main() -> None:
+    """Be a keeper of executed ranks; the last arguments are the node's lock and the socket."""
+    for descriptor in map(int, sys.argv[-2:]):  # ours, not the ranks'
+        os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
-        Keeper(control).run(wakeups)
+        serve(control, start)

@@ -25,7 +25,7 @@ class Console:
         self._name = name
         self._lines: queue.Queue[tuple[int, bytes]] = queue.Queue(BACKLOG)
         self._num_left_out = 0
-        threading.Thread(target=self._run, name="console", daemon=True).start()
+        self._thread: threading.Thread | None = None
 
     def say(self, text: str) -> None:
         """A line of ddprun's own, for a person."""
@@ -33,6 +33,9 @@ class Console:
 
     def put(self, descriptor: int, line: bytes) -> None:
         """Write a line as soon as may be. It waits a second at the most, and only once for a reader that is stuck."""
+        if not self._thread:  # not before: a process that forks has none
+            self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+            self._thread.start()
         try:
             self._lines.put((descriptor, line), timeout=0 if self._num_left_out else PATIENCE_S)
         except queue.Full:

@@ -1,6 +1,7 @@
 """The road of a node: contract → lock → bring-up → outcome. It decides their order, and how ddprun itself ends.
 
-Signals are listened to first, and nothing heavy is imported before the node has its lock and its node.json.
+Signals are listened to first, and nothing heavy is imported before the node has its lock and its node.json. There is no
+thread before the ranks' keeper has been forked: its forks are the ranks.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddprun import contract as contracts
-from ddprun import deadline, machine, options
+from ddprun import deadline, machine, options, zygote
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
@@ -81,17 +82,22 @@ def main() -> NoReturn:
     journal = Journal(folder.path, state, console)
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
-    for line in options.accepted(asked):
-        journal.say(line)
     if contract.lifeline_fd is not None:
         signals.watch_lifeline(contract.lifeline_fd)
-    if contract.deadline is not None:
-        deadline.watch(
-            contract.deadline, started=state.started, grace_s=contract.grace_s, ask=signals.stop, say=console.say
-        )
 
     def run() -> Outcome:
-        ranks = Ranks(lock_fd=folder.lock_fd)
+        try:
+            if contract.forks:
+                zygote.warm(max(1, machine.usable_cores() // contract.nodes_here // contract.nproc))
+            ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
+        finally:
+            signals.listen()
+        for line in options.accepted(asked):
+            journal.say(line)
+        if contract.deadline is not None:
+            deadline.watch(
+                contract.deadline, started=state.started, grace_s=contract.grace_s, ask=signals.stop, say=console.say
+            )
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 

@@ -74,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     for name, why in ACCEPTED.items():
         short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
         add(*short, f"--{name.replace('_', '-')}", dest=name, metavar="X", help=f"accepted for torchrun's sake: {why}")
+    add("--exec", action="store_true", help="execute each rank, instead of forking it from a process that has torch")
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is a program of its own")

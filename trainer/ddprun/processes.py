@@ -33,11 +33,11 @@ def adopt_orphans() -> None:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int) -> None:
-    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends."""
+def die_with(parent: int | None) -> None:
+    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends; None: no longer."""
     if LIBC:
-        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the kernel knew
+        LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
+    if parent and os.getppid() != parent:  # it ended before the kernel knew
         os._exit(128 + signal.SIGKILL)
 
 

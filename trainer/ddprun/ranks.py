@@ -13,18 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddprun import processes
+from ddprun import processes, zygote
 from ddprun.keeper import NOT_FOR_US
 
 ROOT = str(Path(__file__).parents[1])
 # Isolated and without site-packages: up in 20 ms, whatever the user's environment holds.
 KEEPER = "import sys; sys.path.append(sys.argv[1]); from ddprun.keeper import main; main()"
-ANSWER_TIMEOUT_S = 15.0
+ANSWER_TIMEOUT_S = 60.0  # the first comes after the keeper's imports, maybe from a cold disk; the next at once
 KILLED = -9
 
 
 class KeeperLostError(Exception):
-    """The keeper ended; so have its ranks."""
+    """The keeper ended, and so have its ranks; or it does not answer."""
 
 
 class Ranks:
@@ -32,10 +32,17 @@ class Ranks:
 
     on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
     on_keeper_lost: Callable[[], None]
+    on_plain: Callable[[str], None]  # why ranks are executed although they were to be forked; called once
 
-    def __init__(self, *, lock_fd: int) -> None:
-        """Start the keeper. The owner sets the two callbacks before the first rank is started."""
+    def __init__(self, *, lock_fd: int, fork: bool) -> None:
+        """Start the keeper. The owner sets the callbacks before the first rank is started.
+
+        ``fork``: the keeper is a fork of this process, which must not have a thread yet, and forks the ranks.
+        """
         self._lock_fd = lock_fd
+        self._fork = fork
+        self._why_plain = ""
+        self._said_plain = False
         self._alive: set[str] = set()
         self._sending = threading.Lock()
         self._asking = threading.Lock()  # one question at a time: answers come in their order
@@ -45,16 +52,24 @@ class Ranks:
     def _open(self) -> None:
         processes.adopt_orphans()  # should the keeper be killed, what it kept becomes ours to kill
         self._control, theirs = socket.socketpair()
-        command = [sys.executable, "-I", "-S", "-c", KEEPER, ROOT, str(self._lock_fd), str(theirs.fileno())]
         before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_US)
         with theirs:
-            self.keeper = subprocess.Popen(
-                command, pass_fds=(self._lock_fd, theirs.fileno()), stdin=subprocess.DEVNULL, start_new_session=True
-            )
+            self._start_keeper(theirs)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._answers = queue.Queue()
         self._lost = False
         threading.Thread(target=self._listen, args=(self._control,), name="keeper", daemon=True).start()
+
+    def _start_keeper(self, control: socket.socket) -> None:
+        if self._fork:
+            try:
+                zygote.fork(self._lock_fd, control)
+                return
+            except OSError as error:
+                self._fork, self._why_plain = False, f"ddprun cannot be forked: {error.strerror}"
+        descriptors = (self._lock_fd, control.fileno())
+        command = [sys.executable, "-I", "-S", "-c", KEEPER, ROOT, *map(str, descriptors)]
+        subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True)
 
     @property
     def alive(self) -> frozenset[str]:
@@ -64,10 +79,17 @@ class Ranks:
     def start(self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int) -> int:
         """Start a rank whose stdout and stderr are ``output``; its pid. Raises KeeperLostError."""
         if self._lost:
+            if self._fork:  # this process has threads by now
+                self._fork, self._why_plain = False, "the process that had torch was killed"
             self._open()
         self._alive.add(tag)
         order = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}
-        return int(self._ask(order, (output,))["pid"])
+        answer = self._ask(order, (output,))
+        self._why_plain = self._why_plain or answer["plain"]
+        if self._why_plain and not self._said_plain:
+            self._said_plain = True
+            self.on_plain(self._why_plain)
+        return int(answer["pid"])
 
     def signal(self, number: int) -> None:
         """Signal every rank that is alive."""
@@ -86,9 +108,9 @@ class Ranks:
             try:
                 answer = self._answers.get(timeout=ANSWER_TIMEOUT_S)
             except queue.Empty:
-                answer = None
+                raise KeeperLostError(f"the keeper of the ranks did not answer within {ANSWER_TIMEOUT_S:g} s") from None
         if answer is None:
-            raise KeeperLostError
+            raise KeeperLostError("the keeper of the ranks was killed")
         return answer
 
     def _send(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:

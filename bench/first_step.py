@@ -1,0 +1,26 @@
+"""A DDP training of nothing: each rank says in a file DIR/ATTEMPT.RANK when it has done its first step, and goes on."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(steps):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    if step == 0:
+        said = folder / f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{os.environ['RANK']}"
+        part = said.with_name(f"{said.name}.part")
+        part.write_text(f"{time.time()} {os.getpid()}")
+        part.rename(said)
+    else:
+        time.sleep(0.02)
+dist.destroy_process_group()

@@ -1,0 +1,146 @@
+"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun against torchrun on the
+same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all ranks have made again.
+
+    python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
+
+Goals: ratio at most 0.45, training again after at most 0.5 s. The exit code is 0 whatever the numbers are.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import resource
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from ddprun import processes
+
+SCRIPT = Path(__file__).parent / "first_step.py"
+NODES, RANKS = 2, 2
+WORLD = range(NODES * RANKS)
+TIMEOUT_S = 120.0
+STEPS_FOR_EVER = 1_000_000
+
+
+def launch(module: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
+    """Both nodes of a run whose ranks report into ``folder``."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+    options = ["--nnodes", NODES, "--nproc-per-node", RANKS, "--master-addr", "127.0.0.1", "--master-port", port]
+    options += ["--max-restarts", restarts]
+    return [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps])],
+            env=environ | {"DDP_NODES_HERE": str(NODES)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for node in range(NODES)
+    ]
+
+
+def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]) -> list[tuple[float, int]]:
+    """When each rank made the first step of an attempt, and its pid."""
+    said = [folder / f"{attempt}.{rank}" for rank in WORLD]
+    deadline = time.monotonic() + TIMEOUT_S
+    while not all(path.exists() for path in said):
+        for node in nodes:
+            if node.poll():
+                last = (node.stderr.read() if node.stderr else b"").decode(errors="replace").splitlines()[-1:]
+                raise SystemExit(f"startup.py: a node exited with {node.returncode}: {''.join(last)}")
+        if time.monotonic() > deadline:
+            raise SystemExit(f"startup.py: no first step of attempt {attempt} within {TIMEOUT_S:g} s")
+        time.sleep(0.005)
+    return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in said)]
+
+
+def time_first_step(module: str) -> tuple[float, float]:
+    """Seconds from the launch to the last rank's first step; and the CPU seconds of the launch as a whole."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        started = time.time()
+        nodes = launch(module, Path(folder), steps=1, restarts=0)
+        try:
+            wall_s = max(at for at, _ in first_steps(Path(folder), 0, nodes)) - started
+        finally:
+            end(nodes)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def time_recoveries(kills: int) -> list[float]:
+    """Seconds from each SIGKILL of a random rank to the last rank's next first step."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        nodes = launch("ddprun", Path(folder), steps=STEPS_FOR_EVER, restarts=kills)
+        try:
+            ranks = first_steps(Path(folder), 0, nodes)
+            for attempt in range(1, kills + 1):
+                time.sleep(random.uniform(0.3, 0.6))  # noqa: S311
+                killed_at = time.time()
+                os.kill(ranks[random.choice(WORLD)][1], signal.SIGKILL)  # noqa: S311
+                ranks = first_steps(Path(folder), attempt, nodes)
+                seconds.append(max(at for at, _ in ranks) - killed_at)
+        finally:
+            end(nodes)
+    return seconds
+
+
+def end(nodes: list[subprocess.Popen[bytes]]) -> None:
+    """Have no process left."""
+    for node in nodes:
+        node.terminate()
+    for node in nodes:
+        try:
+            node.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            node.kill()
+            node.communicate()
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)  # a launcher's children, which have become ours: so their CPU time counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    processes.adopt_orphans()
+    pairs = [(time_first_step("ddprun"), time_first_step("torch.distributed.run")) for _ in range(args.repeats)]
+    columns = {
+        "first step, ddprun": [ours[0] for ours, _ in pairs],
+        "first step, torchrun": [theirs[0] for _, theirs in pairs],
+        "CPU of it all, ddprun": [ours[1] for ours, _ in pairs],
+        "CPU of it all, torchrun": [theirs[1] for _, theirs in pairs],
+        "again after SIGKILL, ddprun": time_recoveries(args.kills) if args.kills else [],
+    }
+    medians = {name: statistics.median(values) for name, values in columns.items() if values}
+    ratio = medians["first step, ddprun"] / medians["first step, torchrun"]
+    cores, version, load = os.cpu_count(), metadata.version("torch"), os.getloadavg()[0]
+    print(
+        f"{NODES} nodes x {RANKS} ranks, gloo, {cores} cores ({platform.machine()}), torch {version}, load {load:.1f}"
+    )
+    print(f"{'seconds':28}{'median':>7}{'min':>7}{'max':>7}{'n':>4}")
+    for name, median in medians.items():
+        print(f"{name:28}{median:7.2f}{min(columns[name]):7.2f}{max(columns[name]):7.2f}{len(columns[name]):4}")
+    print(f"first step, ddprun / torchrun: {ratio:.2f} (goal: at most 0.45)")
+    if args.json:
+        result = {"cores": cores, "torch": version, "load": load, "ratio": ratio, "seconds": columns}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
