@@ -12,6 +12,8 @@ from ddprun import exporter, machine
 from ddprun.contract import Contract
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
+from ddprun.memory import Memory
+from ddprun.pulse import Pulse
 from ddprun.ranks import Ranks
 from ddprun.signals import Signals
 from ddprun.stop import Stop
@@ -43,7 +45,15 @@ def bring_up(
     journal.update(state="rendezvous")
     rendezvous = FixedRankRendezvous(contract, say=journal.say, check_stop=stop.check)
     journal.update(master=rendezvous.master)
-    agreement = Agreement(rendezvous.control.clone(), node=contract.node_rank)
+    pulse = Pulse(node_dir, contract.node_rank)
+    agreement = Agreement(
+        rendezvous.control,
+        node=contract.node_rank,
+        max_nodes=contract.max_nodes,
+        max_restarts=contract.max_restarts,
+        hang_timeout_s=contract.hang_timeout_s,
+        look=pulse.look,
+    )
     agreement.start()
     logs = RankLogs(console, contract.node_rank)
     around = Surroundings(
@@ -64,6 +74,8 @@ def bring_up(
         logs=logs,
         journal=journal,
         series=series,
+        pulse=pulse,
+        memory=Memory(),
     )
     agent = NodeAgent(node, rendezvous, agreement)
     agent.run()

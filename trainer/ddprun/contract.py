@@ -16,6 +16,8 @@ from ddpwire import names
 
 LOCAL_JOIN_TIMEOUT_S = 30.0
 REMOTE_JOIN_TIMEOUT_S = 300.0
+MAX_RESTARTS = 1000  # as good as no limit: progress is the limit (patience.py)
+HANG_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,7 @@ class Contract:
     run_dir: Path | None  # None: a temporary one
     checkpoint_dir: str | None
     max_restarts: int
+    hang_timeout_s: float  # 0: a rank may be silent for ever
     grace_s: float
     join_timeout_s: float
     metrics_host: str | None  # None: where the master can reach it
@@ -65,7 +68,8 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         run_id=words.get("run_id", ("", "none"))[1],
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
-        max_restarts=_number(words, "max_restarts", 0),
+        max_restarts=_number(words, "max_restarts", MAX_RESTARTS),
+        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, HANG_TIMEOUT_S),
         grace_s=_seconds("--grace", options.grace, 30.0),
         join_timeout_s=_seconds(
             "--join-timeout", options.join_timeout, LOCAL_JOIN_TIMEOUT_S if here else REMOTE_JOIN_TIMEOUT_S

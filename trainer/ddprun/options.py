@@ -29,7 +29,17 @@ def parser() -> argparse.ArgumentParser:
     add("--rdzv-backend", choices=("static", "c10d"), help="accepted for torchrun's sake; ddprun has one way to meet")
     add("--rdzv-id", "--run-id", dest="run_id", metavar="ID", help="the run's id, the same on every node")
     add("--standalone", action="store_true", help="one node, on a port of its own")
-    add("--max-restarts", metavar="N", help="starts of all ranks after a failure (default 0)")
+    add(
+        "--max-restarts",
+        metavar="N",
+        help="starts of all ranks after one was killed or a node lost (default: while there is progress; 0: never)",
+    )
+    add(
+        "--hang-timeout",
+        metavar="S",
+        help="seconds without a heartbeat of any rank after which the one that holds the others up is killed "
+        "(default 300; only once the script has beaten, or a rank is stopped; 0: never)",
+    )
     add("--run-dir", metavar="DIR", help="folder for logs and outcome (default: a temporary one)")
     add("--grace", metavar="S", help="seconds that ranks get to save after SIGTERM (default 30)")
     add("--join-timeout", metavar="S", help="seconds to wait for the other nodes (default 30 on one machine, else 300)")

@@ -1,0 +1,55 @@
+"""Where the ranks are while one of them hangs: what the kernel says, and then the Python stacks of all their threads.
+
+The stacks come from the ranks' own last words: ddprun gives them PYTHONFAULTHANDLER, by which a Python that is sent
+SIGABRT writes the stacks of its threads to stderr and ends, also when its main thread is deep in C++. A rank that was
+stopped says them when it is continued. So this ends the ranks.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ddpwire.node import RankProcess
+
+PATIENCE_S = 1.0
+KERNEL_SAYS = ("status", "wchan", "stack")
+KEPT_OF_STATUS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
+
+
+def keep(
+    path: Path, ranks: Sequence[RankProcess], ask: Callable[[], None], is_anyone_alive: Callable[[], bool]
+) -> None:
+    """Write all that can be known into ``path``. ``ask`` sends the signal. A disk that is full costs the file only."""
+    notes = [_kernel(rank) for rank in ranks]
+    logs = [Path(rank.log) for rank in ranks]
+    sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
+    ask()
+    deadline = time.monotonic() + PATIENCE_S
+    while is_anyone_alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)  # their last words are on their way through the pipe
+    try:
+        with path.open("wb") as file:
+            for rank, note, log, size in zip(ranks, notes, logs, sizes, strict=True):
+                file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
+                with log.open("rb") as said:
+                    said.seek(size)
+                    file.write(said.read() + b"\n")
+    except OSError:
+        path.unlink(missing_ok=True)
+
+
+def _kernel(rank: RankProcess) -> str:
+    """What /proc says of a rank; the kernel's own stack only to root."""
+    lines = []
+    for name in KERNEL_SAYS:
+        try:
+            text = Path(f"/proc/{rank.pid}/{name}").read_text().strip()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            if name != "status":
+                lines.append(f"{name}: {line}")
+            elif line.partition(":")[0] in KEPT_OF_STATUS:
+                lines.append(line)
+    return "".join(f"{line}\n" for line in lines)
