@@ -24,7 +24,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import environment, exporter, stacks
+from ddprun import environment, exporter, memory, stacks
 from ddprun.agreement import Agreement
 from ddprun.contract import Contract
 from ddprun.environment import Place, Surroundings
@@ -32,7 +32,6 @@ from ddprun.errors import refused
 from ddprun.exporter import NodeSeries
 from ddprun.journal import Journal
 from ddprun.logs import RankLogs
-from ddprun.memory import Memory
 from ddprun.pulse import Pulse
 from ddprun.ranks import KeeperLostError, Ranks
 from ddprun.recovery import Recovery
@@ -69,7 +68,7 @@ class Node:
     journal: Journal
     series: NodeSeries
     pulse: Pulse
-    memory: Memory
+    memory: memory.Memory
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -153,6 +152,7 @@ class NodeAgent(SimpleElasticAgent):
             raise refused(Exit.KILLED, "killed", "the keeper of the ranks was killed") from None
         finally:
             os.close(output)  # only the rank and its children write to it: its end is theirs
+        memory.prefer(pid)
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
 
     def _place(self, group: WorkerGroup, worker: Any) -> Place:
@@ -195,8 +195,7 @@ class NodeAgent(SimpleElasticAgent):
         node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
-        stop = self._node.stop
-        memory = self._node.memory
+        stop, kills = self._node.stop, self._node.memory
         return Failure(
             node=self._node.contract.node_rank,
             rank=rank,
@@ -204,7 +203,7 @@ class NodeAgent(SimpleElasticAgent):
             stopped_by=stop.requested or stop.passed_on,
             killed_here=stop.killed and status == -signal.SIGKILL,
             step=self._node.pulse.step(rank),
-            oom=memory.limit() if status == -signal.SIGKILL and memory.killed() else "",
+            oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

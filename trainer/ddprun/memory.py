@@ -1,11 +1,13 @@
-"""Whether the kernel killed somebody of this node for memory: the counter of the memory cgroup in which its ranks live.
+"""Whom the kernel shall kill for memory, and whether it did: the counter of the memory cgroup in which the ranks live.
 
 cgroup v2 has it in memory.events, v1 in memory.oom_control; both also count what a machine without limits kills.
 """
 
+import contextlib
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+RANKS_FIRST = 500  # of 1000, the whole of the memory (proc(5), oom_score_adj)
 
 
 class Memory:
@@ -35,6 +37,13 @@ class Memory:
                 if key == "oom_kill" and value.isdecimal():
                     return int(value)
         return 0
+
+
+def prefer(pid: int) -> None:
+    """Let the kernel rather kill a rank, and what it starts from now on, than its ddprun, which holds torch as well."""
+    own = _text(Path("/proc/self/oom_score_adj"))
+    with contextlib.suppress(OSError, ValueError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANKS_FIRST)))
 
 
 def folder(root: Path, own: Path) -> Path | None:
