@@ -115,13 +115,14 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
+        node.memory.killed()  # whoever it was, no rank of this attempt
         node.stop.new_attempt()
         with node.stop.starting:
             if node.stop.requested:
                 self._agreement.fail(self._failure(self._first_rank, -node.stop.requested))
                 return {}
             for worker in worker_group.workers:
-                place = self._place(worker_group, worker)
+                place = environment.place(worker_group, worker, node.contract.node_rank, self._meeting.attempt)
                 processes.append(self._start_rank(place))
         self._processes = tuple(processes)
         node.pulse.follow(self._processes)
@@ -154,22 +155,6 @@ class NodeAgent(SimpleElasticAgent):
             os.close(output)  # only the rank and its children write to it: its end is theirs
         memory.prefer(pid)
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
-
-    def _place(self, group: WorkerGroup, worker: Any) -> Place:
-        return Place(
-            rank=worker.global_rank,
-            world_size=worker.world_size,
-            local_rank=worker.local_rank,
-            local_world_size=group.spec.local_world_size,
-            role_rank=worker.role_rank,
-            role_world_size=worker.role_world_size,
-            node_rank=self._node.contract.node_rank,
-            group_rank=group.group_rank,  # type: ignore[arg-type]  # elastic declares these four as None
-            group_world_size=group.group_world_size,  # type: ignore[arg-type]
-            master_addr=group.master_addr,  # type: ignore[arg-type]
-            master_port=group.master_port,  # type: ignore[arg-type]
-            attempt=self._meeting.attempt,
-        )
 
     def _on_exit(self, tag: str, status: int) -> None:
         """A rank has ended, this instant. Called from the thread that listens to the keeper."""
@@ -234,7 +219,9 @@ class NodeAgent(SimpleElasticAgent):
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
-            self._keep_stacks()
+            path = node.node_dir / stacks_of(self._meeting.attempt)
+            stacks.keep(path, self._processes, node.ranks)
+            node.journal.say(f"where the ranks of this node were is in {path}")
         if cause == "hang" or self._is_restart:
             node.ranks.clear()
         else:
@@ -242,16 +229,6 @@ class NodeAgent(SimpleElasticAgent):
             node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
         self._recovery.end_phase("teardown")
         self._agreement.gone()
-
-    def _keep_stacks(self) -> None:
-        ranks, path = self._node.ranks, self._node.node_dir / stacks_of(self._meeting.attempt)
-
-        def ask() -> None:
-            ranks.signal(signal.SIGABRT)
-            ranks.signal(signal.SIGCONT)
-
-        stacks.keep(path, self._processes, ask, lambda: bool(ranks.alive))
-        self._node.journal.say(f"where the ranks of this node were is in {path}")
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         self._node.ranks.clear()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddpwire import names
 from ddpwire.folder import CHECKPOINTS, rank_heartbeat, rank_metrics
@@ -28,6 +29,24 @@ class Place:
     master_addr: str  # of the attempt's own store
     master_port: int
     attempt: int
+
+
+def place(group: Any, worker: Any, node_rank: int, attempt: int) -> Place:
+    """The place of one of the workers of torch elastic's group."""
+    return Place(
+        rank=worker.global_rank,
+        world_size=worker.world_size,
+        local_rank=worker.local_rank,
+        local_world_size=group.spec.local_world_size,
+        role_rank=worker.role_rank,
+        role_world_size=worker.role_world_size,
+        node_rank=node_rank,
+        group_rank=group.group_rank,
+        group_world_size=group.group_world_size,
+        master_addr=group.master_addr,
+        master_port=group.master_port,
+        attempt=attempt,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ SIGABRT writes the stacks of its threads to stderr and ends, also when its main 
 stopped says them when it is continued. So this ends the ranks.
 """
 
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from ddprun.ranks import Ranks
 from ddpwire.node import RankProcess
 
 PATIENCE_S = 1.0
@@ -16,21 +18,20 @@ KERNEL_SAYS = ("status", "wchan", "stack")
 KEPT_OF_STATUS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
 
-def keep(
-    path: Path, ranks: Sequence[RankProcess], ask: Callable[[], None], is_anyone_alive: Callable[[], bool]
-) -> None:
-    """Write all that can be known into ``path``. ``ask`` sends the signal. A disk that is full costs the file only."""
-    notes = [_kernel(rank) for rank in ranks]
-    logs = [Path(rank.log) for rank in ranks]
+def keep(path: Path, processes: Sequence[RankProcess], ranks: Ranks) -> None:
+    """Write all that can be known into ``path``. A disk that is full costs the file only."""
+    notes = [_kernel(rank) for rank in processes]
+    logs = [Path(rank.log) for rank in processes]
     sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
-    ask()
+    ranks.signal(signal.SIGABRT)
+    ranks.signal(signal.SIGCONT)
     deadline = time.monotonic() + PATIENCE_S
-    while is_anyone_alive() and time.monotonic() < deadline:
+    while ranks.alive and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)  # their last words are on their way through the pipe
     try:
         with path.open("wb") as file:
-            for rank, note, log, size in zip(ranks, notes, logs, sizes, strict=True):
+            for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
                 file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
                 with log.open("rb") as said:
                     said.seek(size)
