@@ -1,6 +1,7 @@
 """Two ddpruns after a fault: which ones start their ranks again, how soon, and when they give up."""
 
 import os
+import re
 import signal
 import time
 import urllib.request
@@ -84,8 +85,14 @@ def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs):
     node = runs.start("steps.py", "--fail", "1.1=sleep@7", options=options)
     assert node.end() == 0
     assert node.outcome() == DONE
-    failed = node.said()[2]  # after the start and where the stacks are
-    assert "hung: no sign of life for" in failed or "hung: no sign of life for" in node.said()[1]
+    started, failed, kept, again, *_ = node.said()
+    assert re.fullmatch(
+        r"\[node0\] attempt 1 failed: rank [01] on node 0 hung: no sign of life for [12] s \(--hang-timeout 1\) "
+        r"after step 6, and it takes no CPU time; starting all ranks anew",
+        failed,
+    )
+    assert kept == "[node0] where the ranks of this node were is in RUN/node-0/stacks-attempt-1.txt"
+    assert [started, again] == [f"[node0] ranks 0 to 1 of 2 started (attempt {attempt})" for attempt in (1, 2)]
 
 
 def test_a_node_that_was_killed_and_is_started_again_finds_its_way_in(runs):
@@ -132,6 +139,24 @@ def test_an_agent_that_is_starved_for_two_seconds_is_not_lost(runs, starved):
     nodes[starved].process.send_signal(signal.SIGCONT)
     assert [node.end() for node in nodes] == [0, 0]
     assert nodes[0].outcome().attempt == 1
+
+
+def test_a_node_0_that_is_gone_without_a_word_is_named(runs):
+    """No connection is closed when a machine loses its power: every call to its store just waits."""
+    first, second = runs.pair("steps.py", "--steps", "100000")
+    runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
+    first.process.send_signal(signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    assert second.end() == 137
+    assert time.monotonic() - stopped_at < 8
+    assert second.outcome() == Outcome(
+        code=137,
+        cause="node_lost",
+        message="node 0 was lost, and with it the store of the run: start the run again",
+        node=0,
+        retry=True,
+    )
+    first.process.kill()
 
 
 GROUPS = Path("/sys/fs/cgroup/memory")
