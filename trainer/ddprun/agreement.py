@@ -63,7 +63,7 @@ class Agreement:
         self._done: set[int] = set()
         self._num_news = 0
         self._began_at = self._failed_at = 0.0
-        self._beat()
+        self._safely(self._beat)
 
     def start(self) -> None:
         """Let the others hear that this node lives, from now on until it ends."""

@@ -32,6 +32,8 @@ class Claim:
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
                 raise refused(Exit.ABSENT, "absent", message, node=self._node)
+        # The first beat: should this ddprun end before it has another, node 0 hears its silence.
+        self._control.set(f"beat/{self._node}", json.dumps({"by": self._said["token"], "attempt": 0, "signs": []}))
 
     def keep(self) -> None:
         """Have the place still, or again. Raises NodeError."""

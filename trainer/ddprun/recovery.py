@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 from ddprun.exporter import NodeSeries
 from ddpwire import catalogue
 
+FIRST_STEP_S = 60.0
+
 
 class Recovery:
     """A stopwatch from a failure to the first step after it."""
@@ -20,7 +22,8 @@ class Recovery:
 
     def failed(self) -> None:
         """A rank of this node has failed, or, where none did, the verdict has come: the first to say it starts."""
-        if not self._failed_at:
+        if not self._failed_at or self.waits_for_step:
+            self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
 
     def end_phase(self, phase: str) -> None:
@@ -40,6 +43,8 @@ class Recovery:
     def steps(self, steps: Iterable[int | None]) -> None:
         """The steps of this node's ranks at this moment."""
         step = max((step for step in steps if step is not None), default=None)
+        if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_S:
+            self.waits_for_step, self._failed_at = False, 0.0  # it does not beat
         if step is None:
             return
         if self.waits_for_step:

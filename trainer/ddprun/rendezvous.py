@@ -46,7 +46,10 @@ class FixedRankRendezvous(RendezvousHandler):
         self.members: tuple[int, ...] = ()
         self.after: Outcome | None = None  # how the attempt before ended
         self.control = self._host() if self._leads else self._join()
-        self._claim = self._take_place()
+        try:
+            self._claim = self._take_place()
+        except RuntimeError:
+            raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
 
     @property
     def master(self) -> str:
