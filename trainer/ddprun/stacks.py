@@ -5,6 +5,8 @@ SIGABRT writes the stacks of its threads to stderr and ends, also when its main 
 stopped says them when it is continued. So this ends the ranks.
 """
 
+import contextlib
+import resource
 import signal
 import time
 from collections.abc import Sequence
@@ -23,6 +25,8 @@ def keep(path: Path, processes: Sequence[RankProcess], ranks: Ranks) -> None:
     notes = [_kernel(rank) for rank in processes]
     logs = [Path(rank.log) for rank in processes]
     sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
+    for rank in processes:
+        _without_core(rank.pid)
     ranks.signal(signal.SIGABRT)
     ranks.signal(signal.SIGCONT)
     deadline = time.monotonic() + PATIENCE_S
@@ -38,6 +42,12 @@ def keep(path: Path, processes: Sequence[RankProcess], ranks: Ranks) -> None:
                     file.write(said.read() + b"\n")
     except OSError:
         path.unlink(missing_ok=True)
+
+
+def _without_core(pid: int) -> None:
+    """A rank's memory is large, and tells nothing that its stacks do not."""
+    with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is not Linux
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _kernel(rank: RankProcess) -> str:
