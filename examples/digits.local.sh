@@ -30,7 +30,7 @@ trap : INT # the terminal's Ctrl-C reaches the nodes by itself
 for ((node = 0; node < 2; node++)); do
   share=("${gpus[@]:node * 2:2}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${share[*]}") PET_NODE_RANK=$node \
-    python3 -P -m ddprun --run-id digits --grace 30 --max-restarts 0 -m ddptrain --epochs 10 &
+    python3 -P -m ddprun --run-id digits --grace 30 -m ddptrain --epochs 10 &
   pids+=("$!")
 done
 

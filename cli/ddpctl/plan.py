@@ -87,7 +87,9 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
 def ddprun_args(plan: Plan) -> tuple[str, ...]:
     """The arguments of a node's ddprun: its options, then the program."""
     job = plan.job
-    options = ["--run-id", plan.run, "--grace", f"{job.grace:g}", "--max-restarts", str(job.max_restarts)]
+    options = ["--run-id", plan.run, "--grace", f"{job.grace:g}"]
+    if job.max_restarts is not None:
+        options += ["--max-restarts", str(job.max_restarts)]
     if job.join_timeout is not None:
         options += ["--join-timeout", f"{job.join_timeout:g}"]
     return (*options, *program(job.command))

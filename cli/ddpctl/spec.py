@@ -112,8 +112,14 @@ class JobSpec:
         float | None, Doc("Seconds to wait for all nodes; null: as the target has it (30 on one machine)."), Ge(1)
     ] = None
     max_restarts: Annotated[
-        int, Doc("How often a group of ranks that died is started again within the run; 0: never."), Ge(0), Le(1000)
-    ] = 0
+        int | None,
+        Doc(
+            "How often all ranks are started again after one was killed or a node lost; 0: never; "
+            "null: until three attempts in a row made no progress."
+        ),
+        Ge(0),
+        Le(1000),
+    ] = None
 
     @property
     def min_nodes(self) -> int:

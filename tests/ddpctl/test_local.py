@@ -69,7 +69,7 @@ def test_submit_looks_first_then_starts_every_node() -> None:
         f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
         "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_NODES_HERE=2 "
         "DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
-        "/venv/bin/python -P -m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1 "
+        "/venv/bin/python -P -m ddprun --run-id digits-otter --grace 30 train.py --lr 0.1 "
         f">/runs/digits-otter/node-{node}/node.log 2>&1 &"
         for node in (0, 1)
     ]
@@ -216,7 +216,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) ->
     env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stderr) == (3, f"logs and checkpoints: {tmp_path}/run\n")
-    args = "-P -m ddprun --run-id digits-otter --grace 30 --max-restarts 0 train.py --lr 0.1"
+    args = "-P -m ddprun --run-id digits-otter --grace 30 train.py --lr 0.1"
     assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] b c {args}\n"
     assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] b c {args}\n"
 

@@ -22,7 +22,7 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 @pytest.mark.parametrize("victim", ["ddprun", "keeper", "rank"])
 def test_whoever_is_killed_nothing_is_left(runs, victim):
-    node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2"))
+    node = runs.start("act.py", "all=family", options=("--nproc-per-node", "2", "--max-restarts", "0"))
     runs.wait_until_ready(node)
     runs.until(lambda: len(runs.alive()) == 2 + 2 * 4)
     keeper = psutil.Process(node.process.pid).children()[0]
@@ -146,13 +146,14 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
             "ROLE_WORLD_SIZE": "2",
             "TORCHELASTIC_RUN_ID": "none",
             "TORCHELASTIC_RESTART_COUNT": "0",
-            "TORCHELASTIC_MAX_RESTARTS": "0",
+            "TORCHELASTIC_MAX_RESTARTS": "1000",
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "DDP_RUN_ID": "none",
             "DDP_RUN_DIR": str(runs.run_dir),
             "DDP_CHECKPOINT_DIR": str(runs.run_dir / "checkpoints"),
             "DDP_DEVICE": "cpu",
             "DDP_ATTEMPT": "1",
+            "DDP_HEARTBEAT_FILE": str(node.folder / "heartbeat" / f"rank-{rank}"),
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "=lo",
             "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),

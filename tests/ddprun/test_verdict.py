@@ -23,7 +23,7 @@ ALIVE = {0: 0.1, 1: 0.2}
         ([TRACEBACK, ABORTED], ALIVE, True, TRACEBACK),
         ([TRACEBACK], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
         ([], {0: 0.1, 1: 3.5}, False, None),
-        ([], {0: 0.1, 1: 10.5}, False, Failure(node=1, rank=None, status=-9)),
+        ([], {0: 0.1, 1: 4.5}, False, Failure(node=1, rank=None, status=-9)),
         ([Failure(node=0, rank=0, status=3), KILLED], ALIVE, True, Failure(node=0, rank=0, status=3)),
     ],
 )
@@ -66,6 +66,34 @@ def test_choose(failures, silent_s, settled, chosen):
             True,
         ),
         (
+            Failure(node=0, rank=0, status=-11),
+            139,
+            "killed",
+            "rank 0 on node 0 was killed by SIGSEGV",
+            False,
+        ),
+        (
+            Failure(node=0, rank=1, status=-9, oom="its cgroup has 2 GiB"),
+            137,
+            "oom",
+            "rank 1 on node 0 was killed for memory: its cgroup has 2 GiB; give the job more, or each rank less to do",
+            True,
+        ),
+        (
+            Failure(node=0, rank=1, status=-9, hung="no sign of life"),
+            144,
+            "hang",
+            "rank 1 on node 0 hung: no sign of life",
+            True,
+        ),
+        (
+            Failure(node=0, rank=None, status=-9),
+            137,
+            "node_lost",
+            "node 0 was lost, and with it the store of the run: start the run again",
+            True,
+        ),
+        (
             Failure(node=2, rank=None, status=-9),
             137,
             "node_lost",
@@ -83,7 +111,19 @@ def test_outcome(failure, code, cause, message, retry):
 
 @pytest.mark.parametrize(
     ("code", "cause", "again"),
-    [(1, "error", True), (137, "killed", True), (78, "error", False), (2, "error", False), (143, "stopped", False)],
+    [
+        (1, "error", False),
+        (255, "error", False),
+        (78, "error", False),
+        (143, "stopped", False),
+        (139, "killed", False),
+        (135, "killed", False),
+        (134, "killed", True),
+        (137, "killed", True),
+        (137, "oom", True),
+        (137, "node_lost", True),
+        (144, "hang", True),
+    ],
 )
 def test_restart(code, cause, again):
     assert may_restart(Outcome(code=code, cause=cause, message="")) is again

@@ -1,15 +1,17 @@
 """The agent of a node: torch elastic's loop, unmodified, with ranks, rendezvous and judgement of our own.
 
-elastic calls: rendezvous, start, then monitor every 0.1 s until it is told of success or failure, then stop, and the
-same again while restarts are left. Monitor answers "healthy" until the nodes agree: all of them turn at the same time.
+elastic calls: rendezvous, start, then monitor again and again until it is told of success or failure, then stop, and
+the same anew while restarts are left. Monitor waits for the nodes' verdict: all of them turn at the same time, and
+whether a restart is left is the verdict's word.
 """
 
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import environment, exporter, ports
+from ddprun import environment, exporter, memory, ports, stacks
 from ddprun.agreement import Agreement
 from ddprun.contract import Contract
 from ddprun.environment import Place, Surroundings
@@ -30,20 +32,26 @@ from ddprun.errors import refused
 from ddprun.exporter import NodeSeries
 from ddprun.journal import Journal
 from ddprun.logs import RankLogs
+from ddprun.pulse import Pulse
 from ddprun.ranks import KeeperLostError, Ranks
+from ddprun.recovery import Recovery
 from ddprun.rendezvous import FixedRankRendezvous
 from ddprun.stop import Stop
-from ddprun.verdict import Failure, may_restart
+from ddprun.verdict import Failure
 from ddpwire import catalogue
 from ddpwire.exits import Exit
-from ddpwire.folder import METRICS, rank_log
+from ddpwire.folder import HEARTBEAT, METRICS, rank_log, rank_metrics, stacks_of
 from ddpwire.node import RankProcess
 from ddpwire.outcome import Outcome
 
-MONITOR_S = 0.1
+MONITOR_S = 0.25  # how often things are looked at that nobody tells of
+WATCH_S = 0.02  # or, until ranks that were started again train
+AT_ONCE_S = 0.001  # elastic's own pause; it must not be 0
 DRAGGED_ALONG_S = 5.0  # peers of a failed rank sit in a collective that will never end
 PROGRESS_S = 30.0
-EXIT_CAUSES = {0: "ok", -signal.SIGKILL: "sigkill", -signal.SIGTERM: "sigterm", -signal.SIGSEGV: "sigsegv"}
+EXIT_CAUSES = {0: "ok"} | {
+    -number: number.name.lower() for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +67,13 @@ class Node:
     logs: RankLogs
     journal: Journal
     series: NodeSeries
+    pulse: Pulse
+    memory: memory.Memory
 
 
-def _free_port(group: WorkerGroup) -> int:
+def _free_port(host: str) -> int:
     """For a rank that is alone: on the attempt's own port the agent serves its store."""
-    with ports.listen_anywhere(group.master_addr or "127.0.0.1") as listener:
+    with ports.listen_anywhere(host) as listener:
         return int(listener.getsockname()[1])
 
 
@@ -78,7 +88,7 @@ class NodeAgent(SimpleElasticAgent):
                 rdzv_handler=rendezvous,
                 entrypoint=node.contract.command[0],
                 max_restarts=node.contract.max_restarts,
-                monitor_interval=MONITOR_S,
+                monitor_interval=AT_ONCE_S,
             )
         )
         self._node = node
@@ -87,6 +97,9 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = 0
         self._num_succeeded = 0
         self._say_at = 0.0
+        self._is_restart = False
+        self._processes: tuple[RankProcess, ...] = ()
+        self._recovery = Recovery(node.series, node.journal.say)
         self.outcome: Outcome | None = None
         node.ranks.on_exit = self._on_exit
         node.ranks.on_plain = lambda why: node.journal.say(f"ranks are executed, which takes longer than a fork: {why}")
@@ -95,10 +108,12 @@ class NodeAgent(SimpleElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         self._node.series.state("rendezvous")
         self._node.journal.update(state="rendezvous", attempt=self._meeting.attempt + 1)
+        self._meeting.after = self.outcome
         try:
             super()._rendezvous(worker_group)
         except RuntimeError:  # torch's DistError: a store, or an answer in it, did not come
             raise refused(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
+        self._recovery.end_phase("rendezvous")
         self._agreement.begin(self._meeting.attempt, self._meeting.members)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -106,19 +121,26 @@ class NodeAgent(SimpleElasticAgent):
         self._num_succeeded = 0
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
+        shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
+        node.memory.killed()  # whoever it was, no rank of this attempt
         node.stop.new_attempt()
         with node.stop.starting:
             if node.stop.requested:
                 self._agreement.fail(self._failure(self._first_rank, -node.stop.requested))
                 return {}
             for worker in worker_group.workers:
-                place = self._place(worker_group, worker)
+                place = environment.place(worker_group, worker, node.contract.node_rank, self._meeting.attempt)
+                if place.world_size == 1:
+                    place = replace(place, master_port=_free_port(place.master_addr))
                 processes.append(self._start_rank(place))
+        self._processes = tuple(processes)
+        node.pulse.follow(self._processes)
+        self._recovery.started()
         world_size = worker_group.workers[0].world_size
         node.series.set(catalogue.WORLD_SIZE, world_size)
         node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
         node.series.state("training")
-        node.journal.update(state="stopping" if node.stop.requested else "training", ranks=tuple(processes))
+        node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
@@ -126,11 +148,11 @@ class NodeAgent(SimpleElasticAgent):
 
     def _start_rank(self, place: Place) -> RankProcess:
         node = self._node
-        metrics_dir = node.node_dir / METRICS / f"{exporter.PREFIX}{place.rank}"
         log = node.node_dir / rank_log(place.rank)
-        env = environment.of_rank(place, node.around, metrics_dir, node.environ)
+        env = environment.of_rank(place, node.around, node.node_dir, node.environ)
         try:
-            metrics_dir.mkdir(parents=True, exist_ok=True)
+            (node.node_dir / rank_metrics(place.rank)).mkdir(parents=True, exist_ok=True)
+            (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
             output = node.logs.open(place.rank, log)
         except OSError as error:
             raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
@@ -140,77 +162,81 @@ class NodeAgent(SimpleElasticAgent):
             raise refused(Exit.KILLED, "killed", str(error)) from None
         finally:
             os.close(output)  # only the rank and its children write to it: its end is theirs
+        memory.prefer(pid)
         return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
-
-    def _place(self, group: WorkerGroup, worker: Any) -> Place:
-        return Place(
-            rank=worker.global_rank,
-            world_size=worker.world_size,
-            local_rank=worker.local_rank,
-            local_world_size=group.spec.local_world_size,
-            role_rank=worker.role_rank,
-            role_world_size=worker.role_world_size,
-            node_rank=self._node.contract.node_rank,
-            group_rank=group.group_rank,  # type: ignore[arg-type]  # elastic declares these four as None
-            group_world_size=group.group_world_size,  # type: ignore[arg-type]
-            master_addr=group.master_addr,  # type: ignore[arg-type]
-            master_port=_free_port(group) if worker.world_size == 1 else group.master_port,  # type: ignore[arg-type]
-            attempt=self._meeting.attempt,
-        )
 
     def _on_exit(self, tag: str, status: int) -> None:
         """A rank has ended, this instant. Called from the thread that listens to the keeper."""
         node = self._node
         attempt, local_rank = map(int, tag.split("."))
         rank = self._first_rank + local_rank
-        if attempt == self._meeting.attempt and self._agreement.verdict is None:
+        failure = self._failure(rank, status)
+        cause = "oom" if failure.oom else EXIT_CAUSES.get(status, "error" if status > 0 else "other")
+        if verdict := self._agreement.verdict:
+            is_hung = verdict.outcome.cause == "hang" and verdict.outcome.rank == rank
+            cause = "hang_killed" if is_hung else "stopped" if status else "ok"
+        elif attempt == self._meeting.attempt:
             if status:
-                self._agreement.fail(self._failure(rank, status))
+                self._recovery.failed()
+                self._agreement.fail(failure)
             else:
                 self._num_succeeded += 1
                 if self._num_succeeded == node.contract.nproc:
                     self._say_at = time.monotonic() + PROGRESS_S
                     self._agreement.done()
         exporter.drop_gauges(node.node_dir / METRICS, rank)
-        cause = EXIT_CAUSES.get(status, "error" if status > 0 else "other")
         node.series.count(catalogue.RANK_EXITS, cause=cause)
         node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
-        stop = self._node.stop
+        stop, kills = self._node.stop, self._node.memory
         return Failure(
             node=self._node.contract.node_rank,
             rank=rank,
             status=status,
             stopped_by=stop.requested or stop.passed_on,
             killed_here=stop.killed and status == -signal.SIGKILL,
-            step=exporter.last_step(self._node.node_dir / METRICS, rank),
+            step=self._node.pulse.step(rank),
+            oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        verdict = self._agreement.verdict
+        verdict = self._agreement.wait(WATCH_S if self._recovery.waits_for_step else MONITOR_S)
+        self._recovery.steps(self._node.pulse.step(process.rank) for process in self._processes)
         if verdict is None:
             if self._num_succeeded == self._node.contract.nproc and time.monotonic() > self._say_at:
                 self._say_at += PROGRESS_S
                 self._node.journal.say("the ranks of this node are done; waiting for those of the others")
             return RunResult(state=WorkerState.HEALTHY)
-        self.outcome = verdict
-        if verdict.code == 0:
+        self.outcome = verdict.outcome
+        if verdict.outcome.code == 0:
             self._node.ranks.clear()
             self._agreement.gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
-        if not may_restart(verdict) or self._node.stop.requested:
-            self._remaining_restarts = 0
-        if self._remaining_restarts:
-            self._node.journal.say(
-                f"attempt {self._meeting.attempt} failed: {verdict.message}; starting all ranks anew"
-            )
+        self._recovery.failed()
+        self._recovery.end_phase("detect")
+        self._is_restart = verdict.restart
+        self._remaining_restarts = int(verdict.restart)
+        if verdict.restart:
+            self._node.series.count(catalogue.RESTARTS, reason=verdict.outcome.cause)
+            failed = f"attempt {self._meeting.attempt} failed: {verdict.outcome.message}"
+            self._node.journal.say(f"{failed}; starting all ranks anew")
         return RunResult(state=WorkerState.FAILED)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        stopped = self.outcome is not None and self.outcome.cause == "stopped"
-        self._node.journal.update(state="stopping")
-        self._node.stop.end_ranks(self._node.contract.grace_s if stopped else DRAGGED_ALONG_S)
+        """End what is left of the attempt, with grace only where there is no hurry, and something to be saved."""
+        node, outcome = self._node, self.outcome
+        cause = outcome.cause if outcome else ""
+        if cause == "hang":
+            path = node.node_dir / stacks_of(self._meeting.attempt)
+            stacks.keep(path, self._processes, node.ranks)
+            node.journal.say(f"where the ranks of this node were is in {path}")
+        if cause == "hang" or self._is_restart:
+            node.ranks.clear()
+        else:
+            node.journal.update(state="stopping")
+            node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
+        self._recovery.end_phase("teardown")
         self._agreement.gone()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002

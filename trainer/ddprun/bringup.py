@@ -13,6 +13,8 @@ from ddprun.contract import Contract
 from ddprun.errors import NodeError
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
+from ddprun.memory import Memory
+from ddprun.pulse import Pulse
 from ddprun.ranks import Ranks
 from ddprun.report import Report
 from ddprun.signals import Signals
@@ -76,7 +78,15 @@ def _run(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    agreement = Agreement(rendezvous.control.clone(), node=contract.node_rank)
+    pulse = Pulse(node_dir, contract.node_rank)
+    agreement = Agreement(
+        rendezvous.control,
+        node=contract.node_rank,
+        max_nodes=contract.max_nodes,
+        max_restarts=contract.max_restarts,
+        hang_timeout_s=contract.hang_timeout_s,
+        look=pulse.look,
+    )
     agreement.start()
     logs = RankLogs(console, contract.node_rank)
     around = Surroundings(
@@ -97,6 +107,8 @@ def _run(
         logs=logs,
         journal=journal,
         series=series,
+        pulse=pulse,
+        memory=Memory(),
     )
     agent = NodeAgent(node, rendezvous, agreement)
     agent.run()

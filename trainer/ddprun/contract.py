@@ -16,6 +16,9 @@ from ddprun.errors import bad_contract
 from ddprun.launchers import Word, Words
 from ddpwire import names
 
+MAX_RESTARTS = 1000  # as good as no limit: progress is the limit (patience.py)
+HANG_TIMEOUT_S = 300.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
@@ -33,6 +36,7 @@ class Contract:
     run_dir: Path | None  # None: a temporary one
     checkpoint_dir: str | None
     max_restarts: int
+    hang_timeout_s: float  # 0: a rank may be silent for ever
     grace_s: float
     deadline: Deadline | None  # None: nobody ends the run from outside
     join_timeout_s: float
@@ -75,7 +79,8 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         run_id=words.get("run_id", ("", "none"))[1],
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
-        max_restarts=_number(words, "max_restarts", 0),
+        max_restarts=_number(words, "max_restarts", MAX_RESTARTS),
+        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, HANG_TIMEOUT_S),
         grace_s=grace_s,
         deadline=deadlines.read(options.deadline, environ, grace_s=grace_s),
         join_timeout_s=_seconds(timeout_from, timeout, default_s),

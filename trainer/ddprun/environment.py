@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddpwire import names
-from ddpwire.folder import CHECKPOINTS
+from ddpwire.folder import CHECKPOINTS, rank_heartbeat, rank_metrics
+from ddpwire.heartbeat import HEARTBEAT_FILE
 
 # This node's place. A launcher that the script starts in turn must not take it for its own.
 NOT_FOR_RANKS = (names.DEADLINE, names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
@@ -29,6 +31,24 @@ class Place:
     attempt: int
 
 
+def place(group: Any, worker: Any, node_rank: int, attempt: int) -> Place:
+    """The place of one of the workers of torch elastic's group."""
+    return Place(
+        rank=worker.global_rank,
+        world_size=worker.world_size,
+        local_rank=worker.local_rank,
+        local_world_size=group.spec.local_world_size,
+        role_rank=worker.role_rank,
+        role_world_size=worker.role_world_size,
+        node_rank=node_rank,
+        group_rank=group.group_rank,
+        group_world_size=group.group_world_size,
+        master_addr=group.master_addr,
+        master_port=group.master_port,
+        attempt=attempt,
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What all ranks of a node share."""
@@ -41,7 +61,7 @@ class Surroundings:
     interface: str | None  # that leads to node 0; the loopback's when all nodes are on this machine
 
 
-def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
+def of_rank(place: Place, around: Surroundings, node_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of the rank at ``place``, made from ddprun's own, ``base``."""
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
@@ -64,11 +84,14 @@ def of_rank(place: Place, around: Surroundings, metrics_dir: Path, base: Mapping
         "TORCHELASTIC_USE_AGENT_STORE": str(place.world_size > 1),
         names.RUN_ID: around.run_id,
         names.ATTEMPT: str(place.attempt),
-        names.PROMETHEUS_MULTIPROC_DIR: str(metrics_dir),
+        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(place.rank)),
+        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(place.rank)),
         "PYTHONUNBUFFERED": "1",  # else the last words of a killed rank are lost
     }
     defaults = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{place.attempt}-rank-"),
+        "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (stacks.py), show where it was
         "OMP_NUM_THREADS": str(max(1, around.cores // place.local_world_size)),
     }
     if around.interface:

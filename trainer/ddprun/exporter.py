@@ -65,14 +65,6 @@ def drop_gauges(metrics_dir: Path, rank: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def last_step(metrics_dir: Path, rank: int) -> int | None:
-    """The last step that a rank reported, if it did."""
-    for family in read_rank(metrics_dir / f"{PREFIX}{rank}"):
-        if family.name == catalogue.LAST_STEP.name and family.samples:
-            return int(max(sample.value for sample in family.samples))
-    return None
-
-
 class NodeSeries:
     """ddprun's own series, all of them there from the start; the machine's are read when somebody asks."""
 
@@ -94,12 +86,15 @@ class NodeSeries:
 
     def set(self, metric: catalogue.Metric, value: float, **labels: str) -> None:
         """Set a gauge."""
-        series = self._series[metric.name]
-        (series.labels(**labels) if labels else series).set(value)
+        self._of(metric, labels).set(value)
 
-    def count(self, metric: catalogue.Metric, **labels: str) -> None:
-        """Count one more."""
-        self._series[metric.name].labels(**labels).inc()
+    def count(self, metric: catalogue.Metric, number: int = 1, **labels: str) -> None:
+        """Count one more, or ``number``."""
+        self._of(metric, labels).inc(number)
+
+    def _of(self, metric: catalogue.Metric, labels: dict[str, str]) -> Any:
+        series = self._series[metric.name]
+        return series.labels(**labels) if labels else series
 
     def state(self, state: str) -> None:
         """Say in which of the catalogue's states this node is."""

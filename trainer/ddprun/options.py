@@ -47,7 +47,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="ADDRESS",
         help="this node's own address (default: the one from which node 0 is reached)",
     )
-    add("--max-restarts", metavar="N", help="starts of all ranks after a failure (default 0)")
+    add(
+        "--max-restarts",
+        metavar="N",
+        help="starts of all ranks after one was killed or a node lost (default: while there is progress; 0: never)",
+    )
+    add(
+        "--hang-timeout",
+        metavar="S",
+        help="seconds without a heartbeat of any rank after which the one that holds the others up is killed "
+        "(default 300; only once the script has beaten, or a rank is stopped; 0: never)",
+    )
     add(
         "--run-dir",
         "--log-dir",

@@ -3,33 +3,34 @@
 (elastic's own sorts addresses as strings, and its restarts race on stale keys.) Node 0 hosts a control store on the
 master's port for as long as the run lives; every attempt has a number and a store of its own, which the ranks use.
 
-Keys of the control store: ``claim/NODE`` is what a node says of itself, written once; ``N/here/NODE`` that it has come
-to attempt N; ``N/group`` who takes part and where the attempt's store is; ``N/left`` the outcome of one that gave up.
+Keys of the control store: ``claim/NODE`` is what a node says of itself, taken back when it is lost; ``attempt`` the
+number N of the latest; ``N/here/NODE`` that a node has come to attempt N; ``N/group`` who takes part and where the
+attempt's store is; ``N/left`` the outcome of one that gave up.
 """
 
 import json
 import socket
 import time
-import uuid
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but torch does not say so
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # public, all
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from ddprun import network, ports, stores
 from ddprun.checks import Checks
+from ddprun.claims import Claim, next_attempt
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, bad_contract, refused
 from ddprun.preflight import Way
+from ddprun.waiting import Wait, who
 from ddpwire.exits import Exit
-from ddpwire.outcome import read_outcome
+from ddpwire.outcome import Outcome, read_outcome
 
 STORE_TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
 POLL_S = 0.05
-PROGRESS_S = 5.0
 
 
 class FixedRankRendezvous(RendezvousHandler):
@@ -54,8 +55,12 @@ class FixedRankRendezvous(RendezvousHandler):
         self._attempt_store: TCPStore | None = None
         self.attempt = 0
         self.members: tuple[int, ...] = ()
+        self.after: Outcome | None = None  # how the attempt before ended
         self.control = self._host() if self._leads else self._join()
-        self._claim()
+        try:
+            self._claim = self._take_place()
+        except RuntimeError:
+            raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
 
     @property
     def master(self) -> str:
@@ -87,34 +92,29 @@ class FixedRankRendezvous(RendezvousHandler):
             message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
             raise refused(Exit.UNAVAILABLE, "unavailable", message) from None
 
-    def _claim(self) -> None:
+    def _take_place(self) -> Claim:
         node, contract = self._contract.node_rank, self._contract
-        nnodes = f"{contract.min_nodes}:{contract.max_nodes}"
-        claim = {"token": uuid.uuid4().hex, "run id": contract.run_id, "number of nodes": nnodes}
-        if json.loads(self.control.compare_set(f"claim/{node}", "", json.dumps(claim))) != claim:
-            raise bad_contract(f"another node says that it is node {node}: give each its own --node-rank")
+        said = {"run id": contract.run_id, "number of nodes": f"{contract.min_nodes}:{contract.max_nodes}"}
+        wait, claim = self._waiting(), Claim(self.control, node, said)
+        claim.take(lambda why: wait.is_over((node,), why))
         first = json.loads(self.control.get("claim/0"))
         for word in ("run id", "number of nodes"):
-            if claim[word] != first[word]:
-                raise bad_contract(f"the {word} of node {node} is {claim[word]}, but node 0's is {first[word]}")
+            if said[word] != first[word]:
+                raise bad_contract(f"the {word} of node {node} is {said[word]}, but node 0's is {first[word]}")
+        return claim
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Meet the others for the next attempt. Raises NodeError."""
-        self.attempt += 1
         try:
-            self._checks.arrived(self.control)
-            self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
-            if self._leads:
-                self._gather()
-            group = self._group()
-        except NodeError as error:
-            self._leave(error)
-            raise
+            self._claim.keep()
+            self.attempt = next_attempt(self.control, self.attempt, leads=self._leads)
+            group = self._meet()
         except RuntimeError:
             raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
+        if self._contract.node_rank not in group["members"]:
+            message = f"node {self._contract.node_rank} came when the run had begun without"
+            raise refused(Exit.ABSENT, "absent", message, node=self._contract.node_rank)
         self.members = tuple(group["members"])
-        if self._contract.node_rank not in self.members:
-            raise refused(Exit.ABSENT, "absent", f"node {self._contract.node_rank} came when the run had begun without")
         self._checks.met(self.members)
         host, port = self._contract.master_addr, int(group["port"])
         store = self._attempt_store if self._leads else TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
@@ -122,29 +122,52 @@ class FixedRankRendezvous(RendezvousHandler):
         rank = self.members.index(self._contract.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
 
+    def _meet(self) -> dict[str, Any]:
+        try:
+            self._checks.arrived(self.control)
+            self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
+            if self._leads:
+                self._gather()
+            return self._group()
+        except NodeError as error:
+            self._leave(error)
+            raise
+
     def _gather(self) -> None:
         """On node 0: wait for the others, make the attempt's store, and close the group."""
-        everyone = range(self._contract.max_nodes)
         wait = self._waiting()
-        while missing := tuple(node for node in everyone if not self.control.check([f"{self.attempt}/here/{node}"])):
+        while missing := self._missing():
             self._raise_if_left()
-            if wait.is_over(missing):
-                if len(everyone) - len(missing) >= self._contract.min_nodes:
+            if wait.is_over(missing, key=f"{self.attempt}/here/{missing[0]}"):
+                if len(self._here()) >= self._contract.min_nodes:
                     break
                 raise self._absent(missing)
         host = self._contract.master_addr
         listener = ports.listen_anywhere(host)
         port = listener.getsockname()[1]
         self._attempt_store = serve(host, listener)
-        members = [node for node in everyone if node not in missing]
-        self.control.set(f"{self.attempt}/group", json.dumps({"members": members, "port": port}))
+        self.control.set(f"{self.attempt}/group", json.dumps({"members": self._here(), "port": port}))
+
+    def _here(self) -> tuple[int, ...]:
+        """The nodes that have come to this attempt, and are not lost."""
+        nodes = range(self._contract.max_nodes)
+        return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
+
+    def _missing(self) -> tuple[int, ...]:
+        """Who is waited for. After a failure those that were lost are not, where the job may shrink."""
+        everyone = tuple(range(self._contract.max_nodes))
+        left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
+        expected = left if self.after and self._contract.min_nodes <= len(left) else everyone
+        return tuple(sorted({*expected} - {*self._here()}))
 
     def _group(self) -> dict[str, Any]:
         """Who takes part, and the port of the attempt's store, as node 0 says it."""
         wait = self._waiting(extra_s=STORE_TIMEOUT.total_seconds())  # node 0 gives up first, and says so
         while not self.control.check([f"{self.attempt}/group"]):
             self._raise_if_left()
-            if wait.is_over(()):
+            if wait.is_over((), key=f"{self.attempt}/group"):
+                if self.control.check([f"{self.attempt - 1}/group"]):
+                    return {"members": ()}  # the attempt before goes on, without this node
                 raise self._absent((0,))
         group: dict[str, Any] = json.loads(self.control.get(f"{self.attempt}/group"))
         return group
@@ -162,11 +185,27 @@ class FixedRankRendezvous(RendezvousHandler):
         except RuntimeError:
             pass  # node 0 is gone
 
-    def _waiting(self, extra_s: float = 0.0) -> "Wait":
-        return Wait(self._contract, extra_s, self._say, self._check_stop)
+    def _waiting(self, extra_s: float = 0.0) -> Wait:
+        return Wait(self._contract, extra_s, self._say, self._check_stop, self._pause)
+
+    def _pause(self, key: str) -> None:
+        """Sleep a little, not longer than until ``key`` is in the control store."""
+        if not key or self.control.check([key]):
+            time.sleep(POLL_S)
+            return
+        try:
+            self.control.wait([key], timedelta(seconds=POLL_S))
+        except DistNetworkError:
+            raise
+        except DistStoreError:
+            pass  # not yet
 
     def _absent(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         limit_s = self._contract.join_timeout_s
+        if self.after and self.after.cause == "node_lost":
+            return NodeError(
+                replace(self.after, message=f"{self.after.message}, and did not come back in {limit_s:g} s")
+            )
         message = f"{who(missing)} of {self._contract.max_nodes} did not come within {limit_s:g} s"
         return refused(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
 
@@ -199,35 +238,6 @@ class FixedRankRendezvous(RendezvousHandler):
         return True
 
 
-class Wait:
-    """One wait for other nodes: its limit, its progress line."""
-
-    def __init__(
-        self, contract: Contract, extra_s: float, say: Callable[[str], None], check_stop: Callable[[], None]
-    ) -> None:
-        self._contract, self._say, self._check_stop = contract, say, check_stop
-        self._started = time.monotonic()
-        self._limit_s = contract.join_timeout_s + extra_s
-        self._say_at_s = PROGRESS_S
-
-    @property
-    def passed_s(self) -> float:
-        """Since it began."""
-        return time.monotonic() - self._started
-
-    def is_over(self, missing: tuple[int, ...], why: str = "") -> bool:
-        """Whether the limit has passed; else sleep a little, saying now and then who is ``missing``."""
-        self._check_stop()
-        if self.passed_s >= self._limit_s:
-            return True
-        if missing and self.passed_s >= self._say_at_s:
-            self._say_at_s += PROGRESS_S
-            reason = f" ({why})" if why else ""
-            self._say(f"waiting for {who(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
-        time.sleep(POLL_S)
-        return False
-
-
 def serve(host: str, listener: socket.socket) -> TCPStore:
     """A store on a port that is already ours, so that nothing can take it in between. Raises OSError."""
     listener.listen(ports.BACKLOG)
@@ -240,9 +250,3 @@ def serve(host: str, listener: socket.socket) -> TCPStore:
         timeout=STORE_TIMEOUT,
         master_listen_fd=listener.detach(),
     )
-
-
-def who(nodes: tuple[int, ...]) -> str:
-    """The nodes as a person says it."""
-    *most, last = map(str, nodes)
-    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"

@@ -64,6 +64,7 @@ class Stop:
     def new_attempt(self) -> None:
         """The next ranks have been told nothing."""
         self._told = 0
+        self.passed_on = self.requested
 
     def end_ranks(self, grace_s: float) -> None:
         """Have no rank left, after ``grace_s`` or what is left of the grace that they were given before."""

@@ -11,15 +11,20 @@ from dataclasses import dataclass
 from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.outcome import Outcome
 
-ECHOES = (1, 128 + signal.SIGABRT)
-SETTLE_S = 0.5  # how long an echo waits for its cause
-LOST_S = 10.0  # a node that has been silent for so long is lost,
+SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0}  # how long an echo waits for its cause: Python takes its time to exit
+LOST_S = 4.0  # a node that has been silent for so long is lost,
 LOST_AFTER_FAILURE_S = 3.0  # or for so long, when there is something to be explained
+# The script's, or a library's, own fault: it would come again.
+CRASHES = tuple(
+    128 + number
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
+)
+RESTARTED = ("killed", "oom", "hang", "node_lost")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank that ended otherwise than with 0, or a node that was lost (``rank`` is None)."""
+    """A rank that ended otherwise than with 0, or hangs, or a node that was lost (``rank`` is None)."""
 
     node: int
     rank: int | None
@@ -27,10 +32,14 @@ class Failure:
     stopped_by: int = 0  # the signal that this node had passed to its ranks before
     killed_here: bool = False  # its grace was over
     step: int | None = None
+    oom: str = ""  # it was killed for memory: how much there is
+    hung: str = ""  # it is alive, but hangs: how one sees that
 
     @property
     def code(self) -> int:
         """The shell's code; that of the signal that asked for the stop when we had to kill."""
+        if self.hung:
+            return Exit.HUNG
         return 128 + self.stopped_by if self.killed_here else of_status(self.status)
 
 
@@ -41,7 +50,7 @@ def choose(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settle
     that has not finished, ``settled`` whether every node was heard of since the first failure.
     """
     for failure in failures:
-        if failure.code not in ECHOES:
+        if failure.code not in SETTLE_S:
             return failure
     limit_s = LOST_AFTER_FAILURE_S if failures else LOST_S
     for node, seconds in sorted(silent_s.items()):
@@ -57,10 +66,19 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     message = f"{who} {how}"
     if failure.rank is None:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
+        if failure.node == 0:
+            message = "node 0 was lost, and with it the store of the run: start the run again"
+    elif failure.hung:
+        cause, message = "hang", f"{who} hung: {failure.hung}"
     elif failure.killed_here:
         cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {who} did not end in time and was killed"
     elif _was_asked(failure):
         cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {message}"
+    elif failure.oom:
+        cause, message = (
+            "oom",
+            f"{who} was killed for memory: {failure.oom}; give the job more, or each rank less to do",
+        )
     else:
         cause = "killed" if failure.status < 0 else "error"
     return Outcome(
@@ -70,14 +88,14 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         node=failure.node,
         rank=failure.rank,
         step=failure.step,
-        retry=worth_a_retry(failure.code),
+        retry=worth_a_retry(failure.code) and failure.code not in CRASHES,
         attempt=attempt,
     )
 
 
 def may_restart(outcome: Outcome) -> bool:
-    """Whether the same ranks may be started again here: not after a stop, and not after a refusal (sysexits)."""
-    return outcome.cause != "stopped" and outcome.code != Exit.USAGE and not 64 <= outcome.code <= 78
+    """Whether the same ranks may do better next time: after what befell them, not after what they did themselves."""
+    return outcome.cause in RESTARTED and outcome.code not in CRASHES
 
 
 def _was_asked(failure: Failure) -> bool:

@@ -15,7 +15,9 @@ CHECKPOINT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 JOB_STATES = ("rendezvous", "training", "succeeded", "failed")
 PREFLIGHT_STEPS = ("resolve", "address", "port", "reach", "limits", "compare", "clock", "meet")
-EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "other")
+EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "sigabrt", "oom", "hang_killed", "stopped", "other")
+RESTART_REASONS = ("killed", "oom", "hang", "node_lost")
+RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_step")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +69,30 @@ RANKS_ALIVE = Metric(name="ddp_ranks_alive", kind="gauge", help="Ranks of this n
 RANK_EXITS = Metric(
     name="ddp_rank_exits_total",
     kind="counter",
-    help="Ranks of this node that ended, by cause.",
+    help="Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was asked for.",
     set_by="ddprun",
     labels={"cause": EXIT_CAUSES},
+)
+RESTARTS = Metric(
+    name="ddp_restarts_total",
+    kind="counter",
+    help="Starts of all ranks after a failure, by what had failed.",
+    set_by="ddprun",
+    labels={"reason": RESTART_REASONS},
+)
+RECOVERY = Metric(
+    name="ddp_recovery_seconds",
+    kind="gauge",
+    help="How long the last restart took: from the failure to the verdict (detect; where the rank fell), to the end of "
+    "the ranks, to the meeting of the nodes, to the new ranks (start), all these (total), to their first heartbeat.",
+    set_by="ddprun",
+    labels={"phase": RECOVERY_PHASES},
+)
+STEPS_LOST = Metric(
+    name="ddp_steps_lost_total",
+    kind="counter",
+    help="Steps that had to be taken again after restarts, by the heartbeats of this node's ranks.",
+    set_by="ddprun",
 )
 TERMINATION_SIGNALS = Metric(
     name="ddp_termination_signals_total",

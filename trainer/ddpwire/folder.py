@@ -9,6 +9,8 @@ RUN/
     node.log               everything the node said, each line with its node and rank
     rank-1.log             what rank 1 wrote to stdout and stderr
     metrics/rank-1/        prometheus_client's files of rank 1
+    heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
+    stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
     outcome.json           how it ended; there once ddprun has ended by itself
 """
 
@@ -21,6 +23,7 @@ LOCK = "ddprun.lock"
 NODE = "node.json"
 NODE_LOG = "node.log"
 METRICS = "metrics"
+HEARTBEAT = "heartbeat"
 OUTCOME = "outcome.json"
 
 
@@ -32,6 +35,21 @@ def node_name(node: int) -> str:
 def rank_log(rank: int) -> str:
     """The log of a rank inside its node's folder."""
     return f"rank-{rank}.log"
+
+
+def rank_metrics(rank: int) -> str:
+    """Where prometheus_client keeps what a rank counts, inside its node's folder."""
+    return f"{METRICS}/rank-{rank}"
+
+
+def rank_heartbeat(rank: int) -> str:
+    """The heartbeat of a rank inside its node's folder."""
+    return f"{HEARTBEAT}/rank-{rank}"
+
+
+def stacks_of(attempt: int) -> str:
+    """Where the ranks were when one hung, inside their node's folder."""
+    return f"stacks-attempt-{attempt}.txt"
 
 
 def write_atomic(path: Path, data: bytes) -> None:

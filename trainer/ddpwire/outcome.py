@@ -12,8 +12,10 @@ Cause = Literal[
     "error",  # a rank exited with a code of its own
     "killed",  # a rank died of a signal that nobody here sent
     "oom",  # a rank was killed for memory
+    "hang",  # a rank hung and was killed
     "stopped",  # a stop was asked for, and the ranks ended with the code that says so
     "node_lost",  # a node's ddprun is gone
+    "gave_up",  # the ranks failed again and again without progress
     "absent",  # not all nodes came in time
     "unavailable",  # an address or a port could not be had
     "config",  # the nodes' contracts contradict themselves or each other

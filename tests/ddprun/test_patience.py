@@ -1,0 +1,107 @@
+"""Whether a run goes on after an attempt that failed, and who holds the others up."""
+
+from dataclasses import replace
+
+import pytest
+
+from ddprun.memory import Memory
+from ddprun.patience import Ended, Verdict, judge
+from ddprun.pulse import Sign, hung
+from ddpwire.outcome import Outcome
+
+KILLED = Outcome(code=137, cause="killed", message="rank 1 on node 0 was killed by SIGKILL", node=0, rank=1, retry=True)
+OOM = replace(KILLED, cause="oom", message="rank 1 on node 0 was killed for memory")
+ERROR = Outcome(code=3, cause="error", message="rank 1 on node 0 exited with 3", node=0, rank=1)
+GAVE_UP = "gave up after 3 attempts without progress: " + "; ".join(
+    f"attempt {number}: rank 1 on node 0 was killed by SIGKILL" for number in (2, 3, 4)
+)
+
+
+def attempts(*steps, outcome=KILLED, lived_s=5.0):
+    numbered = enumerate(steps, 1)
+    return [Ended(outcome=replace(outcome, attempt=n), step=step, lived_s=lived_s) for n, step in numbered]
+
+
+@pytest.mark.parametrize(
+    ("ended", "restart"),
+    [
+        (attempts(None), True),
+        (attempts(None, None), True),
+        (attempts(None, None, None), False),
+        (attempts(7, 7, 5), True),
+        (attempts(7, 7, 5, 7), False),
+        (attempts(7, 7, 5, 8), True),
+        (attempts(7, 7, 5, 8, 8, 8), True),
+        (attempts(7, 7, 5, 8, 8, 8, 8), False),
+        (attempts(*range(50)), True),
+        (attempts(None, None, None, lived_s=61.0), True),
+        (attempts(1, outcome=ERROR), False),
+        (attempts(1, outcome=OOM), True),
+        ([*attempts(1, outcome=OOM), *attempts(2)], True),
+        (attempts(1, 2, outcome=OOM), False),
+    ],
+)
+def test_another_attempt(ended, restart):
+    assert judge(ended, max_restarts=1000).restart is restart
+
+
+def test_restarts_are_limited_where_one_says_so():
+    assert [judge(attempts(*range(n)), max_restarts=2).restart for n in (1, 2, 3)] == [True, True, False]
+    assert judge(attempts(None), max_restarts=0) == Verdict(outcome=replace(KILLED, attempt=1))
+
+
+def test_giving_up_says_what_failed_each_time():
+    expected = Outcome(code=75, cause="gave_up", message=GAVE_UP, node=0, rank=1, retry=False, attempt=4)
+    assert judge(attempts(7, 7, 5, 7), max_restarts=1000) == Verdict(outcome=expected)
+
+
+def sign(rank, step, silent_s=20.0, *, stopped=False, busy=False):
+    return Sign(rank=rank, node=0, step=step, silent_s=silent_s, stopped=stopped, busy=busy)
+
+
+@pytest.mark.parametrize(
+    ("signs", "who"),
+    [
+        ([], None),
+        ([sign(0, 5), sign(1, 5, 9.0)], None),  # one still beats
+        ([sign(0, None), sign(1, None)], None),  # they may be compiling
+        ([sign(0, 5), sign(1, 4), sign(2, 5)], 1),
+        ([sign(0, 5), sign(1, 5, stopped=True)], 1),
+        ([sign(0, 5, 0.1), sign(1, None, stopped=True)], 1),
+        ([sign(0, 5, 0.1), sign(1, 5, 3.0, stopped=True)], None),
+        ([sign(0, 5, busy=True), sign(1, 5)], 1),
+        ([sign(0, 5, busy=True), sign(1, 5), sign(2, 5, busy=True)], 1),
+        ([sign(0, 5), sign(1, 5), sign(2, 5, busy=True)], 2),
+        ([sign(0, 5), sign(1, 5), sign(2, None)], 0),
+    ],
+)
+def test_who_holds_the_others_up(signs, who):
+    found = hung(signs, 10.0)
+    assert (found.rank if found else None) == who
+    assert hung(signs, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "folder", "counter", "limit"),
+    [
+        ("4:memory:/job\n0::/", "memory/job", "memory.oom_control", "memory.limit_in_bytes"),
+        ("0::/job", "job", "memory.events", "memory.max"),
+        ("4:memory:/not/visible/here", "memory", "memory.oom_control", "memory.limit_in_bytes"),
+    ],
+)
+def test_a_kill_for_memory_is_seen_once(tmp_path, line, folder, counter, limit):
+    own, place = tmp_path / "own", tmp_path / folder
+    own.write_text(line)
+    place.mkdir(parents=True)
+    (place / counter).write_text("low 0\noom_kill 3\n")
+    (place / limit).write_text("2147483648\n")
+    memory = Memory(tmp_path, own)
+    assert not memory.killed()
+    (place / counter).write_text("low 0\noom_kill 4\n")
+    assert [memory.killed(), memory.killed()] == [True, False]
+    assert memory.limit() == "its cgroup has 2 GiB"
+
+
+def test_a_machine_without_cgroups_says_nothing(tmp_path):
+    assert not Memory(tmp_path, tmp_path / "own").killed()
+    assert Memory(tmp_path, tmp_path / "own").limit() == "the machine had no more"

@@ -1,0 +1,58 @@
+"""How long a restart takes, phase by phase, and how many steps it costs; told as metrics and in one line."""
+
+import time
+from collections.abc import Callable, Iterable
+
+from ddprun.exporter import NodeSeries
+from ddpwire import catalogue
+
+FIRST_STEP_S = 60.0
+
+
+class Recovery:
+    """A stopwatch from a failure to the first step after it."""
+
+    def __init__(self, series: NodeSeries, say: Callable[[str], None]) -> None:
+        self._series = series
+        self._say = say
+        self._failed_at = 0.0  # 0: nothing is being recovered from
+        self._lap_at = 0.0
+        self._best: int | None = None  # the highest step of all attempts
+        self.waits_for_step = False
+
+    def failed(self) -> None:
+        """A rank of this node has failed, or, where none did, the verdict has come: the first to say it starts."""
+        if not self._failed_at or self.waits_for_step:
+            self.waits_for_step = False
+            self._failed_at = self._lap_at = time.monotonic()
+
+    def end_phase(self, phase: str) -> None:
+        """A phase of the catalogue is over."""
+        now = time.monotonic()
+        if self._failed_at:
+            self._series.set(catalogue.RECOVERY, now - self._lap_at, phase=phase)
+        self._lap_at = now
+
+    def started(self) -> None:
+        """The ranks are started again."""
+        if self._failed_at:
+            self.end_phase("start")
+            self._series.set(catalogue.RECOVERY, self._lap_at - self._failed_at, phase="total")
+            self.waits_for_step = True
+
+    def steps(self, steps: Iterable[int | None]) -> None:
+        """The steps of this node's ranks at this moment."""
+        step = max((step for step in steps if step is not None), default=None)
+        if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_S:
+            self.waits_for_step, self._failed_at = False, 0.0  # it does not beat
+        if step is None:
+            return
+        if self.waits_for_step:
+            self.waits_for_step = False
+            passed_s = time.monotonic() - self._failed_at
+            self._failed_at = 0.0
+            self._series.set(catalogue.RECOVERY, passed_s, phase="first_step")
+            lost = 0 if self._best is None else max(0, self._best - step + 1)
+            self._series.count(catalogue.STEPS_LOST, lost)
+            self._say(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
+        self._best = step if self._best is None else max(self._best, step)
