@@ -1,8 +1,11 @@
 """Puts the parts of a node together and runs them. Here, behind main, torch is imported."""
 
+import contextlib
+import ctypes
 import os
 import platform
 import signal
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -53,7 +56,7 @@ def _run(
     report: Report,
 ) -> Outcome:
     environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"  # a store that goes away is news that we tell in a sentence
+    hush_torch()
 
     way = preflight.find_way(contract, report)
     preflight.check_limits(contract, report)
@@ -156,3 +159,12 @@ def route(signals: Signals, stop: Stop, series: exporter.NodeSeries, journal: Jo
         stop.pass_on(number)
 
     signals.on_stop, signals.on_pass = on_stop, on_pass
+
+
+def hush_torch() -> None:
+    """Let torch's C++ say nothing here: a store that is waited for or gone is news that we tell in a sentence."""
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
+    if module := sys.modules.get("torch"):  # it has read the variable before, for the ranks
+        library = Path(str(module.__file__)).parent / "lib" / "libc10.so"
+        with contextlib.suppress(OSError, AttributeError):  # another build: then there are lines too many
+            ctypes.CDLL(str(library))._ZN3c1011initLoggingEv()  # c10::initLogging(), which reads the variable
