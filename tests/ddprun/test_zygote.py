@@ -294,6 +294,15 @@ def test_where_a_fork_would_be_another_program_it_is_executed_and_said(tmp_path)
     assert plain == [f"{tmp_path}/queue.py would hide a module that is already imported"]
 
 
+@pytest.mark.parametrize("options", [(), ("-P",)])
+def test_the_first_path_is_the_script_s_whatever_ddprun_s_is(tmp_path, options):
+    (tmp_path / "script.py").write_text("import sys; print(sys.path[0], 'torch' in sys.modules)")
+    lines = [[["script.py"], {}], [["-m", "script"], {}], [["script.py"], {"PYTHONSAFEPATH": "1"}]]
+    done, plain = keep("fork", lines, tmp_path, options=options)
+    trainer = Path(__file__).parents[2] / "trainer"
+    assert (done, plain) == ([[f"{folder} True\n", 0] for folder in (tmp_path, tmp_path, trainer)], [])
+
+
 def test_options_of_the_interpreter_are_not_the_ranks_own(tmp_path):
     (tmp_path / "script.py").write_text("import sys; print(sys.flags.dont_write_bytecode, 'torch' in sys.modules)")
     done, plain = keep("fork", [[["script.py"], {}]], tmp_path, options=("-B",))

@@ -40,20 +40,21 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         del sys.path[0]  # ddprun's own
     _fresh_streams()
     _fresh_state(env)
+    safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    code = _run(lambda: _run_module(words[1:]) if words[0] == "-m" else _run_script(words))
+    code = _run(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
     _leave(code)
 
 
-def _run_module(words: Sequence[str]) -> None:
+def _run_module(words: Sequence[str], safe: bool) -> None:
     sys.argv = ["-m", *words[1:]]
-    if not sys.flags.safe_path:
+    if not safe:
         sys.path.insert(0, str(Path.cwd()))
     _fresh_main()
     runpy._run_module_as_main(words[0])  # type: ignore[attr-defined]
 
 
-def _run_script(words: Sequence[str]) -> None:
+def _run_script(words: Sequence[str], safe: bool) -> None:
     sys.argv = list(words)
     script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalised)
     if pkgutil.get_importer(script) is not None:  # a folder or a zip file
@@ -61,7 +62,7 @@ def _run_script(words: Sequence[str]) -> None:
         _fresh_main()
         runpy._run_module_as_main("__main__", False)  # type: ignore[attr-defined]
         return
-    if not sys.flags.safe_path:
+    if not safe:
         sys.path.insert(0, str(Path(script).resolve().parent))
     main = _fresh_main()
     main.__dict__.update(__file__=script, __cached__=None, __loader__=SourceFileLoader("__main__", script))

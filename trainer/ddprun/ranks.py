@@ -39,6 +39,7 @@ class Ranks:
 
         ``fork``: the keeper is a fork of this process, which must not have a thread yet, and forks the ranks.
         """
+        self.on_keeper_lost = lambda: None
         self._lock_fd = lock_fd
         self._fork = fork
         self._why_plain = ""
@@ -65,8 +66,8 @@ class Ranks:
             try:
                 zygote.fork(self._lock_fd, control)
                 return
-            except OSError as error:
-                self._fork, self._why_plain = False, f"ddprun cannot be forked: {error.strerror}"
+            except zygote.CannotForkError as error:
+                self._fork, self._why_plain = False, str(error)
         descriptors = (self._lock_fd, control.fileno())
         command = [sys.executable, "-I", "-S", "-c", KEEPER, ROOT, *map(str, descriptors)]
         subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True)

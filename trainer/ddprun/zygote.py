@@ -7,7 +7,9 @@ the same. So environment.py may set for one rank alone only what is read later. 
 Importing torch starts no threads (2.15, tried) but those of numpy's OpenBLAS, which ends them itself before a fork.
 """
 
+import contextlib
 import gc
+import itertools
 import os
 import signal
 import socket
@@ -21,6 +23,12 @@ from ddprun import keeper, processes
 from ddprun.become import become
 from ddpwire.exits import Exit
 
+PLAIN_OPTIONS = ("-P", "-u")  # of the interpreter: what they do is done, or not done, for the ranks anew
+
+
+class CannotForkError(Exception):
+    """Why ddprun cannot be forked."""
+
 
 def warm(num_threads: int) -> None:
     """Import torch as a rank would: its thread pools are of the size that they find in the environment."""
@@ -33,9 +41,14 @@ def warm(num_threads: int) -> None:
 
 
 def fork(lock_fd: int, control: socket.socket) -> int:
-    """Fork the keeper, which holds the node's lock and serves ``control``; its pid. Raises OSError."""
+    """Fork the keeper, which holds the node's lock and serves ``control``; its pid. Raises CannotForkError."""
+    if threads := threading.enumerate()[1:]:
+        raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
     parent = os.getpid()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise CannotForkError(f"ddprun cannot be forked: {error.strerror}") from None
     if pid == 0:
         try:
             _keep(parent, lock_fd, control)
@@ -56,9 +69,9 @@ def _keep(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     processes.die_with(parent)  # nobody listens to the control socket during the imports
-    import torch._dynamo
-    import torch.nn.parallel  # noqa: F401
-
+    with contextlib.suppress(Exception):  # a rank that needs it will say why
+        import torch._dynamo
+        import torch.nn.parallel  # noqa: F401
     processes.die_with(None)
     gc.freeze()  # lest a collection in a rank copies every page
     keeper.serve(control, start)
@@ -93,17 +106,20 @@ def _be_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int,
 
 def why_not(argv: Sequence[str], cwd: str) -> str:
     """Why a fork would not be what an execution is; empty where it would."""
-    if sys.orig_argv[1:2] != ["-m"] and sys.orig_argv[1:2] != sys.argv[:1]:
-        return f"ddprun's Python was started with options of its own ({sys.orig_argv[1]})"
+    options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
+    if {*options} - {*PLAIN_OPTIONS}:
+        return f"ddprun's Python was started with options of its own ({' '.join(options)})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
     if any(path.startswith("/dev/nvidia") for path in _opened()):
         return "an import has opened the GPU"
-    folder = Path(cwd) if argv[1] == "-m" else Path(cwd, argv[1]).resolve().parent
-    for path in sorted(folder.iterdir()):
-        module = sys.modules.get(path.name.partition(".")[0]) if _is_module(path) else None
-        if module and module is not sys.modules["__main__"] and not _is_from(folder, module):
-            return f"{path} would hide a module that is already imported"
+    script = Path(cwd, argv[1])
+    folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
+    with contextlib.suppress(OSError):  # there is no such script: the rank will say so
+        for path in sorted(folder.iterdir()):
+            module = sys.modules.get(path.name.partition(".")[0])
+            if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
+                return f"{path} would hide a module that is already imported"
     return ""
 
 
