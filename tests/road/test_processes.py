@@ -52,7 +52,9 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["ddpctl", "ddprun", "rank"])
 def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
-    process = start("launch", "--nodes", "2", "--gpus", "2", "--name", "killed", "--max-restarts", "0", "--", IDLE)
+    config = tmp_path / "once.yaml"
+    config.write_text("job: {max_restarts: 0}\n")
+    process = start("launch", "-f", str(config), "--nodes", "2", "--gpus", "2", "--name", "killed", "--", IDLE)
     wait_until(lambda: len(ranks_up(tmp_path, "killed", 2)) == 4, "four ranks")
     (report, _) = json.loads(ddpctl("status", "killed", "--json").stdout)["node_reports"]
     pid = {"ddpctl": process.pid, "ddprun": report["state"]["pid"], "rank": report["state"]["ranks"][1]["pid"]}[victim]
