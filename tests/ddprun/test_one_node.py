@@ -51,7 +51,8 @@ def test_sigterm_at_any_moment(runs, moment):
     if moment == "ready":
         runs.wait_until_ready(node)
     else:
-        time.sleep(random.uniform(0.2, 0.5) if moment == "at once" else random.uniform(0.5, 3.0))
+        runs.until((node.folder / "node.json").exists)
+        time.sleep(0 if moment == "at once" else random.uniform(0.1, 3.0))
     node.process.terminate()
     asked_at = time.monotonic()
     assert node.end() == 143

@@ -8,6 +8,7 @@ not promise either.
 
 import atexit
 import builtins
+import faulthandler
 import contextlib
 import gc
 import importlib
@@ -40,6 +41,8 @@ def become(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         del sys.path[0]  # ddprun's own
     _fresh_streams()
     _fresh_state(env)
+    if env.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
     safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     code = _run(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
