@@ -8,8 +8,8 @@ not promise either.
 
 import atexit
 import builtins
-import faulthandler
 import contextlib
+import faulthandler
 import gc
 import importlib
 import io
