@@ -51,7 +51,8 @@ def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train)
     options = ("--data=synthetic", "--synthetic-samples=808", "--synthetic-shape=1x8x8", "--epochs=1", "--lr=0.002")
     ends = [train(*options, size=size)[0] for size in (2, 1, 3)]  # 101 images to test: uneven on 2 and on 3
     assert [end.out.splitlines()[1] for end in ends[1:]] == [
-        "resumed from checkpoints/step-00000013.pt: all 13 steps are done, nothing is left to train"
+        "resumed from checkpoints/step-00000013.pt: all 13 steps are done, nothing is left to train "
+        "(more --epochs go on, another --checkpoint-dir starts anew)"
     ] * 2
     assert len({(end.right, end.fingerprint) for end in ends}) == 1
     assert 15 < ends[0].right < 95  # neither guessing nor all

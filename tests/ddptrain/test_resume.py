@@ -44,7 +44,8 @@ def test_a_run_that_is_done_is_only_evaluated_again(tiny: Run) -> None:
     code, again, _ = tiny()
     assert (code, again[1]) == (
         0,
-        "resumed from checkpoints/step-00000008.pt: all 8 steps are done, nothing is left to train",
+        "resumed from checkpoints/step-00000008.pt: all 8 steps are done, nothing is left to train "
+        "(more --epochs go on, another --checkpoint-dir starts anew)",
     )
     assert again[-3:] == ["images/s       nothing was trained", *first[-2:]]
     assert again[-4] == first[-4]
@@ -55,7 +56,7 @@ def test_more_epochs_go_on(tiny: Run) -> None:
     code, out, err = tiny("--epochs=3")
     assert (code, err) == (0, [])
     assert out[1] == "resumed from checkpoints/step-00000008.pt: going on at step 9 of 12 (epoch 3)"
-    assert out[2].startswith("epoch  3/3   loss ")
+    assert out[2].startswith("epoch  3/3  loss ")
 
 
 def test_in_the_middle_of_an_epoch_it_goes_on_with_the_rest(tiny: Run) -> None:

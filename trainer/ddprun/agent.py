@@ -31,7 +31,7 @@ from ddprun.environment import Place, Surroundings
 from ddprun.errors import refused
 from ddprun.exporter import NodeSeries
 from ddprun.journal import Journal
-from ddprun.logs import RankLogs
+from ddprun.logs import RankLogs, last_error
 from ddprun.pulse import Pulse
 from ddprun.ranks import KeeperLostError, Ranks
 from ddprun.recovery import Recovery
@@ -69,12 +69,6 @@ class Node:
     series: NodeSeries
     pulse: Pulse
     memory: memory.Memory
-
-
-def _free_port(host: str) -> int:
-    """For a rank that is alone: on the attempt's own port the agent serves its store."""
-    with ports.listen_anywhere(host) as listener:
-        return int(listener.getsockname()[1])
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -131,7 +125,8 @@ class NodeAgent(SimpleElasticAgent):
             for worker in worker_group.workers:
                 place = environment.place(worker_group, worker, node.contract.node_rank, self._meeting.attempt)
                 if place.world_size == 1:
-                    place = replace(place, master_port=_free_port(place.master_addr))
+                    # On the attempt's own port the agent serves its store; a rank that is alone serves its own.
+                    place = replace(place, master_port=ports.free(place.master_addr))
                 processes.append(self._start_rank(place))
         self._processes = tuple(processes)
         node.pulse.follow(self._processes)
@@ -198,6 +193,7 @@ class NodeAgent(SimpleElasticAgent):
             killed_here=stop.killed and status == -signal.SIGKILL,
             step=self._node.pulse.step(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
+            said=last_error(self._node.node_dir / rank_log(rank)) if status > 0 else "",
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -4,6 +4,7 @@ Pure. What contradicts is refused by name; nothing ever falls back to localhost.
 """
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -97,7 +98,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
 def _nnodes(words: Words) -> tuple[int, int]:
     source, text = words.get("nnodes", ("", "1"))
     least, _, most = text.partition(":")
-    if not (least.isdecimal() and (most or least).isdecimal()) or text.endswith(":"):
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", text):
         raise bad_contract(f"{source} is {text!r}: a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4")
     min_nodes, max_nodes = int(least), int(most or least)
     if not 1 <= min_nodes <= max_nodes:
@@ -159,20 +160,20 @@ def _nproc(words: Words, environ: Mapping[str, str], count: Callable[[str], int]
 
 def _number(words: Words, word: Word, default: int) -> int:
     source, text = words.get(word, ("", str(default)))
-    if not text.isdecimal():
+    if not re.fullmatch(r"[0-9]{1,9}", text):
         auto = ", auto, gpu or cpu" if word == "nproc" else ""
         raise bad_contract(f"{source} is {text!r}: a whole number from 0{auto} is allowed")
     return int(text)
 
 
 def _port(source: str, text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > 65535:
         raise bad_contract(f"{source} is {text!r}: a port from 1 to 65535, or 0 for a free one, is allowed")
     return int(text)
 
 
 def _nodes_here(text: str) -> int:
-    if not text.isdecimal() or not int(text):
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
         raise bad_contract(f"{names.NODES_HERE} is {text!r}: a whole number from 1 is allowed")
     return int(text)
 

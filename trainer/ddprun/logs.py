@@ -7,6 +7,7 @@ lines wait for them in a bounded queue, and past that are left out of stdout, an
 import contextlib
 import os
 import queue
+import re
 import selectors
 import threading
 import time
@@ -16,6 +17,7 @@ CHUNK = 1 << 16  # bytes read at once, and the longest line that is kept togethe
 BACKLOG = 10_000  # lines
 PATIENCE_S = 1.0
 TAIL_BYTES = 1 << 14
+LONGEST_WORD = 200
 
 
 class Console:
@@ -140,3 +142,11 @@ def last_lines(path: Path, num_lines: int) -> list[str]:
             return file.read().decode(errors="replace").splitlines()[-num_lines:]
     except OSError:
         return []
+
+
+def last_error(path: Path) -> str:
+    """A rank's own last word in its log: the line after a traceback, or ddptrain's; empty where there is none."""
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in last_lines(path, 200) if line.strip()]  # torch's prefix
+    last = lines[-1] if lines else ""
+    raised = "Traceback (most recent call last):" in lines and re.match(r"[A-Za-z_][\w.]*(: |$)", last)
+    return last[:LONGEST_WORD] if raised or last.startswith("ddptrain: ") else ""

@@ -21,7 +21,7 @@ from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
 from ddprun.logs import Console, last_lines
-from ddprun.nodedir import NodeDir, claim
+from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.ranks import Ranks
 from ddprun.signals import Signals
 from ddprun.stop import before_the_ranks
@@ -74,16 +74,17 @@ def main() -> NoReturn:
         contract = contracts.read(asked, os.environ, count)
         node = contract.node_rank
         state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
+        if contract.lifeline_fd is not None:
+            signals.watch_lifeline(contract.lifeline_fd)
         folder = claim(contract, state)
     except NodeError as error:
         print(f"ddprun: {error}", file=sys.stderr)
+        leave_word(error.outcome, asked.run_dir or os.environ.get(names.RUN_DIR), os.environ.get(names.NODE_RANK))
         sys.exit(error.outcome.code)
     console = Console(f"node{node}")
     journal = Journal(folder.path, state, console)
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
-    if contract.lifeline_fd is not None:
-        signals.watch_lifeline(contract.lifeline_fd)
 
     def run() -> Outcome:
         try:

@@ -1,5 +1,7 @@
 """The node's folder: made, locked, and cleared of what an earlier ddprun said there."""
 
+import contextlib
+import re
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from ddprun.errors import bad_contract, refused
 from ddpwire.exits import Exit
 from ddpwire.folder import METRICS, OUTCOME, node_name
 from ddpwire.node import NodeState
+from ddpwire.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +23,16 @@ class NodeDir:
     path: Path
     lock_fd: int
     is_temporary: bool  # nobody asked for a run's folder: it goes with a success
+
+
+def leave_word(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
+    """Write the outcome of a node that was refused, where its launcher will look for it, if that can be told."""
+    if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
+        path = Path(run_dir) / node_name(int(node_rank))
+        with contextlib.suppress(OSError):
+            path.mkdir(exist_ok=True)
+            if not lock.is_held(path):  # else it is another's
+                outcome.write(path)
 
 
 def claim(contract: Contract, state: NodeState) -> NodeDir:

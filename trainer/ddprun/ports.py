@@ -82,3 +82,9 @@ def taken(host: str, port: int, error: OSError) -> str:
 def unresolved(host: str, error: OSError) -> str:
     """One line for a name without an address."""
     return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
+
+
+def free(host: str) -> int:
+    """The number of a port that nobody has just now. Raises OSError."""
+    with listen_anywhere(host) as listener:
+        return int(listener.getsockname()[1])

@@ -9,7 +9,6 @@ attempt's store is; ``N/left`` the outcome of one that gave up.
 """
 
 import json
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -71,7 +70,7 @@ class FixedRankRendezvous(RendezvousHandler):
         assert self._way.listener is not None, "find_way has bound it on node 0"  # noqa: S101
         address, port = self._way.listener.getsockname()[:2]
         try:
-            return serve(address, self._way.listener)
+            return stores.serve(address, self._way.listener)
         except OSError as error:
             raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(address, port, error), node=0) from None
 
@@ -96,11 +95,14 @@ class FixedRankRendezvous(RendezvousHandler):
         node, contract = self._contract.node_rank, self._contract
         said = {"run id": contract.run_id, "number of nodes": f"{contract.min_nodes}:{contract.max_nodes}"}
         wait, claim = self._waiting(), Claim(self.control, node, said)
-        claim.take(lambda why: wait.is_over((node,), why))
+        if self._leads:
+            claim.take(lambda why: wait.is_over((node,), why))
         first = json.loads(self.control.get("claim/0"))
         for word in ("run id", "number of nodes"):
             if said[word] != first[word]:
                 raise bad_contract(f"the {word} of node {node} is {said[word]}, but node 0's is {first[word]}")
+        if not self._leads:  # a stranger who found another run's port must not take a place in it
+            claim.take(lambda why: wait.is_over((node,), why))
         return claim
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -145,7 +147,7 @@ class FixedRankRendezvous(RendezvousHandler):
         host = self._contract.master_addr
         listener = ports.listen_anywhere(host)
         port = listener.getsockname()[1]
-        self._attempt_store = serve(host, listener)
+        self._attempt_store = stores.serve(host, listener)
         self.control.set(f"{self.attempt}/group", json.dumps({"members": self._here(), "port": port}))
 
     def _here(self) -> tuple[int, ...]:
@@ -236,17 +238,3 @@ class FixedRankRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """Nothing to close: the stores end with node 0."""
         return True
-
-
-def serve(host: str, listener: socket.socket) -> TCPStore:
-    """A store on a port that is already ours, so that nothing can take it in between. Raises OSError."""
-    listener.listen(ports.BACKLOG)
-    port = listener.getsockname()[1]
-    return TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=STORE_TIMEOUT,
-        master_listen_fd=listener.detach(),
-    )

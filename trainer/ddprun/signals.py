@@ -13,6 +13,9 @@ import socket
 import threading
 from collections.abc import Callable
 
+from ddprun.errors import bad_contract
+from ddpwire import names
+
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -51,7 +54,10 @@ class Signals:
 
     def watch_lifeline(self, descriptor: int) -> None:
         """Take the end of file of ``descriptor`` for a SIGTERM: whoever held the other end is gone."""
-        os.set_inheritable(descriptor, False)
+        try:
+            os.set_inheritable(descriptor, False)
+        except (OSError, OverflowError):
+            raise bad_contract(f"{names.LIFELINE_FD} is {descriptor}: no such descriptor is open") from None
         self._lifelines.append(descriptor)
 
     def _watch(self, descriptor: int) -> None:

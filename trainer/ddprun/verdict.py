@@ -1,7 +1,7 @@
 """Which failure of many was the first, and what it means for the run. Pure.
 
 A rank that dies takes its peers with it: a Python peer ends with 1 (a traceback about a closed connection), one inside
-gloo or NCCL aborts with 134. Such an exit may be an echo of something worse that is not known yet.
+gloo or NCCL aborts with 134, ddptrain says 142. Such an exit may be an echo of something worse that is not known yet.
 """
 
 import signal
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.outcome import Outcome
 
-SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0}  # how long an echo waits for its cause: Python takes its time to exit
+# How long an echo waits for its cause: Python takes its time to exit. 142 is ddptrain's word for a lost peer.
+SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
 LOST_S = 4.0  # a node that has been silent for so long is lost,
 LOST_AFTER_FAILURE_S = 3.0  # or for so long, when there is something to be explained
 # The script's, or a library's, own fault: it would come again.
@@ -34,6 +35,7 @@ class Failure:
     step: int | None = None
     oom: str = ""  # it was killed for memory: how much there is
     hung: str = ""  # it is alive, but hangs: how one sees that
+    said: str = ""  # its own last word: ValueError: bad label 17
 
     @property
     def code(self) -> int:
@@ -63,7 +65,7 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     """What every node of the run says about ``failure``."""
     who = f"rank {failure.rank} on node {failure.node}"
     how = f"was killed by {_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
-    message = f"{who} {how}"
+    message = f"{who} {how}" + (f": {failure.said}" if failure.said else "")
     if failure.rank is None:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
         if failure.node == 0:

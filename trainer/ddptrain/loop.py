@@ -74,8 +74,8 @@ def fit(
         heart.beat(step)
         metrics.epoch(loss=loss, accuracy=right / len(job.test))
         say(
-            f"epoch {epoch + 1:2}/{options.epochs}   loss {loss:.4f}   test {100 * right / len(job.test):6.2f} %   "
-            f"{(images - images_before) / epoch_seconds:6.0f} images/s   lr {lr:.4f}"
+            f"epoch {epoch + 1:2}/{options.epochs}  loss {loss:.4f}  test {100 * right / len(job.test):6.2f} %  "
+            f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"
         )
         save(step)
     return Fitted(step=step, right=right, images=images, seconds=seconds)

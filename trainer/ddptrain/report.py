@@ -1,11 +1,13 @@
 """What rank 0 says before and after the training: pure text."""
 
+import os
 from pathlib import Path
 
 import torch
 
 from ddptrain.job import Job, fingerprint
 from ddptrain.loop import Fitted
+from ddpwire import names
 from ddpwire.exits import Exit
 
 _SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
@@ -31,17 +33,20 @@ def headline(job: Job) -> str:
 def resumed(job: Job, path: Path, step: int) -> str:
     """Where the training goes on."""
     if step >= job.num_steps:
-        return f"resumed from {path}: all {job.num_steps} steps are done, nothing is left to train"
+        return (
+            f"resumed from {path}: all {job.num_steps} steps are done, nothing is left to train "
+            "(more --epochs go on, another --checkpoint-dir starts anew)"
+        )
     epoch = step // job.steps_per_epoch + 1
     return f"resumed from {path}: going on at step {step + 1} of {job.num_steps} (epoch {epoch})"
 
 
 def stopped(job: Job, fitted: Fitted, checkpoint: Path) -> str:
     """That a signal ended the training, and how to go on."""
-    return (
-        f"stopped by {_SIGNALS[Exit(fitted.exit_code)]} after step {fitted.step} of {job.num_steps}: "
-        f"saved {checkpoint}; the same command goes on from there"
-    )
+    where = f"stopped by {_SIGNALS[Exit(fitted.exit_code)]} after step {fitted.step} of {job.num_steps}"
+    # A launcher that names the folder for each run says by itself how to go on.
+    how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command goes on from there"
+    return f"{where}: saved {checkpoint}{how}"
 
 
 def summary(job: Job, fitted: Fitted, *, right: int, checkpoint: Path) -> str:
