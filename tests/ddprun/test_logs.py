@@ -3,7 +3,9 @@
 import os
 import time
 
-from ddprun.logs import BACKLOG, Console, RankLogs
+import pytest
+
+from ddprun.logs import BACKLOG, Console, RankLogs, last_error
 
 
 def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_path, monkeypatch):
@@ -36,3 +38,22 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
             os.read(read, 1 << 16)
         except BlockingIOError:
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (
+            "epoch 1\nTraceback (most recent call last):\n  File x\nValueError: bad 17\n",
+            "ValueError: bad 17",
+        ),
+        ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: KeyError: 3\n", "KeyError: 3"),
+        ("ddptrain: no MNIST in data\n", "ddptrain: no MNIST in data"),
+        ("epoch 3/10 loss 0.1\n", ""),
+        ("Traceback (most recent call last):\nValueError: caught\nand went on\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_ranks_last_word(tmp_path, text, word):
+    (tmp_path / "log").write_text(text)
+    assert last_error(tmp_path / "log") == word

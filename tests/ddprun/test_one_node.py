@@ -255,3 +255,32 @@ def test_the_metrics_of_both_ranks_and_over_a_restart(runs):
 
 
 PROMTOOL = "/usr/bin/promtool"
+
+
+def test_the_message_holds_what_the_script_said_last(runs):
+    node = runs.start("raise.py")
+    assert node.end() == 1
+    assert node.outcome().message == "rank 0 on node 0 exited with 1: ValueError: bad label 17"
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [
+        ({"DDP_LIFELINE_FD": "77"}, "DDP_LIFELINE_FD is 77: no such descriptor is open"),
+        (
+            {"DDP_METRICS_PORT": "abc"},
+            "DDP_METRICS_PORT is 'abc': a port from 1 to 65535, or 0 for a free one",
+        ),
+        (
+            {"PET_NPROC_PER_NODE": "9" * 5000},
+            "PET_NPROC_PER_NODE is '999999999999...9999999999999': a whole number from 0",
+        ),
+    ],
+)
+def test_a_refused_node_leaves_its_word_where_its_launcher_looks(runs, env, says):
+    runs.run_dir.mkdir(exist_ok=True)
+    node = runs.start("act.py", env={"PET_NODE_RANK": "0"} | env)
+    assert node.end() == 78
+    assert node.said()[0].startswith(f"ddprun: {says}")
+    assert node.outcome().code == 78
+    assert node.outcome().message.startswith(says)

@@ -10,6 +10,7 @@ from ddpwire.outcome import Outcome
 KILLED = Failure(node=0, rank=1, status=-9)
 TRACEBACK = Failure(node=1, rank=2, status=1)
 ABORTED = Failure(node=1, rank=3, status=-6)
+LEFT_ALONE = Failure(node=0, rank=0, status=142)  # what ddptrain says of a lost peer
 ALIVE = {0: 0.1, 1: 0.2}
 
 
@@ -21,6 +22,8 @@ ALIVE = {0: 0.1, 1: 0.2}
         ([TRACEBACK, ABORTED, KILLED], ALIVE, False, KILLED),
         ([TRACEBACK, ABORTED], ALIVE, False, None),
         ([TRACEBACK, ABORTED], ALIVE, True, TRACEBACK),
+        ([TRACEBACK, LEFT_ALONE], ALIVE, True, TRACEBACK),
+        ([LEFT_ALONE, KILLED], ALIVE, True, KILLED),
         ([TRACEBACK], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
         ([], {0: 0.1, 1: 3.5}, False, None),
         ([], {0: 0.1, 1: 4.5}, False, Failure(node=1, rank=None, status=-9)),

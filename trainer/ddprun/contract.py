@@ -5,6 +5,7 @@ Pure. What contradicts is refused by name; nothing ever falls back to localhost.
 
 import argparse
 import re
+import reprlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -162,7 +163,7 @@ def _number(words: Words, word: Word, default: int) -> int:
     source, text = words.get(word, ("", str(default)))
     if not re.fullmatch(r"[0-9]{1,9}", text):
         auto = ", auto, gpu or cpu" if word == "nproc" else ""
-        raise bad_contract(f"{source} is {text!r}: a whole number from 0{auto} is allowed")
+        raise bad_contract(f"{source} is {reprlib.repr(text)}: a whole number from 0{auto} is allowed")
     return int(text)
 
 
