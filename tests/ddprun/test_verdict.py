@@ -38,6 +38,20 @@ def test_choose(failures, silent_s, settled, chosen):
     ("failure", "code", "cause", "message", "retry"),
     [
         (TRACEBACK, 1, "error", "rank 2 on node 1 exited with 1", False),
+        (
+            Failure(node=1, rank=2, status=1, said="ValueError: bad 17"),
+            1,
+            "error",
+            "rank 2 on node 1 exited with 1: ValueError: bad 17",
+            False,
+        ),
+        (
+            Failure(node=0, rank=0, status=143, stopped_by=signal.SIGTERM, said="ddptrain: lost the other ranks"),
+            143,
+            "stopped",
+            "stopped by SIGTERM: rank 0 on node 0 exited with 143",
+            True,
+        ),
         (KILLED, 137, "killed", "rank 1 on node 0 was killed by SIGKILL", True),
         (ABORTED, 134, "killed", "rank 3 on node 1 was killed by SIGABRT", True),
         (

@@ -65,7 +65,7 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     """What every node of the run says about ``failure``."""
     who = f"rank {failure.rank} on node {failure.node}"
     how = f"was killed by {_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
-    message = f"{who} {how}" + (f": {failure.said}" if failure.said else "")
+    message = f"{who} {how}"
     if failure.rank is None:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
         if failure.node == 0:
@@ -81,8 +81,10 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
             "oom",
             f"{who} was killed for memory: {failure.oom}; give the job more, or each rank less to do",
         )
+    elif failure.status < 0:
+        cause = "killed"
     else:
-        cause = "killed" if failure.status < 0 else "error"
+        cause, message = "error", f"{message}: {failure.said}" if failure.said else message
     return Outcome(
         code=failure.code,
         cause=cause,  # type: ignore[arg-type]  # each of them is a Cause
