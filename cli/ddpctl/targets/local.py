@@ -5,7 +5,6 @@ side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as
 """
 
 import json
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +13,8 @@ from typing import Annotated
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of, title
+from ddpctl.local_script import LOOPBACK, render_script
+from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
 from ddpctl.run import NodeReport, Run, RunStatus, fold
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
@@ -23,19 +23,9 @@ from ddpwire.exits import Exit
 from ddpwire.node import read_node
 from ddpwire.outcome import read_outcome
 
-LOOPBACK = "127.0.0.1"
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
-_GPU_LINES = {
-    True: "# (this job's device is cpu)",
-    False: """\
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then
-  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-elif command -v nvidia-smi >/dev/null; then
-  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
-fi""",
-}
 GPU_PROBES = (
     Command(argv=("printenv", "CUDA_VISIBLE_DEVICES"), probe=True),
     Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
@@ -178,66 +168,6 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
             "ask for fewer, or --device cpu for CPU ranks"
         )
     return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
-
-
-def render_script(plan: Plan, python: str) -> str:
-    """The job as a bash script that needs no ddpctl."""
-    job = plan.job
-    need = job.max_nodes * job.gpus
-    asked = f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
-    exports = {
-        **job.env,
-        names.NNODES: job.nodes,
-        names.NPROC_PER_NODE: str(job.gpus),
-        names.NODE_MASTER_ADDR: LOOPBACK,
-    }
-    if job.device != "auto":
-        exports[names.DEVICE] = job.device
-    lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
-    port = str(job.port) if job.port else f"$({shlex.quote(python)} -P -m ddprun.nodectl port | tr -dc 0-9)"
-    return f"""\
-#!/usr/bin/env bash
-# {title(job)} on this machine: every node is a ddprun of its own on the loopback.
-# Rendered by ddpctl render; run it as it is. RUN_DIR says where logs and checkpoints go.
-set -euo pipefail
-
-{lines}
-{names.NODE_MASTER_PORT}={port}
-{names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
-export {names.NODE_MASTER_PORT} {names.RUN_DIR}
-mkdir -p "${names.RUN_DIR}"
-echo "logs and checkpoints: ${names.RUN_DIR}" >&2
-
-# Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
-gpus=()
-{_GPU_LINES[job.device == "cpu"]}
-if ((${{#gpus[@]}} > 0 && ${{#gpus[@]}} < {need})); then
-  echo "{asked}: {need} needed, this machine has ${{#gpus[@]}}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
-  exit {Exit.CONFIG:d}
-fi
-
-pids=()
-trap 'kill -TERM "${{pids[@]}}" 2>/dev/null || true' TERM
-trap : INT # the terminal's Ctrl-C reaches the nodes by itself
-for ((node = 0; node < {job.max_nodes}; node++)); do
-  share=("${{gpus[@]:node * {job.gpus}:{job.gpus}}}")
-  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{share[*]}}") {names.NODE_RANK}=$node \\
-    {shlex.quote(python)} -P -m ddprun {shlex.join(ddprun_args(plan))} &
-  pids+=("$!")
-done
-
-code=0
-for pid in "${{pids[@]}}"; do
-  status=0
-  wait "$pid" || status=$?
-  while kill -0 "$pid" 2>/dev/null; do # a trapped signal ends a wait early
-    status=0
-    wait "$pid" || status=$?
-  done
-  ((status == 0)) || code=$status
-done
-exit "$code"
-"""
 
 
 def _report(node: int, line: str) -> NodeReport:
