@@ -17,7 +17,7 @@ demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
 
 test: $(VENV)/.dev  ## the tests that need no root and no server
-	$(BIN)/python -m pytest -n $$(( $$(getconf _NPROCESSORS_ONLN) + 1 ))
+	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN)
 
 check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
 	$(BIN)/ruff format --check .

@@ -23,6 +23,7 @@ def nodectl(*args, **kw):
 def test_show_and_signal_a_node(runs):
     node = runs.start("act.py", "all=deaf", options=("--nproc-per-node", "2"))
     runs.wait_until_ready(node)
+    runs.until(lambda: json.loads((node.folder / "node.json").read_text())["state"] == "training")
     state = json.loads((node.folder / "node.json").read_text())
     code, shown, _ = nodectl("show", node.folder)
     assert (code, json.loads(shown)) == (0, {"dir": str(node.folder), "alive": True, "node": state, "outcome": None})

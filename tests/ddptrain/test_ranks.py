@@ -1,5 +1,6 @@
 """Whole trainings by real ranks under gloo."""
 
+import re
 import shutil
 import signal
 import subprocess
@@ -123,15 +124,18 @@ def test_the_other_signals_save_too(start: Callable, tmp_path: Path, number: int
 
 def test_a_signal_during_start_up_ends_it_at_once(start: Callable) -> None:
     importing, alone = start(), start(size=2)
-    time.sleep(0.5)
+    listens = re.compile(r"SigCgt:\s*([0-9a-f]+)")
+    status = Path(f"/proc/{importing.ranks[0].pid}/status")
+    while not int(listens.search(status.read_text())[1], 16) & 1 << signal.SIGUSR1 - 1:  # type: ignore[index]
+        time.sleep(0.01)
     importing.ranks[0].send_signal(signal.SIGUSR1)
-    assert importing.ranks[0].wait(timeout=2) == 138
+    assert importing.ranks[0].wait(timeout=20) == 138
     assert importing.ranks[0].communicate() == ("", "")
     alone.ranks[1].kill()  # rank 0 waits for it in C++, where no Python handler runs
     with pytest.raises(subprocess.TimeoutExpired):
         alone.ranks[0].wait(timeout=5)
     alone.ranks[0].send_signal(signal.SIGTERM)
-    assert alone.ranks[0].wait(timeout=2) == 143
+    assert alone.ranks[0].wait(timeout=20) == 143
     assert alone.ranks[0].communicate() == ("", "")
 
 
