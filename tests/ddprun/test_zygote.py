@@ -247,8 +247,10 @@ import numpy, torch
 opened = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
 print(json.dumps({"already there": there, "cuda": torch.cuda.is_initialized(), "threads": torch.get_num_threads(),
     "python's threads": threading.active_count(), "gpus": [path for path in opened if "nvidia" in path]}))
-print(json.dumps({"random": random.random(), "numpy": numpy.random.rand(), "torch": torch.rand(1).item(),
-    "key": multiprocessing.current_process().authkey.hex()}))
+drawn = {"random": random.random(), "numpy": numpy.random.rand(), "torch": torch.rand(1).item(),
+    "key": multiprocessing.current_process().authkey.hex()}
+letters = str.maketrans("0123456789", "qrstuvwxyz")  # lest a number looks like a pid, which is masked
+print(json.dumps({name: str(value).translate(letters) for name, value in drawn.items()}))
 """
 
 
