@@ -1,8 +1,7 @@
 """The agent of a node: torch elastic's loop, unmodified, with ranks, rendezvous and judgement of our own.
 
 elastic calls: rendezvous, start, then monitor again and again until it is told of success or failure, then stop, and
-the same anew while restarts are left. Monitor waits for the nodes' verdict: all of them turn at the same time, and
-whether a restart is left is the verdict's word.
+the same anew while restarts are left. Monitor waits for the nodes' verdict, whose word it is whether one is left.
 """
 
 import os
