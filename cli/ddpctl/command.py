@@ -14,6 +14,7 @@ Mode = Literal[
     "capture",  # wait for it, keep what it wrote
     "stream",  # wait for it, its stdout is ours
     "background",  # start it in a session of its own, its stdout and stderr go to the file `output`
+    "tty",  # wait for it, the terminal is its own: a shell, an attached process
 ]
 
 
@@ -24,10 +25,12 @@ class Command:
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     cwd: str | None = None
+    stdin: str | None = None  # capture: what it reads; None: nothing
+    secret: bool = False  # what it reads is for no eye: a dry run does not show it
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
-    timeout_s: float | None = 30.0  # None: as long as it takes (stream)
+    timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
     probe: bool = False  # it only looks and changes nothing: a dry run performs it too
     placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
 
@@ -41,6 +44,7 @@ class Output:
     stderr: str = ""
 
 
+_END = "END_OF_INPUT"
 T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
@@ -54,4 +58,7 @@ def shell_line(command: Command) -> str:
         line = f"cd {shlex.quote(command.cwd)} && {line}"
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
+    if command.stdin is not None:
+        text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")
+        line += f" <<'{_END}'\n{text}\n{_END}"
     return line

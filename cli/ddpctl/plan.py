@@ -84,12 +84,17 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
     }
 
 
-def ddprun_args(plan: Plan) -> tuple[str, ...]:
-    """The arguments of a node's ddprun: its options, then the program."""
+def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
+    """The arguments of a node's ddprun: its options, then the program.
+
+    ``deadline``: it keeps the time limit by itself, from its own start on; False where a scheduler tells it.
+    """
     job = plan.job
     options = ["--run-id", plan.run, "--grace", f"{job.grace:g}"]
     if job.max_restarts is not None:
         options += ["--max-restarts", str(job.max_restarts)]
     if job.join_timeout is not None:
         options += ["--join-timeout", f"{job.join_timeout:g}"]
+    if deadline and job.time_limit_s is not None:
+        options += ["--deadline", str(job.time_limit_s)]
     return (*options, *program(job.command))

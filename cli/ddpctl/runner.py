@@ -80,6 +80,8 @@ class Runner:
             return self._start(command)
         if command.mode == "stream":
             return self._stream(command, on_interrupt)
+        if command.mode == "tty":
+            return self._hand_over(command)
         return self._capture(command)
 
     def _capture(self, command: Command) -> Output:
@@ -88,7 +90,7 @@ class Runner:
                 command.argv,
                 env={**self._environ, **command.env},
                 cwd=command.cwd,
-                stdin=subprocess.DEVNULL,
+                **({"stdin": subprocess.DEVNULL} if command.stdin is None else {"input": command.stdin}),
                 start_new_session=True,
                 capture_output=True,
                 text=True,
@@ -128,6 +130,25 @@ class Runner:
         finally:
             process.kill()
             process.wait()
+
+    def _hand_over(self, command: Command) -> Output:
+        """The terminal is the command's, Ctrl-C as well."""
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # a handler, unlike SIG_IGN, is not inherited
+        try:
+            done = subprocess.run(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                timeout=command.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Output(returncode=_TOOK_TOO_LONG, stderr=f"not done within {command.timeout_s} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return Output(returncode=done.returncode)
 
     def _start(self, command: Command) -> Output:
         env = {**self._environ, **command.env}

@@ -153,7 +153,8 @@ def _read(folder: Path) -> Run | None:
 def _job(record: Mapping[str, Any]) -> JobSpec:
     """A job as it was written down; what this version does not know is passed over. Raises ValueError or TypeError."""
     job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
-    job = replace(job, command=tuple(job.command), nodes=check_nodes(job.nodes))
-    if not all(isinstance(word, str) for word in job.command) or not isinstance(job.gpus, int):
+    lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
+    job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
+    if not all(isinstance(word, str) for words in lists.values() for word in words) or not isinstance(job.gpus, int):
         raise TypeError("not a job")
     return job

@@ -13,6 +13,10 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le
 
 from ddpwire import names
+from ddpwire.version import __version__
+
+# The image that a release publishes; the one place where a spec's default image is said.
+DEFAULT_IMAGE = f"ghcr.io/ddpctl/ddpctl:{__version__}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,60 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
+IMAGE_PATTERN = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")  # the registry knows the finer rules
+SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
+TIME_PATTERN = re.compile(r"([1-9][0-9]*)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def check_image(image: str) -> str:
+    """A reference to an image: ``registry/name:tag`` or ``…@sha256:…``."""
+    if not IMAGE_PATTERN.fullmatch(image) or len(image) > 512:
+        raise ValueError("an image is REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST")
+    return image
+
+
+def check_size(size: str) -> str:
+    """``64Gi``: in the words of Kubernetes, which are 1024 times each other."""
+    if not SIZE_PATTERN.fullmatch(size):
+        raise ValueError("a whole number and Mi, Gi or Ti, such as 64Gi")
+    return size
+
+
+def check_time(text: str) -> str:
+    """``12h``."""
+    if not TIME_PATTERN.fullmatch(text):
+        raise ValueError("a whole number and s, m, h or d, such as 12h")
+    return text
+
+
+def size_bytes(size: str) -> int:
+    """``64Gi`` in bytes."""
+    number, unit = SIZE_PATTERN.fullmatch(size).groups()  # type: ignore[union-attr]
+    return int(number) << {"Mi": 20, "Gi": 30, "Ti": 40}[unit]
+
+
+def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
+    """``SOURCE:PATH`` or ``SOURCE:PATH:ro``, both absolute; a source may also be a target's own word (``pvc=NAME``)."""
+    for mount in mounts:
+        source, *rest = mount.split(":")
+        if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
+            raise ValueError(f"'{mount}' is not SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH")
+        if any(character in mount for character in "\0\n,"):
+            raise ValueError(f"'{mount!r}' holds a comma or a line's end, which no runtime takes")
+    return mounts
+
+
+def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of variables, no values."""
+    for name in secrets:
+        if not VARIABLE_PATTERN.fullmatch(name):
+            raise ValueError("a secret is the NAME of a variable of your environment, never its value")
+        if name in OURS or name.startswith("PET_"):
+            raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
+    return secrets
+
+
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Arguments that a process can take."""
     if any("\0" in word for word in command):
@@ -120,6 +178,43 @@ class JobSpec:
         Ge(0),
         Le(1000),
     ] = None
+
+    image: Annotated[
+        str,
+        Doc("The container image of every node; the target local, and a runtime 'none', run without one."),
+        Rule(check_image),
+    ] = DEFAULT_IMAGE
+    cpus: Annotated[
+        int | None, Doc("CPU cores a node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
+    ] = None
+    memory: Annotated[str | None, Doc("Memory a node, such as 64Gi; null: as the target has it."), Rule(check_size)] = (
+        None
+    )
+    shm: Annotated[
+        str, Doc("The size of a container's shared memory, which DataLoader workers fill (its own default is 64 MB)."),
+        Rule(check_size),
+    ] = "8Gi"  # fmt: skip
+    mounts: Annotated[
+        tuple[str, ...],
+        Doc("Folders in the container: SOURCE:PATH, with :ro read-only. SOURCE is a path of the node; "
+            "on Kubernetes also pvc=CLAIM."),
+        Rule(check_mounts),
+    ] = ()  # fmt: skip
+    secrets: Annotated[
+        tuple[str, ...],
+        Doc("Variables of your own environment that the ranks get too; their values stand in no spec, record or log."),
+        Rule(check_secrets),
+    ] = ()
+    time_limit: Annotated[
+        str | None,
+        Doc("How long the run may take, such as 12h: its ranks save in time before it; null: no limit."),
+        Rule(check_time),
+    ] = None
+
+    @property
+    def time_limit_s(self) -> int | None:
+        """The limit in seconds."""
+        return None if self.time_limit is None else int(self.time_limit[:-1]) * _SECONDS[self.time_limit[-1]]
 
     @property
     def min_nodes(self) -> int:

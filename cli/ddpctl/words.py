@@ -23,6 +23,9 @@ def either(words: tuple[str, ...]) -> str:
 def unknown(name: str, what: str, known: Collection[str]) -> str:
     """``'nodse' is no key of a job; did you mean 'nodes'?``."""
     # Compared in lower case and not at any length: the name may be a whole file.
-    near = difflib.get_close_matches(name[:60].lower(), known, n=1)
+    word = name[:60].lower()
+    near = [key for key in known if len(word) > 2 and key.startswith(word)] or difflib.get_close_matches(
+        word, known, n=1
+    )
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)

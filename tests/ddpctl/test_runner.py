@@ -128,3 +128,19 @@ print(len(times))
 """
     done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.stderr) == ("whole\n2\n", "")
+
+
+def test_a_command_reads_what_it_is_given_and_a_dry_run_shows_it_unless_it_is_secret() -> None:
+    out = io.StringIO()
+
+    def verb() -> Verb[str]:
+        (plain, secret) = yield (
+            Command(argv=("/bin/cat",), stdin="one\n"),
+            Command(argv=("/bin/cat",), stdin="canary", secret=True),
+        )
+        return plain.stdout + secret.stdout
+
+    assert Runner({}).perform(verb()) == "one\ncanary"
+    Runner({}).rehearse(verb(), out)
+    redacted = "/bin/cat <<'END_OF_INPUT'\n[REDACTED]\nEND_OF_INPUT\n"
+    assert out.getvalue() == f"/bin/cat <<'END_OF_INPUT'\none\nEND_OF_INPUT\n{redacted}"

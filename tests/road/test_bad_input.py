@@ -36,8 +36,7 @@ TABLE = {
     ),
     "a key of no job": launch(
         "job:\n  time: 12:30:45",
-        "ddpctl.yaml:2:3: 'time' is no key of a job; there are: name, nodes, gpus, device, command, env, port, grace, "
-        "join_timeout, max_restarts",
+        "ddpctl.yaml:2:3: 'time' is no key of a job; did you mean 'time_limit'?",
     ),
     "octal": launch("job:\n  gpus: 010", "ddpctl.yaml:2:9: gpus: 010 may be base 8 to YAML; write 10"),
     "nodes 0": launch("job:\n  nodes: 0", f"ddpctl.yaml:2:10: nodes: '0' {FLAG_NODES}"),

@@ -68,6 +68,10 @@ Port = Annotated[
         "--port", envvar="DDPCTL_PORT", metavar="P", help="The rendezvous port on node 0 [default: a free one]."
     ),
 ]
+Image = Annotated[
+    str | None,
+    typer.Option("--image", envvar="DDPCTL_IMAGE", metavar="REF", help="The container image of every node."),
+]
 Resume = Annotated[
     str | None,
     typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.commands.flags import Device, Env, File, Gpus, Name, Nodes, Port, Profile, Program, Resume, TargetName
+from ddpctl.commands.flags import (
+    Device,
+    Env,
+    File,
+    Gpus,
+    Image,
+    Name,
+    Nodes,
+    Port,
+    Profile,
+    Program,
+    Resume,
+    TargetName,
+)
 from ddpctl.errors import UsageError
 from ddpctl.spec import NAME_PATTERN
 from ddpwire.exits import Exit
@@ -27,6 +40,7 @@ def launch(
     env: Env = None,
     name: Name = None,
     port: Port = None,
+    image: Image = None,
     resume: Resume = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
@@ -48,7 +62,7 @@ def launch(
     from ddpctl import runs
 
     desk = verbs.open_desk(os.environ)
-    flags = _overrides(nodes, gpus, device, env, port, program)
+    flags = _overrides(nodes, gpus, device, env, port, image, program)
     if resume is None:
         request = _request(flags, file, profile, target, name)
     elif file or profile or target:
@@ -92,13 +106,14 @@ def render(
     env: Env = None,
     name: Name = None,
     port: Port = None,
+    image: Image = None,
     program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
     from ddpctl import launch as verbs
     from ddpctl import targets
 
-    request = _request(_overrides(nodes, gpus, device, env, port, program), file, profile, target, name)
+    request = _request(_overrides(nodes, gpus, device, env, port, image, program), file, profile, target, name)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
 
@@ -109,6 +124,7 @@ def _overrides(
     device: str | None,
     env: list[str] | None,
     port: str | None,
+    image: str | None,
     program: list[str] | None,
 ) -> dict[str, Any]:
     """The flags that are fields of a job; None: not given."""
@@ -123,6 +139,7 @@ def _overrides(
         "gpus": _number("--gpus", gpus),
         "device": device,
         "port": _number("--port", port),
+        "image": image,
         "env": variables or None,
         "command": tuple(program) if program else None,
     }

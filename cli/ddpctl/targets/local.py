@@ -16,6 +16,7 @@ from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.local_script import LOOPBACK, render_script
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
 from ddpctl.run import NodeReport, Run, RunStatus, fold
+from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpwire import folder, names
@@ -26,6 +27,7 @@ from ddpwire.outcome import read_outcome
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
+_OF_CONTAINERS = ("image", "cpus", "memory", "shm", "mounts")
 GPU_PROBES = (
     Command(argv=("printenv", "CUDA_VISIBLE_DEVICES"), probe=True),
     Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
@@ -55,6 +57,7 @@ class LocalTarget:
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Look what this machine has, choose the port, start one ddprun a node."""
         job = plan.job
+        yield from read_secrets(job)  # they are in the environment that a node inherits, or it is an error
         visible, listing, torch, port, *script = yield self._probes(plan)
         if torch.returncode:
             raise UnavailableError(_no_torch(self._python, torch))
@@ -81,8 +84,12 @@ class LocalTarget:
             )
             for node in range(job.max_nodes)
         )
-        note = "" if gpus or job.device == "cpu" else f"no GPU here: {counted(plan.world_size, 'CPU rank')} under gloo"
-        return Submission(handle={"port": number}, note=note)
+        notes = (
+            [] if gpus or job.device == "cpu" else [f"no GPU here: {counted(plan.world_size, 'CPU rank')} under gloo"]
+        )
+        if unused := [name for name in _OF_CONTAINERS if getattr(job, name) != getattr(JobSpec(), name)]:
+            notes.append(f"no container here: {', '.join(unused)} not used")
+        return Submission(handle={"port": number}, note="; ".join(notes))
 
     def _probes(self, plan: Plan) -> tuple[Command, ...]:
         want = ("--want", str(plan.job.port)) if plan.job.port else ()
