@@ -13,6 +13,7 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
     real = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: real(write if fd == 1 else fd, data))
     console = Console("node0")
+    console.start()
     logs = RankLogs(console, 0)
     output = logs.open(5, tmp_path / "rank-5.log")
     lines = b"".join(b"%d\n" % number for number in range(3 * BACKLOG))

@@ -71,6 +71,32 @@ def test_a_silent_connection_is_told_from_a_refused_one():
     assert network.why(TimeoutError("timed out"), "10.0.0.1", 1).startswith("10.0.0.1:1 does not answer: ")
 
 
+@pytest.mark.parametrize(("flags", "number"), [("0x0", errno.EHOSTUNREACH), ("0x2", None)])
+def test_a_machine_that_is_down_is_known_before_the_kernel_gives_up(monkeypatch, tmp_path, flags, number):
+    table = tmp_path / "arp"
+    table.write_text(f"IP address HW type Flags\n10.0.0.10 0x1 0x2\n10.0.0.1 0x1 {flags} 00:00:00:00:00:00 * eth0\n")
+
+    def is_silent(where, timeout):
+        assert (where, timeout) == (("10.0.0.1", 61234), 1.5)
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(network, "NEIGHBOURS", table)
+    monkeypatch.setattr(network.socket, "create_connection", is_silent)
+    with pytest.raises(OSError, match=r"timed out|no route") as caught:
+        network.reach("10.0.0.1", 61234, timeout_s=1.5)
+    assert caught.value.errno == number
+
+
+def test_what_is_wrong_with_the_way_is_said_before_torch_is_imported(runs, tmp_path):
+    (tmp_path / "torch.py").write_text("import os; os._exit(99)\n")
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    for master, code in (("nobody.invalid", 69), ("127.0.0.1", 99)):
+        node = runs.start(
+            "act.py", node=1, nodes="2", port=1, options=("--master-addr", master), env={"PYTHONPATH": path}
+        )
+        assert node.end() == code
+
+
 def test_a_name_that_does_not_exist(monkeypatch):
     resolver(monkeypatch)
     with pytest.raises(NodeError) as caught:

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry
 
 from ddprun import exporter, hostseries, machine, preflight
 from ddprun.contract import Contract
-from ddprun.errors import NodeError
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
 from ddprun.memory import Memory
+from ddprun.preflight import Way
 from ddprun.pulse import Pulse
 from ddprun.ranks import Ranks
 from ddprun.report import Report
@@ -32,22 +32,8 @@ ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (asked for, not chosen)
 
 
 def bring_up(
-    contract: Contract, node_dir: Path, ranks: Ranks, signals: Signals, journal: Journal, console: Console
-) -> Outcome:
-    """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
-    report = Report(journal.say, quiet=contract.on_one_machine)
-    try:
-        return _run(contract, node_dir, ranks, signals, journal, console, report)
-    except NodeError as error:
-        report.failed(str(error))
-        raise
-    finally:
-        if contract.check_only:
-            console.put(1, report.table().encode())
-
-
-def _run(
     contract: Contract,
+    way: Way,
     node_dir: Path,
     ranks: Ranks,
     signals: Signals,
@@ -55,10 +41,10 @@ def _run(
     console: Console,
     report: Report,
 ) -> Outcome:
+    """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
     environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
     hush_torch()
 
-    way = preflight.find_way(contract, report)
     preflight.check_limits(contract, report)
 
     from ddprun.agent import Node, NodeAgent

@@ -21,13 +21,21 @@ LONGEST_WORD = 200
 
 
 class Console:
-    """ddprun's stdout and stderr, written by one thread, one line at a time."""
+    """ddprun's stdout and stderr, written by one thread, one line at a time; until ``start`` there is none."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lines: queue.Queue[tuple[int, bytes]] = queue.Queue(BACKLOG)
         self._num_left_out = 0
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Write what has been said, and all that will be. Not before: a process that forks has no thread."""
+        with self._starting:
+            if not self._thread:
+                self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+                self._thread.start()
 
     def say(self, text: str) -> None:
         """A line of ddprun's own, for a person."""
@@ -35,9 +43,6 @@ class Console:
 
     def put(self, descriptor: int, line: bytes) -> None:
         """Write a line as soon as may be. It waits a second at the most, and only once for a reader that is stuck."""
-        if not self._thread:  # not before: a process that forks has none
-            self._thread = threading.Thread(target=self._run, name="console", daemon=True)
-            self._thread.start()
         try:
             self._lines.put((descriptor, line), timeout=0 if self._num_left_out else PATIENCE_S)
         except queue.Full:
@@ -51,6 +56,7 @@ class Console:
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all is written, unless the reader is stuck."""
+        self.start()
         deadline = time.monotonic() + timeout_s
         while self._lines.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.005)

@@ -1,7 +1,8 @@
 """The road of a node: contract → lock → bring-up → outcome. It decides their order, and how ddprun itself ends.
 
-Signals are listened to first, and nothing heavy is imported before the node has its lock and its node.json. There is no
-thread before the ranks' keeper has been forked: its forks are the ranks.
+Signals are listened to first. Nothing heavy is imported before the node has its lock and its node.json, and has found
+its way to node 0: what is wrong with that is said at once. No thread is alive when the ranks' keeper is forked, whose
+forks are the ranks.
 """
 
 import contextlib
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddprun import contract as contracts
-from ddprun import deadline, machine, options, zygote
+from ddprun import deadline, machine, options, preflight, zygote
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
 from ddprun.logs import Console, last_lines
 from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.ranks import Ranks
+from ddprun.report import Report
 from ddprun.signals import Signals
 from ddprun.stop import before_the_ranks
 from ddpwire import names
@@ -86,13 +88,19 @@ def main() -> NoReturn:
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
 
+    report = Report(journal.say, quiet=contract.on_one_machine)
+
     def run() -> Outcome:
+        way: preflight.Way | None = None
         try:
+            if not contract.patient:
+                way = preflight.find_way(contract, report)
             if contract.forks:
                 zygote.warm(max(1, machine.usable_cores() // contract.nodes_here // contract.nproc))
             ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
         finally:
             signals.listen()
+            console.start()
         for line in options.accepted(asked):
             journal.say(line)
         if contract.deadline is not None:
@@ -102,9 +110,15 @@ def main() -> NoReturn:
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
-        return bring_up(contract, folder.path, ranks, signals, journal, console)
+        way = way or preflight.find_way(contract, report)
+        return bring_up(contract, way, folder.path, ranks, signals, journal, console, report)
 
-    end(guarded(run, folder))
+    outcome = guarded(run, folder)
+    if outcome.code:
+        report.failed(outcome.message)
+    if contract.check_only:
+        console.put(1, report.table().encode())
+    end(outcome)
 
 
 def count(kind: str) -> int:

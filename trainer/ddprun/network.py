@@ -3,14 +3,19 @@
 It knows nothing of runs. Every question has a time-out: a name server that is silent keeps nobody.
 """
 
+import contextlib
 import errno
 import ipaddress
 import socket
 import threading
+from pathlib import Path
 
 import psutil
 
-REACH_S = 4.0  # longer than ARP takes to find nobody (3 s), so that "down" and "filtered" can be told apart
+REACH_S = 4.0  # longer than ARP takes to find nobody (3 s)
+LEAST_S = 0.2
+NEIGHBOURS = Path("/proc/net/arp")
+NOBODY = "0x0"  # the flags of an address that was asked for and has not answered, see proc(5)
 
 # What a failed connection means, as a person asks it. Linux tells these apart.
 MEANINGS = {
@@ -74,9 +79,22 @@ def addresses() -> str:
     return " and ".join(own[:4]) or "none but the loopback"
 
 
-def reach(address: str, port: int, *, own: str | None = None) -> None:
-    """Whether somebody listens there, asked from ``own``. Raises OSError."""
-    socket.create_connection((address, port), timeout=REACH_S, source_address=(own, 0) if own else None).close()
+def reach(address: str, port: int, *, timeout_s: float = REACH_S) -> None:
+    """Whether somebody listens there. Raises OSError."""
+    try:
+        socket.create_connection((address, port), timeout=max(LEAST_S, min(REACH_S, timeout_s))).close()
+    except TimeoutError:
+        if _is_nobody(address):  # the kernel would say so after 3 s
+            raise OSError(errno.EHOSTUNREACH, "no route to host") from None
+        raise
+
+
+def _is_nobody(address: str) -> bool:
+    """Whether this machine asks its own network for ``address``, and nobody answers."""
+    with contextlib.suppress(OSError):  # another system than Linux
+        rows = [line.split() for line in NEIGHBOURS.read_text().splitlines()]
+        return any(row[0] == address and row[2] == NOBODY for row in rows)
+    return False
 
 
 def why(error: OSError, address: str, port: int | None = None) -> str:

@@ -1,7 +1,7 @@
 """The preflight: what can be known to be wrong before the ranks start, said in a sentence, by node.
 
-``find_way`` goes as far as this machine alone can, without torch; ``Checks`` is what happens where the nodes meet.
-Absent is not wrong: who merely has not come is waited for, in the rendezvous.
+``find_way`` goes as far as this machine alone can, before torch is imported; ``Checks`` is what happens where the nodes
+meet. Absent is not wrong: who merely has not come is waited for, in the rendezvous.
 """
 
 import errno
@@ -42,7 +42,7 @@ def find_way(contract: Contract, report: Report) -> Way:
     report.begin("address")
     own = contract.local_addr or _patiently(
         contract,
-        lambda: network.source_address(address),
+        lambda _: network.source_address(address),
         lambda error: f"{who(contract.node_rank)}: {network.why(error, address)}; it has {network.addresses()}",
     )
     interface = network.interface(own)
@@ -66,17 +66,20 @@ def _resolve(contract: Contract) -> str:
     host = contract.master_addr
     return _patiently(
         contract,
-        lambda: network.resolve(host, timeout_s=PATIENCE_S),
+        lambda left_s: network.resolve(host, timeout_s=min(PATIENCE_S, left_s)),
         lambda error: f"{who(contract.node_rank)}: {ports.unresolved(host, error)}",
     )
 
 
-def _patiently(contract: Contract, ask: Callable[[], str], why: Callable[[OSError], str]) -> str:
-    """The answer; what is wrong at first may be right in a moment, and in Kubernetes once a pod is ready."""
+def _patiently(contract: Contract, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
+    """The answer; what is wrong at first may be right in a moment, and in Kubernetes once a pod is ready.
+
+    ``ask`` is told how many seconds it has.
+    """
     deadline = time.monotonic() + (contract.join_timeout_s if contract.patient else PATIENCE_S)
     while True:
         try:
-            return ask()
+            return ask(deadline - time.monotonic())
         except OSError as error:
             if time.monotonic() + POLL_S >= deadline:
                 raise refused(Exit.UNAVAILABLE, "unavailable", why(error), node=contract.node_rank) from None

@@ -79,7 +79,7 @@ class FixedRankRendezvous(RendezvousHandler):
         wait = self._waiting()
         while True:
             try:
-                network.reach(address, port)
+                network.reach(address, port, timeout_s=wait.left_s)
                 break
             except OSError as error:
                 reason = f"node-{self._contract.node_rank} ({self._way.own}): {network.why(error, address, port)}"

@@ -26,7 +26,7 @@ class Report:
         """``quiet``: where all is on one machine, only what is wrong is worth a line."""
         self._say = say
         self._quiet = quiet
-        self._began = self._since = time.monotonic()
+        self._since = time.monotonic()
         self._name = ""
         self.steps: list[Step] = []
 
@@ -56,7 +56,7 @@ class Report:
         if not self._quiet:
             what = {step.name: step.what for step in self.steps}
             said = "; ".join(what[name] for name in ("address", "meet", "compare") if name in what)
-            self._say(f"preflight: {said} ({time.monotonic() - self._began:.1f} s)")
+            self._say(f"preflight: {said} ({sum(step.seconds for step in self.steps):.1f} s)")
 
     def table(self) -> str:
         """Step, verdict, what; aligned."""

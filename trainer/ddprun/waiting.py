@@ -29,6 +29,11 @@ class Wait:
         """Since it began."""
         return time.monotonic() - self._started
 
+    @property
+    def left_s(self) -> float:
+        """Until it is over."""
+        return max(0.0, self._limit_s - self.passed_s)
+
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
         """Whether the limit has passed; else sleep a little, saying now and then who is ``missing``.
 

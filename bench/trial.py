@@ -1,0 +1,93 @@
+"""One mistake, tried: what a launcher says of it, and how soon it ends."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import lab
+from mistakes import PORT, Case, Node
+
+ROOT = Path(__file__).parent.parent
+BOUND_S = 90.0
+JOIN_TIMEOUT_S = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    said: str
+    seconds: float
+    code: int | None  # None: it was still waiting
+
+
+def run(case: Case, launcher: str, prefix: str) -> Result:
+    """What the speaker said, and how long after the last node's start it ended."""
+    with (
+        lab.machines(2, prefix=prefix) as machines,
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.ExitStack() as stack,
+    ):
+        for command in case.prepare(machines):
+            stack.enter_context(started(command, Path(folder) / "other"))
+            time.sleep(2)
+        processes = []
+        for place, node in enumerate(case.nodes):
+            command, env = started_as(case, node, launcher, Path(folder) / str(place))
+            output = Path(folder) / f"{place}.err"
+            processes.append(stack.enter_context(started(machines[node.machine].command(*command), output, env)))
+            began = time.monotonic()
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = processes[case.speaker].wait(BOUND_S)
+        seconds = time.monotonic() - began
+        lines = (Path(folder) / f"{case.speaker}.err").read_text(errors="replace").splitlines()
+        return Result(said=sentence(lines, folder), seconds=seconds, code=code)
+
+
+def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a node that is launched by ``launcher``."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(node.startup)
+    script = folder / "train.py"
+    script.write_text(node.script)
+    place = ["--nnodes", node.nnodes, "--nproc-per-node", node.nproc, "--node-rank", node.rank]
+    place += ["--master-addr", case.master, "--master-port", PORT]
+    if launcher == "ddprun":
+        place += ["--join-timeout", JOIN_TIMEOUT_S]
+    path = [str(folder), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
+    env = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder), "DDP_IMAGE": node.image, "DDP_DEVICE": "cpu"}
+    module = "ddprun" if launcher == "ddprun" else "torch.distributed.run"
+    return [sys.executable, "-m", module, *map(str, place), str(script)], os.environ | env
+
+
+@contextlib.contextmanager
+def started(command: list[str], output: Path, env: dict[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that is gone afterwards; what else lives on its machine goes with the machine."""
+    with output.open("wb") as file, subprocess.Popen(command, stdout=file, stderr=file, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def sentence(lines: list[str], folder: str) -> str:
+    """The line that a person would quote."""
+    own = [line for line in lines if re.match(r"\[node\d+\] ", line)]
+    warnings = [line for line in own if "warning: " in line]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception): ", line)]
+    logged = [
+        line.partition("[c10d] ")[2] for line in lines if "[c10d] " in line and "hostname of the client" not in line
+    ]
+    line = (
+        (warnings or own or errors or logged or ["nothing"])[-1]
+        .replace(folder, "...")
+        .replace(sys.executable, "python")
+    )
+    line = re.sub(r" \(exit code .*\)$|^\[node\d\] ", "", line)
+    return line.replace("|", "/")
