@@ -12,6 +12,7 @@ import pytest
 from torch.distributed import TCPStore
 
 from ddprun import clock, contract, environment, options, versions
+from ddprun.share import Share
 
 
 def loopback():
@@ -48,7 +49,12 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
         attempt=1,
     )
     around = environment.Surroundings(
-        run_id="a", run_dir=None, checkpoint_dir=None, max_restarts=0, cores=1, interface="eth0"
+        run_id="a",
+        run_dir=None,
+        checkpoint_dir=None,
+        max_restarts=0,
+        share=Share(threads=1, bound=()),
+        interface="eth0",
     )
     told = environment.of_rank(place, around, Path("metrics"), {"NCCL_SOCKET_IFNAME": "ib0"})
     assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")

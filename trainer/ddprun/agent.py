@@ -142,7 +142,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _start_rank(self, place: Place) -> RankProcess:
         node = self._node
-        log = node.node_dir / rank_log(place.rank)
+        log, cores = node.node_dir / rank_log(place.rank), node.around.share.cores(place.local_rank)
         env = environment.of_rank(place, node.around, node.node_dir, node.environ)
         try:
             (node.node_dir / rank_metrics(place.rank)).mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ class NodeAgent(SimpleElasticAgent):
         except OSError as error:
             raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
         try:
-            pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output)
+            pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output, cores)
         except KeeperLostError as error:
             raise refused(Exit.KILLED, "killed", str(error)) from None
         finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from ddprun import exporter, hostseries, machine, preflight
+from ddprun import exporter, hostseries, preflight
 from ddprun.contract import Contract
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
@@ -20,6 +20,7 @@ from ddprun.preflight import Way
 from ddprun.pulse import Pulse
 from ddprun.ranks import Ranks
 from ddprun.report import Report
+from ddprun.share import Share
 from ddprun.signals import Signals
 from ddprun.stop import Stop
 from ddpwire import catalogue
@@ -34,6 +35,7 @@ ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (asked for, not chosen)
 def bring_up(
     contract: Contract,
     way: Way,
+    share: Share,
     node_dir: Path,
     ranks: Ranks,
     signals: Signals,
@@ -83,7 +85,7 @@ def bring_up(
         run_dir=contract.run_dir,
         checkpoint_dir=contract.checkpoint_dir,
         max_restarts=contract.max_restarts,
-        cores=machine.usable_cores() // contract.nodes_here,
+        share=share,
         interface=way.interface,
     )
     node = Node(

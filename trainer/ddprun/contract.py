@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddprun import affinity, launchers, machine
 from ddprun import deadline as deadlines
-from ddprun import launchers, machine
 from ddprun.deadline import Deadline
 from ddprun.errors import bad_contract
 from ddprun.launchers import Word, Words
@@ -49,6 +49,7 @@ class Contract:
     local_addr: str | None  # this node's own; None: the one from which node 0 is reached
     patient: bool  # names and networks may come up later than this node does (Kubernetes)
     check_only: bool  # the preflight, and no ranks
+    numa_binding: affinity.Mode | None  # None: as affinity.py decides
 
     @property
     def on_one_machine(self) -> bool:
@@ -93,6 +94,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         local_addr=words.get("local_addr", ("", None))[1],
         patient="KUBERNETES_SERVICE_HOST" in environ,
         check_only=options.check_only,
+        numa_binding=_numa_binding(options.numa_binding),
     )
 
 
@@ -185,6 +187,15 @@ def _descriptor(text: str | None) -> int | None:
     if not text.isdecimal():
         raise bad_contract(f"{names.LIFELINE_FD} is {text!r}: the number of an open descriptor is allowed")
     return int(text)
+
+
+def _numa_binding(text: str | None) -> affinity.Mode | None:
+    for mode in affinity.MODES:
+        if text == mode:
+            return mode
+    if text is not None:
+        raise bad_contract(f"--numa-binding is {text!r}: {', '.join(affinity.MODES)} is allowed")
+    return None
 
 
 def _seconds(flag: str, text: str | None, default: float) -> float:

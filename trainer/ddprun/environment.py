@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddprun.share import Share
 from ddpwire import names
 from ddpwire.folder import CHECKPOINTS, rank_heartbeat, rank_metrics
 from ddpwire.heartbeat import HEARTBEAT_FILE
@@ -57,7 +58,7 @@ class Surroundings:
     run_dir: Path | None
     checkpoint_dir: str | None
     max_restarts: int
-    cores: int  # for all ranks of this node together
+    share: Share  # of this machine's cores
     interface: str | None  # that leads to node 0; the loopback's when all nodes are on this machine
 
 
@@ -92,7 +93,7 @@ def of_rank(place: Place, around: Surroundings, node_dir: Path, base: Mapping[st
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{place.attempt}-rank-"),
         "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (stacks.py), show where it was
-        "OMP_NUM_THREADS": str(max(1, around.cores // place.local_world_size)),
+        "OMP_NUM_THREADS": str(around.share.threads),
     }
     if around.interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop; NCCL the

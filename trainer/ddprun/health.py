@@ -106,6 +106,26 @@ def _gpus() -> tuple[Gpu, ...]:
     return ()
 
 
+def pci_addresses() -> tuple[str, ...]:
+    """Of the GPUs that ranks would see, as /sys/bus/pci/devices names them; none where NVML does not tell of all."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            found = [pynvml.nvmlDeviceGetPciInfo(handle).busId for handle in _handles(pynvml)]
+        finally:
+            pynvml.nvmlShutdown()  # ddprun may still be going to fork
+        return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
+    return ()
+
+
+def pci_address(bus_id: str) -> str:
+    """NVML's 00000000:3B:00.0 as the kernel writes it, 0000:3b:00.0."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
 def _handles(nvml: Any) -> list[Any]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -4,9 +4,9 @@ It exists so that ranks have a parent without threads (which may fork safely, an
 them) and so that somebody is left to clear up when ddprun is SIGKILLed: at the end of file of the control socket it
 kills every descendant and ends. Standard library only; it knows processes, not training.
 
-Over the socket go JSON lines. To the keeper: {"do": "start", "tag", "argv", "env", "cwd"} with one descriptor for the
-rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it: {"started": tag, "pid", "plain"}
-(why it was executed, where it was to be forked: see zygote.py, which is the keeper's other form);
+Over the socket go JSON lines. To the keeper: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with one descriptor
+for the rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it: {"started": tag, "pid",
+"plain"} (why it was executed, where it was to be forked: see zygote.py, which is the keeper's other form);
 {"exited": tag, "status"} the instant waitpid tells, the status being subprocess' return code; {"cleared": true}
 when no descendant is left.
 """
@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 from ddprun import processes
 
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
-# argv, env, cwd, output → the pid, and why the rank was executed although it was to be forked
-Start = Callable[[Sequence[str], Mapping[str, str], str, int], tuple[int, str]]
+# argv, env, cwd, cores, output → the pid, and why the rank was executed although it was to be forked
+Start = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], int], tuple[int, str]]
 # Whoever signals a whole process group or job step means the ranks, to which ddprun passes it on. Blocked, not ignored:
 # a signal that reaches a rank between fork and exec must not be lost. ddprun starts the keeper with this mask.
 NOT_FOR_US = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -73,7 +73,7 @@ class Keeper:
     def _do(self, order: dict[str, Any]) -> None:
         if order["do"] == "start":
             output = self._descriptors.popleft()
-            pid, plain = self._start(order["argv"], order["env"], order["cwd"], output)
+            pid, plain = self._start(order["argv"], order["env"], order["cwd"], order["cores"], output)
             os.close(output)
             self._ranks[pid] = order["tag"]
             self._tell({"started": order["tag"], "pid": pid, "plain": plain})
@@ -105,7 +105,7 @@ class Keeper:
             self._control.sendall(json.dumps(event).encode() + b"\n")
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> tuple[int, str]:
+def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int) -> tuple[int, str]:
     """Fork and execute a rank, the leader of a session of its own; its pid."""
     keeper = os.getpid()
     pid = os.fork()
@@ -113,20 +113,26 @@ def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) ->
         try:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
                 signal.signal(number, signal.SIG_DFL)
-            settle(cwd, output, keeper)
+            settle(cwd, cores, output, keeper)
             os.execvpe(argv[0], list(argv), env)  # noqa: S606 (to execute is what a rank is for)
         except OSError as error:
             cannot_start(argv, error)
     return pid, ""
 
 
-def settle(cwd: str, output: int, keeper: int) -> None:
-    """Give the forked child a rank's place: its streams, its session, its end with the keeper. Raises OSError."""
+def settle(cwd: str, cores: Sequence[int], output: int, keeper: int) -> None:
+    """Give the forked child a rank's place: its streams, its session, its cores, its end with the keeper.
+
+    Raises OSError.
+    """
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.setsid()
     processes.die_with(keeper)
+    if cores and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # they were taken from the cgroup meanwhile: to train elsewhere is better
+            os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOT_FOR_US)  # what came meanwhile comes now
     os.chdir(cwd)

@@ -25,6 +25,7 @@ from ddprun.logs import Console, last_lines
 from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.ranks import Ranks
 from ddprun.report import Report
+from ddprun.share import share, told
 from ddprun.signals import Signals
 from ddprun.stop import before_the_ranks
 from ddpwire import names
@@ -91,17 +92,18 @@ def main() -> NoReturn:
     report = Report(journal.say, quiet=contract.on_one_machine)
 
     def run() -> Outcome:
+        own = share(contract, os.environ)
         way: preflight.Way | None = None
         try:
             if not contract.patient:
                 way = preflight.find_way(contract, report)
             if contract.forks:
-                zygote.warm(max(1, machine.usable_cores() // contract.nodes_here // contract.nproc))
+                zygote.warm(own.threads)
             ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
         finally:
             signals.listen()
             console.start()
-        for line in options.accepted(asked):
+        for line in filter(None, (*options.accepted(asked), told(contract, own))):
             journal.say(line)
         if contract.deadline is not None:
             deadline.watch(
@@ -111,7 +113,7 @@ def main() -> NoReturn:
         from ddprun.bringup import bring_up
 
         way = way or preflight.find_way(contract, report)
-        return bring_up(contract, way, folder.path, ranks, signals, journal, console, report)
+        return bring_up(contract, way, own, folder.path, ranks, signals, journal, console, report)
 
     outcome = guarded(run, folder)
     if outcome.code:

@@ -79,6 +79,12 @@ def parser() -> argparse.ArgumentParser:
         help="seconds to wait for the others (default 30 on one machine, 300 in Slurm, 600 in Kubernetes, else 60)",
     )
     add(
+        "--numa-binding",
+        metavar="MODE",
+        help="bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in torchrun, or none "
+        "(default: node, where there are several NUMA nodes and a GPU for each rank)",
+    )
+    add(
         "--check-only", action="store_true", help="meet the other nodes, say what is wrong or that nothing is, and stop"
     )
     for name, why in ACCEPTED.items():

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,14 +77,20 @@ class Ranks:
         """The tags of the ranks that have not ended."""
         return frozenset(self._alive)
 
-    def start(self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int) -> int:
-        """Start a rank whose stdout and stderr are ``output``; its pid. Raises KeeperLostError."""
+    def start(
+        self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int, cores: Collection[int] = ()
+    ) -> int:
+        """Start a rank whose stdout and stderr are ``output``; its pid. Raises KeeperLostError.
+
+        ``cores``: those that it may run on; none: where this process may.
+        """
         if self._lost:
             if self._fork:  # this process has threads by now
                 self._fork, self._why_plain = False, "the process that had torch was killed"
             self._open()
         self._alive.add(tag)
-        order = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env), "cwd": str(Path.cwd())}
+        place = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
+        order = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env)} | place
         answer = self._ask(order, (output,))
         self._why_plain = self._why_plain or answer["plain"]
         if self._why_plain and not self._said_plain:

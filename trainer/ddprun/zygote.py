@@ -77,23 +77,25 @@ def _keep(parent: int, lock_fd: int, control: socket.socket) -> None:
     keeper.serve(control, start)
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int) -> tuple[int, str]:
+def start(argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int) -> tuple[int, str]:
     """Fork a rank that runs ``argv``, or execute it where a fork would not be the same; its pid, and why not."""
     reason = why_not(argv, cwd)
     if reason:
-        return keeper.start(argv, env, cwd, output)[0], reason
+        return keeper.start(argv, env, cwd, cores, output)[0], reason
     keepers_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _be_rank(argv, env, cwd, output, keepers_pid)
+        _be_rank(argv, env, cwd, cores, output, keepers_pid)
     return pid, ""
 
 
-def _be_rank(argv: Sequence[str], env: Mapping[str, str], cwd: str, output: int, keepers_pid: int) -> NoReturn:
+def _be_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int, keepers_pid: int
+) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        keeper.settle(cwd, output, keepers_pid)
+        keeper.settle(cwd, cores, output, keepers_pid)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         become(argv, env)
     except OSError as error:

@@ -1,0 +1,150 @@
+"""Ranks near their GPUs: the plan on a machine out of files, and real ranks on real cores."""
+
+import json
+import os
+from itertools import chain
+
+import pytest
+
+from ddprun import affinity, contract, health, options, share
+from ddprun.errors import NodeError
+
+# Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
+NUM_NODES, CORES_A_NODE, NUM_CORES = 4, 4, 32
+
+
+def cores_of(node):
+    first = range(node * CORES_A_NODE, (node + 1) * CORES_A_NODE)
+    return {*first, *(core + NUM_CORES // 2 for core in first)}
+
+
+def machine(folder, gpus):
+    """A sysfs with GPUs on the NUMA nodes ``gpus``; their addresses."""
+
+    def write(path, text):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(f"{text}\n")
+
+    for node in range(NUM_NODES):
+        write(f"devices/system/node/node{node}/cpulist", affinity.written(cores_of(node)))
+        for core in cores_of(node):
+            physical = core % (NUM_CORES // 2)
+            siblings = {physical, physical + NUM_CORES // 2}
+            cache = {
+                one for mate in (physical // 2 * 2, physical // 2 * 2 + 1) for one in (mate, mate + NUM_CORES // 2)
+            }
+            of_core = f"devices/system/cpu/cpu{core}"
+            write(f"{of_core}/topology/physical_package_id", node // 2)
+            write(f"{of_core}/topology/thread_siblings_list", affinity.written(siblings))
+            write(f"{of_core}/cache/index3/shared_cpu_list", affinity.written(cache))
+    for index, node in enumerate(gpus):
+        write(f"bus/pci/devices/0000:{index:02x}:00.0/numa_node", node)
+    return tuple(f"0000:{index:02x}:00.0" for index in range(len(gpus)))
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    def plan(mode, nproc, gpus=(), environ=None, allowed=range(NUM_CORES)):
+        found = machine(tmp_path, gpus)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
+        return [affinity.written(cores) for cores in affinity.plan(mode, nproc, lambda: found, environ or {}, tmp_path)]
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("mode", "bound"),
+    [
+        ("node", ["8-11,24-27", "0-3,16-19", "8-11,24-27"]),
+        (None, ["8-11,24-27", "0-3,16-19", "8-11,24-27"]),
+        ("socket", ["8-15,24-31", "0-7,16-23", "8-15,24-31"]),
+        ("exclusive", ["8-9,24-25", "0-3,16-19", "10-11,26-27"]),
+        ("core-complex", ["8-9,24-25", "0-1,16-17", "10-11,26-27"]),
+        ("none", []),
+    ],
+)
+def test_ranks_are_bound_to_cores_near_their_gpus(plan, mode, bound):
+    assert plan(mode, 3, gpus=(2, 0, 2)) == bound
+
+
+@pytest.mark.parametrize(
+    ("mode", "bound"),
+    [
+        (None, []),
+        ("node", ["0-3,16-19", "0-3,16-19", "4-7,20-23", "8-11,24-27", "8-11,24-27", "12-15,28-31"]),
+        ("exclusive", ["0-1,16-17", "2-3,18-19", "4-7,20-23", "8-9,24-25", "10-11,26-27", "12-15,28-31"]),
+    ],
+)
+def test_ranks_without_gpus_are_dealt_out_when_asked(plan, mode, bound):
+    assert plan(mode, 6) == bound
+
+
+def test_a_mask_that_somebody_has_set_is_never_left(plan):
+    assert plan("node", 2, gpus=(0, 1), allowed=(1, 2, 5, 17)) == ["1-2,17", "5"]
+    assert plan("exclusive", 2, gpus=(0, 0), allowed=(1, 2, 17)) == ["1,17", "2"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "given"),
+    [
+        (None, {"nproc": 3, "gpus": (0, 1)}),  # ranks share GPUs
+        (None, {"nproc": 1, "gpus": (0,), "environ": {"OMP_PLACES": "cores"}}),  # somebody else binds
+        (None, {"nproc": 1, "gpus": (0,), "allowed": (0, 1)}),  # one NUMA node: nothing to choose
+        ("node", {"nproc": 1, "gpus": (0,), "allowed": (4, 8)}),  # none of the cores near the GPU is ours
+        ("node", {"nproc": 1, "gpus": (-1,)}),  # the firmware does not say
+        ("exclusive", {"nproc": 5, "gpus": (0,) * 5}),  # fewer cores than ranks
+    ],
+)
+def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
+    assert plan(mode, **given) == []
+
+
+def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, monkeypatch):
+    gpus = machine(tmp_path, (0,))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(NUM_CORES)})
+    monkeypatch.setattr(share.machine, "usable_cores", lambda: NUM_CORES)
+    monkeypatch.setattr(health, "pci_addresses", lambda: gpus)
+
+    def shared(*argv, **environ):
+        return share.share(contract.read(options.parse([*argv, "train.py"]), environ, lambda _: 1), environ, tmp_path)
+
+    assert shared().threads == 8
+    assert shared(DDP_DEVICE="cpu") == share.Share(threads=NUM_CORES, bound=())
+    assert shared("--numa-binding", "core-complex").threads == 4
+    assert shared("--numa-binding", "node", DDP_NODES_HERE="2") == share.Share(threads=NUM_CORES // 2, bound=())
+
+
+@pytest.mark.parametrize(
+    ("ranges", "cores"), [("0-2,5", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("0,2-3,9-12", {0, 2, 3, *range(9, 13)})]
+)
+def test_a_list_as_the_kernel_writes_it(ranges, cores):
+    assert affinity.parse(ranges) == cores
+    assert affinity.written(cores) == ranges
+
+
+def test_a_gpu_s_address_as_the_kernel_writes_it():
+    assert health.pci_address("00000000:3B:00.0") == "0000:3b:00.0"
+
+
+def test_a_mode_that_does_not_exist():
+    with pytest.raises(NodeError) as caught:
+        contract.read(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
+    assert str(caught.value) == "--numa-binding is 'cpu': none, node, socket, exclusive, core-complex is allowed"
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+@pytest.mark.parametrize("how", [(), ("--exec",)])
+def test_real_ranks_share_the_cores_out(runs, how):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive", *how))
+    assert node.end() == 0
+    cores = [json.loads(line) for rank in (0, 1) for line in node.log(rank).splitlines()]
+    assert cores[::2] == cores[1::2]  # the thread has the mask of its rank
+    assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
+    told = "; ".join(f"local rank {rank} to cores {affinity.written(own)}" for rank, own in enumerate(cores[::2]))
+    assert node.said() == [f"[node0] {told}", "[node0] ranks 0 to 1 of 2 started (attempt 1)"]
+
+
+def test_real_ranks_may_run_wherever_the_node_may(runs):
+    node = runs.start("cores.py", options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    assert [node.log(rank) for rank in (0, 1)] == [f"{sorted(os.sched_getaffinity(0))}\n" * 2] * 2
