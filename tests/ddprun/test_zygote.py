@@ -1,17 +1,11 @@
 """A rank that was forked is, to its script and to whoever waits for it, what an executed one is."""
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
 import zipfile
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-KEEP = Path(__file__).parent / "scripts" / "keep.py"
+from tests.ddprun.keeping import keep
 
 SCRIPTS = {
     "what it is": """
@@ -224,117 +218,6 @@ def ends(lines: dict[str, Any]) -> dict[str, dict[str, list[Any]]]:
 )
 def test_a_fork_is_what_an_execution_is(ends, name):
     assert ends["fork"][name] == ends["exec"][name]
-
-
-def test_what_a_process_draws_or_reads_for_itself(tmp_path):
-    path = tmp_path / "draw.py"
-    path.write_text(DRAW)
-    env = {"OMP_NUM_THREADS": "3"}
-    done, plain = keep("fork", [[[str(path)], env], [[str(path)], env]], tmp_path)
-    assert plain == []
-    (first, _), (second, _) = (([json.loads(line) for line in text.splitlines()], status) for text, status in done)
-    assert (
-        first[0] == second[0] == {"already there": True, "cuda": False, "threads": 3, "python's threads": 1, "gpus": []}
-    )
-    assert len({str(drawn) for drawn in first[1].items()} & {str(drawn) for drawn in second[1].items()}) == 0
-
-
-DRAW = """
-import sys
-there = "torch._dynamo" in sys.modules
-import json, multiprocessing, os, random, threading
-import numpy, torch
-opened = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
-print(json.dumps({"already there": there, "cuda": torch.cuda.is_initialized(), "threads": torch.get_num_threads(),
-    "python's threads": threading.active_count(), "gpus": [path for path in opened if "nvidia" in path]}))
-drawn = {"random": random.random(), "numpy": numpy.random.rand(), "torch": torch.rand(1).item(),
-    "key": multiprocessing.current_process().authkey.hex()}
-letters = str.maketrans("0123456789", "qrstuvwxyz")  # lest a number looks like a pid, which is masked
-print(json.dumps({name: str(value).translate(letters) for name, value in drawn.items()}))
-"""
-
-
-def test_a_loader_s_workers_of_every_kind_and_ranks_of_ranks(tmp_path):
-    path = tmp_path / "children.py"
-    path.write_text(CHILDREN)
-    done, plain = keep("fork", [[[str(path)], {}]], tmp_path)
-    assert plain == []
-    assert done == [["fork 28\nspawn 28\nforkserver 28\nall-reduced 3.0\nall-reduced 3.0\n", 0]]
-
-
-CHILDREN = """
-import os, tempfile
-import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
-from torch.utils.data import DataLoader, Dataset
-class Numbers(Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        return torch.tensor(index)
-def rank_of_a_rank(rank, path):
-    dist.init_process_group("gloo", init_method="file://" + path, rank=rank, world_size=2)
-    total = torch.tensor(rank + 1.0)
-    dist.all_reduce(total)
-    os.write(1, f"all-reduced {total.item()}\\n".encode())
-    dist.destroy_process_group()
-if __name__ == "__main__":
-    for context in ("fork", "spawn", "forkserver"):
-        loader = DataLoader(Numbers(), batch_size=2, num_workers=1, multiprocessing_context=context)
-        print(context, sum(int(batch.sum()) for batch in loader))
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_of_a_rank, (folder + "/meet",), nprocs=2)
-"""
-
-
-def test_where_a_fork_would_be_another_program_it_is_executed_and_said(tmp_path):
-    (tmp_path / "script.py").write_text("import queue, sys; print(queue.__file__, 'torch' in sys.modules)")
-    (tmp_path / "queue.py").touch()
-    done, plain = keep("fork", [[["script.py"], {}], [["script.py"], {}]], tmp_path)
-    assert done == [[f"{tmp_path}/queue.py False\n", 0]] * 2
-    assert plain == [f"{tmp_path}/queue.py would hide a module that is already imported"]
-
-
-@pytest.mark.parametrize("options", [(), ("-P",)])
-def test_the_first_path_is_the_script_s_whatever_ddprun_s_is(tmp_path, options):
-    (tmp_path / "script.py").write_text("import sys; print(sys.path[0], 'torch' in sys.modules)")
-    lines = [[["script.py"], {}], [["-m", "script"], {}], [["script.py"], {"PYTHONSAFEPATH": "1"}]]
-    done, plain = keep("fork", lines, tmp_path, options=options)
-    trainer = Path(__file__).parents[2] / "trainer"
-    assert (done, plain) == ([[f"{folder} True\n", 0] for folder in (tmp_path, tmp_path, trainer)], [])
-
-
-def test_options_of_the_interpreter_are_not_the_ranks_own(tmp_path):
-    (tmp_path / "script.py").write_text("import sys; print(sys.flags.dont_write_bytecode, 'torch' in sys.modules)")
-    done, plain = keep("fork", [[["script.py"], {}]], tmp_path, options=("-B",))
-    assert done == [["0 False\n", 0]]
-    assert plain == ["ddprun's Python was started with options of its own (-B)"]
-
-
-def test_ddprun_forks_unless_it_is_told_to_execute(runs, tmp_path):
-    (tmp_path / "script.py").write_text("import sys; print('torch' in sys.modules)")
-    for options in ((), ("--exec",)):
-        node = runs.start(str(tmp_path / "script.py"), options=options)
-        assert node.end() == 0
-    assert node.log(0) == "True\nFalse\n"
-
-
-def keep(how: str, lines: list[Any], folder: Path, options: tuple[str, ...] = ()) -> Any:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST")}
-    environ["PYTHONPATH"] = str(Path(__file__).parents[2] / "trainer")
-    done = subprocess.run(
-        [sys.executable, *options, str(KEEP), how],
-        input=json.dumps(lines),
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env=environ,
-        timeout=120,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
 
 
 def _unindented(text: str) -> str:

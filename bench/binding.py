@@ -1,0 +1,60 @@
+"""Does it help to give each rank cores of its own? Images a second of two ranks, bound and not bound, interleaved.
+
+    python bench/binding.py [--repeats 5] [--nproc 2] [--modes none exclusive] [-- ARGUMENTS OF ddptrain]
+
+The first mode is the baseline. The exit code is 0 whatever the numbers are.
+"""
+
+import argparse
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+from importlib import metadata
+
+TIMEOUT_S = 300
+
+
+def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
+    """What ddptrain says at its end, of all ranks together."""
+    command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
+    done = subprocess.run(
+        [*command, "-m", "ddptrain", *arguments],
+        env=os.environ | {"DDP_DEVICE": "cpu"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+    found = re.search(r"images/s +([0-9.,]+)", done.stdout.rpartition("world size")[2])
+    assert found, done.stdout
+    return float(found[1].replace(",", ""))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--nproc", type=int, default=2)
+    parser.add_argument("--modes", nargs="+", default=["none", "exclusive"])
+    parser.add_argument("arguments", nargs="*", help="for ddptrain, behind --")
+    args = parser.parse_args()
+    found: dict[str, list[float]] = {mode: [] for mode in args.modes}
+    for _ in range(args.repeats):
+        for mode in args.modes:
+            found[mode].append(images_per_s(mode, args.nproc, args.arguments))
+    print(
+        f"{args.nproc} ranks on {len(os.sched_getaffinity(0))} cores, {platform.machine()}, "
+        f"Python {platform.python_version()}, torch {metadata.version('torch')}, load {os.getloadavg()[0]:.1f}"
+    )
+    print(f"{'images/s':16}{'median':>8}{'min':>8}{'max':>8}   n")
+    for mode, rates in found.items():
+        print(f"{mode:16}{statistics.median(rates):8.0f}{min(rates):8.0f}{max(rates):8.0f}{len(rates):4}")
+    base = statistics.median(found[args.modes[0]])
+    for mode in args.modes[1:]:
+        print(f"{mode} / {args.modes[0]}: {statistics.median(found[mode]) / base:.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""The script that the target local renders, run for real, with a stand-in for the interpreter."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+from ddpctl.plan import Plan
+from ddpctl.spec import JobSpec
+from ddpctl.targets.local import LocalOptions, LocalTarget
+
+JOB = JobSpec(name="digits", nodes="2", gpus=2, command=("train.py", "--lr", "0.1"), env={"A": "b c"})
+PLAN = Plan(run="digits-otter", job=JOB, cwd="/project", run_dir="/runs/digits-otter", checkpoint_dir="/ckpt")
+
+
+def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo '{\"port\": 40001}'; exit; fi\n"
+        'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $A $*" '
+        '>"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
+        "exit $((PET_NODE_RANK * 3))\n"
+    )
+    stand_in.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
+    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run"), "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr) == (3, f"logs and checkpoints: {tmp_path}/run\n")
+    args = "-P -m ddprun --run-id digits-otter --grace 30 train.py --lr 0.1"
+    assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] b c {args}\n"
+    assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] b c {args}\n"
+
+    done = subprocess.run(
+        ["/bin/bash", "-c", script],
+        env={**env, "CUDA_VISIBLE_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stderr) == (
+        78,
+        f"logs and checkpoints: {tmp_path}/run\n"
+        "2 nodes x 2 GPUs: 4 needed, this machine has 1: export CUDA_VISIBLE_DEVICES= for CPU ranks\n",
+    )
+
+
+def test_the_rendered_script_passes_sigterm_on(tmp_path: Path) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo 1; exit; fi\n"
+        "trap 'exit 143' TERM\necho up >\"$DDP_RUN_DIR/$PET_NODE_RANK\"\nwhile :; do /bin/sleep 0.05; done\n"
+    )
+    stand_in.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(stand_in))).render(PLAN)
+    env = {"PATH": "/usr/bin:/bin", "RUN_DIR": str(tmp_path / "run")}
+    process = subprocess.Popen(["/bin/bash", "-c", script], env=env)
+    try:
+        while not all((tmp_path / "run" / node).exists() for node in "01"):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait(10) == 143
+    finally:
+        process.kill()
