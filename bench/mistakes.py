@@ -25,6 +25,7 @@ class Node:
     image: str = ""
     startup: str = ""  # Python that runs before all else: a clock, or a build, that only pretends
     script: str = SCRIPT
+    arguments: tuple[str, ...] = ()  # the script's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,5 +104,10 @@ CASES = (
         speaker=0,
     ),
     Case(title="another script", nodes=(BOTH[0], Node(machine=1, rank=1, script=f"{SCRIPT}  # edited")), speaker=0),
+    Case(
+        title="the script is given something else",
+        nodes=tuple(Node(machine=rank, rank=rank, arguments=("--lr", f"0.{rank}")) for rank in (0, 1)),
+        speaker=1,
+    ),
     Case(title="a clock 60 s ahead", nodes=(BOTH[0], Node(machine=1, rank=1, startup=SKEWED)), speaker=1),
 )

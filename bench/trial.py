@@ -63,7 +63,7 @@ def started_as(case: Case, node: Node, launcher: str, folder: Path) -> tuple[lis
     path = [str(folder), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
     env = {"PYTHONPATH": os.pathsep.join(path), "TMPDIR": str(folder), "DDP_IMAGE": node.image, "DDP_DEVICE": "cpu"}
     module = "ddprun" if launcher == "ddprun" else "torch.distributed.run"
-    return [sys.executable, "-m", module, *map(str, place), str(script)], os.environ | env
+    return [sys.executable, "-m", module, *map(str, place), str(script), *node.arguments], os.environ | env
 
 
 @contextlib.contextmanager

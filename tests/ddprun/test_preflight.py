@@ -72,6 +72,25 @@ def test_both_values_of_what_differs():
     )
 
 
+@pytest.mark.parametrize(
+    ("mine", "firsts", "said"),
+    [
+        (["--lr", "0.1"], ["--lr", "0.1"], ""),
+        (["--lr", "0.2"], ["--lr", "0.1"], "--lr of the script is not the same on node 2 as on node 0"),
+        (["--lr=0.2"], ["--lr=0.1"], "--lr of the script is not the same on node 2 as on node 0"),
+        (["a", "c"], ["a", "b"], "argument 2 of the script is not the same on node 2 as on node 0"),
+        (["--quick"], [], "the script has 1 argument on node 2, but 0 on node 0"),
+        (["--node_rank", "2", "--master-addr=c", "-x"], ["--node_rank", "0", "--master-addr=a", "-x"], ""),
+    ],
+)
+@pytest.mark.parametrize("script", [["train.py"], ["-m", "train"]])
+def test_an_argument_that_differs_is_named_unless_it_says_a_place(mine, firsts, said, script):
+    def command(arguments):
+        return contract.read(options.parse([*script, *arguments]), {}, lambda _: 1).command
+
+    assert versions.other_argument(command(mine), versions.arguments(command(firsts)), 2) == said
+
+
 @pytest.mark.parametrize("ahead_s", [60.0, -60.0, 0.0])
 def test_how_far_a_clock_is_ahead(ahead_s):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
@@ -91,6 +110,17 @@ def test_nodes_that_do_not_match_are_refused_on_both_with_both_values(runs):
         "number of ranks is 2 on node 1, but 1 on node 0; give all the same"
     )
     assert (first.outcome().message, second.outcome().message) == (message, message)
+
+
+def test_another_argument_is_a_warning(runs):
+    port = runs.free_port()
+    second = runs.start("act.py", "all=0", "1=0", node=1, nodes="2", port=port)
+    first = runs.start("act.py", "all=0", "0=0", node=0, nodes="2", port=port)
+    assert (first.end(), second.end()) == (0, 0)
+    assert second.said() == [
+        "[node1] warning: argument 2 of the script is not the same on node 1 as on node 0",
+        "[node1] rank 1 of 2 started (attempt 1)",
+    ]
 
 
 def test_clocks_a_minute_apart_are_a_warning(runs, tmp_path, monkeypatch):

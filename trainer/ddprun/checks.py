@@ -1,6 +1,7 @@
 """The preflight where the nodes meet: builds and clocks against node 0's, and who is here.
 
-Keys of the control store: ``facts`` is what node 0 has, ``checked`` counts the nodes that have nothing more to ask.
+Keys of the control store: ``facts`` is what node 0 has, ``arguments`` what it gives the script, ``checked`` counts the
+nodes that have nothing more to ask.
 """
 
 import json
@@ -46,11 +47,17 @@ class Checks:
         self._report.begin("compare")
         if self._contract.node_rank == 0:
             control.set("facts", json.dumps(self._facts))
+            control.set("arguments", json.dumps(versions.arguments(self._contract.command)))
             clock.answer(control.clone())
             self._report.done(versions.summary(self._facts))
         else:
             self._compare(json.loads(control.get("facts")))
-            self._report.done(versions.summary(self._facts))
+            other = versions.other_argument(
+                self._contract.command, json.loads(control.get("arguments")), self._contract.node_rank
+            )
+            if other:
+                self._report.warn(other)
+            self._report.done(versions.summary(self._facts), "warning" if other else "ok")
             self._report.begin("clock")
             self._set_clock_offset(clock.offset_s(control))
         self._report.begin("meet")

@@ -6,7 +6,7 @@ Nothing of CUDA is initialised here: a rank that is forked later could not use i
 import contextlib
 import hashlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from ddpwire import names
 
 LARGEST = 1 << 24  # bytes of a file that is hashed
 NONE = "none"
+OF_A_PLACE = ("rank", "node", "host", "addr", "local", "device")  # in the name of an argument that differs by design
 
 
 def facts(contract: Contract, environ: Mapping[str, str]) -> dict[str, str]:
@@ -38,6 +39,34 @@ def differences(mine: Mapping[str, str], firsts: Mapping[str, str], node: int) -
         for what in dict.fromkeys((*firsts, *mine))
         if mine.get(what, NONE) != firsts.get(what, NONE)
     )
+
+
+def arguments(command: tuple[str, ...]) -> list[str]:
+    """What the script is given, word by word, unreadable: it may hold a secret."""
+    return [hashlib.sha256(word.encode(errors="surrogateescape")).hexdigest()[:12] for word in _arguments(command)]
+
+
+def other_argument(command: tuple[str, ...], firsts: Sequence[str], node: int) -> str:
+    """Which argument of the script is not what node 0 gives it; empty: none is, but for those that say a place.
+
+    By its name only. A node may have reasons, which nobody can know here: so this never refuses one.
+    """
+    words = _arguments(command)
+    if len(words) != len(firsts):
+        return (
+            f"the script has {len(words)} argument{'s' * (len(words) != 1)} on node {node}, but {len(firsts)} on node 0"
+        )
+    for index, (mine, first) in enumerate(zip(arguments(command), firsts, strict=True)):
+        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+        name = words[index].partition("=")[0] if words[index].startswith("-") else before
+        if mine != first and not any(word in name.lower() for word in OF_A_PLACE):
+            return f"{name or f'argument {index + 1}'} of the script is not the same on node {node} as on node 0"
+    return ""
+
+
+def _arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    rest = command[1:] if Path(command[0]).name.startswith("python") else command
+    return rest[2:] if rest[0] == "-m" else rest[1:]
 
 
 def summary(facts: Mapping[str, str]) -> str:
