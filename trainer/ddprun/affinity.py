@@ -30,13 +30,13 @@ def plan(
     """
     if sys.platform != "linux" or mode == "none":
         return ()
-    nodes = _numa_nodes(sysfs, frozenset(os.sched_getaffinity(0)))
-    if mode is None and (len(nodes) < 2 or any(name in environ for name in OPENMPS_OWN)):
-        return ()
-    gpus = find_gpus()
-    if mode is None and len(gpus) < nproc:
-        return ()
     try:
+        nodes = _numa_nodes(sysfs, frozenset(os.sched_getaffinity(0)))
+        if mode is None and (len(nodes) < 2 or any(name in environ for name in OPENMPS_OWN)):
+            return ()
+        gpus = find_gpus()
+        if mode is None and len(gpus) < nproc:
+            return ()
         homes = [_home(local_rank, nproc, gpus, sorted(nodes), sysfs) for local_rank in range(nproc)]
         return tuple(_cores(mode or "node", local_rank, homes, nodes, sysfs) for local_rank in range(nproc))
     except (OSError, ValueError, LookupError):  # a machine that does not say, or a GPU whose node's cores are not ours

@@ -1,0 +1,55 @@
+"""Two machines that are set up wrongly: the sentence and the code, by the benchmark that writes the table in the docs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parents[2] / "bench" / "misconfigured.py"
+PATH = os.environ["PATH"]
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or os.getuid() != 0 or not shutil.which("ip"),
+    reason="needs root on Linux (network namespaces), and ip (apt install iproute2)",
+)
+SAID = {
+    "the master's address is not node 0's": (
+        "10.77.0.99 is no address of this machine, which has to listen there; it has 10.77.0.10 (eth0)",
+        69,
+    ),
+    "node 0's machine is down": (
+        "node 0 of 2 did not come within 2 s (node-1 (10.77.0.11): 10.77.0.99:61234 cannot be reached: "
+        "that machine is down, its link is, or a router sends it back)",
+        142,
+    ),
+    "another image": (
+        "the nodes do not match: image is train:1@sha256:b2 on node 1, but train:2@sha256:a1 on node 0; "
+        "give all the same",
+        78,
+    ),
+    "the script is given something else": (
+        "warning: --lr of the script is not the same on node 1 as on node 0",
+        0,
+    ),
+}
+
+
+def test_a_mistake_is_told_with_its_code_and_measured_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", PATH)
+    results = tmp_path / "results.json"
+
+    def measure(*options: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(BENCH), "--results", str(results), *options, *SAID]
+        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+    begun = measure("--for", "0")
+    assert (begun.returncode, begun.stderr) == (75, "the time is over; some rows are still to be measured\n")
+    done = measure()
+    assert (done.returncode, done.stderr) == (0, "")
+    rows = json.loads(results.read_text())["rows"]
+    assert {title: (row["ddprun"]["said"], row["ddprun"]["code"]) for title, row in rows.items()} == SAID
+    again = measure()
+    assert again.stdout == done.stdout
