@@ -1,4 +1,4 @@
-"""Two machines that are set up wrongly: the sentence and the code, by the benchmark that writes the table in the docs."""
+"""Two machines that are set up wrongly: the sentence and the code, by the command that writes the table in the docs."""
 
 import json
 import os
