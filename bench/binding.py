@@ -12,6 +12,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 from importlib import metadata
 
 TIMEOUT_S = 300
@@ -20,14 +21,15 @@ TIMEOUT_S = 300
 def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
     """What ddptrain says at its end, of all ranks together."""
     command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
-    done = subprocess.run(
-        [*command, "-m", "ddptrain", *arguments],
-        env=os.environ | {"DDP_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=TIMEOUT_S,
-    )
+    with tempfile.TemporaryDirectory() as folder:  # lest a run goes on from another's checkpoint
+        done = subprocess.run(
+            [*command, "--run-dir", folder, "-m", "ddptrain", *arguments],
+            env=os.environ | {"DDP_DEVICE": "cpu"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_S,
+        )
     found = re.search(r"images/s +([0-9.,]+)", done.stdout.rpartition("world size")[2])
     assert found, done.stdout
     return float(found[1].replace(",", ""))

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mistakes import CASES, Case
-from trial import BOUND_S, JOIN_TIMEOUT_S, ROOT, Result, run
+from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, Case
+from trial import BOUND_S, ROOT, Result, run
 
 PAGE = ROOT / "docs" / "troubleshooting.md"
 BEGIN, END = "<!-- made by bench/misconfigured.py --write -->\n", "<!-- end -->\n"
@@ -93,9 +93,10 @@ def table(results: Results, cases: list[Case]) -> str:
     what = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, one run each"
     alone = f"{min(results.import_s):.1f} to {max(results.import_s):.1f} s"
     text = (
-        f"Measured with {what}, --join-timeout {JOIN_TIMEOUT_S}; torchrun, {AT_ONCE} rows at a time, was given up "
-        f"after {BOUND_S:g} s. The seconds count from the start of the last node's process, Python's start in them; "
-        f"the import of torch alone took {alone} on this machine meanwhile.\n\n"
+        f"Measured with {what}, --join-timeout {JOIN_TIMEOUT_S} ({LONGER_S} for two machines with the same node "
+        f"rank); torchrun, {AT_ONCE} rows at a time, was given up after {BOUND_S:g} s. The seconds count from the "
+        f"start of the last node's process, Python's start in them; the import of torch alone took {alone} on this "
+        f"machine meanwhile.\n\n"
     )
     text += "| what is wrong | ddprun says | after s | exit code | torchrun |\n|---|---|---|---|---|\n"
     return text + "".join(row(case, results) for case in cases)

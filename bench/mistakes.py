@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import lab
 
 PORT = "61234"
+JOIN_TIMEOUT_S = 2
+LONGER_S = 10  # than it takes to see that two nodes are alive in one place
 SKEWED = "import time; time.time = lambda real=time.time: real() + 60"
 OLDER = "import torch; torch.__version__ = '2.10.0'"
 SCRIPT = "import torch.distributed as d; d.init_process_group('gloo'); d.barrier(); d.destroy_process_group()"
@@ -36,6 +38,7 @@ class Case:
     nodes: tuple[Node, ...]
     speaker: int
     master: str = "node-0"
+    join_timeout_s: float = JOIN_TIMEOUT_S
     prepare: Callable[[Machines], list[list[str]]] = lambda _: []  # changes the machines; commands that run meanwhile
 
 
@@ -86,6 +89,7 @@ CASES = (
         title="two machines with the same node rank",
         nodes=(Node(machine=0, rank=0, nnodes=3), *2 * (Node(machine=1, rank=1, nnodes=3),)),
         speaker=2,
+        join_timeout_s=LONGER_S,
     ),
     Case(
         title="the nodes count differently",

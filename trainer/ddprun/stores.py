@@ -9,7 +9,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from ddprun import ports
 
 TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
-ANSWER_S = 3.0  # a store that is there answers in a millisecond, from a thread of C++
+ANSWER_S = 2.5  # a store that is there answers in a millisecond, from a thread of C++
 
 
 def connect(address: str, port: int) -> TCPStore:
