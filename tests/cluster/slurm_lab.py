@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -150,7 +150,7 @@ def _running(command: list[str], log: Path, environ: dict[str, str]) -> Iterator
             process.kill()
 
 
-def _wait(is_there, folder: Path, process: subprocess.Popen[bytes]) -> None:  # type: ignore[no-untyped-def]
+def _wait(is_there: Callable[[], bool], folder: Path, process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while not is_there():
         if process.poll() is not None or time.monotonic() > deadline:
