@@ -9,7 +9,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 from ddprun import ports
 
 TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
-ANSWER_S = 2.5  # a store that is there answers in a millisecond, from a thread of C++
+ANSWER_S = 4.0
+GREET_S = 2.5  # until a stranger has not answered; a store does at once, from a thread of C++ that nothing holds up
 
 
 def connect(address: str, port: int) -> TCPStore:
@@ -24,7 +25,7 @@ def connect(address: str, port: int) -> TCPStore:
 
     connecting = threading.Thread(target=run, name="connect", daemon=True)
     connecting.start()
-    connecting.join(ANSWER_S)
+    connecting.join(GREET_S)
     if not made:
         raise RuntimeError
     return made[0]
