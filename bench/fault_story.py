@@ -84,7 +84,7 @@ class Story:
 
     def ends(self, nodes: Sequence[int] = BOTH) -> None:
         """Until these nodes' launchers have ended, and nothing is left of them."""
-        self.job.until(lambda: self.job.has_ended(*nodes), "the end of the run", END_S)
+        self.job.until(lambda: self.job.has_ended(*nodes), "the end of the run", self._limit_s or END_S)
         self.told = replace(self.told, ended_s=self.passed_s())
         self.is_gone(lambda: [pid for node in nodes for pid in self.job.machines[node].pids()])
 
@@ -107,9 +107,9 @@ class Story:
 
     def fails(self, message: str | Sequence[str], *, code: int, nodes: Sequence[int] = BOTH) -> None:
         """To its end, which each of these nodes tells with ``code`` and ``message`` (or one of its own)."""
+        self.ends(nodes)
         if self.job.launcher != "ddprun":
             return
-        self.ends(nodes)
         messages = [message] * len(nodes) if isinstance(message, str) else list(message)
         outcomes = [self.job.outcome(node) for node in nodes]
         self.told = replace(

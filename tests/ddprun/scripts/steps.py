@@ -1,7 +1,7 @@
 """A rank without torch that beats: --steps N of --pause S each, from where the run's progress file says.
 
 --fail ATTEMPT.RANK=DEED@STEP (many; ATTEMPT or RANK may be *): at that step exit with DEED, die of signal -DEED,
-or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --alone: ranks do not wait for each other. --mute: no heartbeat.
+or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --mute: no heartbeat.
 """
 
 import argparse
