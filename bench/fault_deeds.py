@@ -119,6 +119,17 @@ def cable_is_out(node: int, seconds: float) -> Callable[[Story], None]:
     return act
 
 
+def cable_is_jolted(story: Story) -> None:
+    """Out for 2 s, which TCP survives."""
+    story.train_until(moment(story))
+    story.now()
+    story.job.machines[1].cut()
+    time.sleep(2.0)
+    story.job.machines[1].plug_in()
+    story.job.until(lambda: story.job.reached(40), "step 40")
+    story.succeeds(codes=[[0], [0]], restarts=NOBODY, exits=NOBODY)
+
+
 def cable_stays_out(node: int) -> Callable[[Story], None]:
     def act(story: Story) -> None:
         story.train_until(moment(story))

@@ -15,6 +15,7 @@ from fault_deeds import (
     IMAGE,
     JOIN_S,
     agent_is_killed,
+    cable_is_jolted,
     cable_is_out,
     cable_stays_out,
     machine_is_lost,
@@ -93,6 +94,7 @@ ROWS = (
         options=JOIN,
     ),
     Row(number=5, title="machine 0 is lost, and comes back", act=machine_is_lost(0), bars=FIRST_NODE_BACK),
+    Row(number=6, title="the cable of machine 1 is out for 2 s", act=cable_is_jolted, bars=Bars()),
     Row(number=6, title="the cable of machine 1 is out for 8 s", act=cable_is_out(1, 8.0), bars=PARTED),
     Row(number=6, title="the cable of machine 0 is out for 8 s", act=cable_is_out(0, 8.0), bars=PARTED),
     Row(

@@ -32,7 +32,7 @@ def test_while_a_third_node_is_waited_for(runs, wait_s):
 def silenced(monkeypatch):
     """A connection to a store whose machine loses its power when asked to: a proxy that passes nothing on any more."""
     monkeypatch.setattr(stores, "ANSWER_S", 0.5)
-    monkeypatch.setattr(stores, "TIMEOUT", timedelta(seconds=0.5))
+    timeout = timedelta(seconds=0.5)
     real = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     speaks = threading.Event()
     speaks.set()
@@ -54,8 +54,9 @@ def silenced(monkeypatch):
                 threading.Thread(target=carry, args=ends, daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    store = stores.connect("127.0.0.1", listener.getsockname()[1])
-    yield store, speaks
+    port = listener.getsockname()[1]
+    client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
+    yield stores.AnsweringStore(client, timeout), speaks
     speaks.set()
     listener.close()
 

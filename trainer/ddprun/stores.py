@@ -23,9 +23,11 @@ ANSWER_S = 4.0
 class AnsweringStore(Store):
     """A store elsewhere: each call is answered, or raises RuntimeError soon after its own time-out."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
+        """``timeout`` is the store's own, for a key that is not there."""
         super().__init__()
         self._store = store
+        self._timeout = timeout
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._is_silent = False
         threading.Thread(target=self._make_calls, name="store", daemon=True).start()
@@ -38,12 +40,12 @@ class AnsweringStore(Store):
             except Exception as error:
                 answer.set_exception(error)
 
-    def _ask(self, call: Callable[[], Any], timeout: timedelta = TIMEOUT) -> Any:
+    def _ask(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
         answer: Future[Any] = Future()
         if not self._is_silent:
             self._calls.put((answer, call))
             try:
-                return answer.result(timeout.total_seconds() + ANSWER_S)
+                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_S)
             except TimeoutError:
                 self._is_silent = True  # the thread still waits
         raise DistNetworkError("the store does not answer any more")
@@ -55,7 +57,7 @@ class AnsweringStore(Store):
 
     def clone(self) -> "AnsweringStore":
         """Another connection."""
-        return AnsweringStore(self._ask(self._store.clone))
+        return AnsweringStore(self._ask(self._store.clone), self._timeout)
 
     def set(self, key: str, value: str) -> None:
         """See Store."""
@@ -77,9 +79,9 @@ class AnsweringStore(Store):
         """See Store."""
         return bytes(self._ask(lambda: self._store.compare_set(key, expected, value)))
 
-    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """See Store."""
-        self._ask(lambda: self._store.wait(keys, timeout), timeout)
+        self._ask(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
 
 
 def connect(address: str, port: int) -> AnsweringStore:
