@@ -2,13 +2,14 @@
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-prints a table; --write puts it into docs/restarts.md. Rows 1, 3 and 4 are done so many times (--long: 59), the others
-once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on Linux: the machines are
-network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be, and says what.
+prints a table; --write puts it into docs/restarts.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
+their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on Linux:
+the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be, and says what.
 """
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
@@ -38,6 +39,12 @@ class Tried:
     row: Row
     told: Told
     wrong: tuple[str, ...]
+
+
+def times(row: Row, asked: int) -> int:
+    """How often this is done: the ways in which a row happens share what is asked for it."""
+    ways = sum(other.number == row.number for other in ROWS)
+    return math.ceil(asked / ways) if row.number in REPEATED else 1
 
 
 def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tried:
