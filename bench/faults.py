@@ -3,8 +3,8 @@
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
 prints a table; --write puts it into docs/restarts.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
-their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on Linux:
-the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be, and says what.
+their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on
+Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
 """
 
 import argparse
