@@ -37,6 +37,7 @@ class Tried:
     """One fault, and whether it went as it should."""
 
     row: Row
+    launcher: str
     told: Told
     wrong: tuple[str, ...]
 
@@ -51,7 +52,7 @@ def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tri
     with tempfile.TemporaryDirectory() as folder:
         limit_s = 0.0 if launcher == "ddprun" else LIMIT_S
         told = tell(row, Path(folder) / "run", weights, seed=seed, launcher=launcher, limit_s=limit_s)
-    tried = Tried(row=row, told=told, wrong=wrong(told, row.bars, slack()))
+    tried = Tried(row=row, launcher=launcher, told=told, wrong=wrong(told, row.bars, slack()))
     state = "; ".join(tried.wrong) or "as it should be"
     times = f"noticed {said(told.noticed_s)}, again {said(told.again_s)}, ended {said(told.ended_s)}"
     print(f"{launcher}: row {row.number}: {row.title}: {times}: {state}", file=sys.stderr, flush=True)
@@ -96,18 +97,35 @@ def beside(tried: Tried) -> str:
     return f"| {' | '.join(cells)} |\n"
 
 
-def table(ours: Sequence[Sequence[Tried]], theirs: Sequence[Tried]) -> str:
+def table(tries: Sequence[Tried]) -> str:
     what = f"Python {platform.python_version()}, torch {torch.__version__}, gloo, {os.cpu_count()} cores"
     text = (
         f"Measured with {what} ({platform.machine()}), two machines (network namespaces) x two ranks, a step of 0.1 s, "
         f"a checkpoint every 10 steps. Where there are several tries: the median, and the worst.\n\n"
-        f"{HEAD}|---|---|---|---|---|---|---|---|\n{''.join(map(line, ours))}"
+        f"{HEAD}|---|---|---|---|---|---|---|---|\n"
     )
+    ours = [[one for one in tries if one.row == row and one.launcher == "ddprun"] for row in ROWS]
+    text += "".join(line(one) for one in ours if one)
+    theirs = sorted((one for one in tries if one.launcher == "torchrun"), key=lambda one: one.row.number)
     if theirs:
         text += "\nStock torchrun with `--max-restarts 3` and static rendezvous, once each:\n\n"
         text += "| # | what happens | noticed, s | trains again, s | ended, s | left |\n|---|---|---|---|---|---|\n"
         text += "".join(map(beside, theirs))
     return text
+
+
+def as_dict(tried: Tried) -> dict[str, object]:
+    place = {"row": tried.row.number, "title": tried.row.title, "launcher": tried.launcher}
+    return place | {"wrong": tried.wrong, "told": asdict(tried.told)}
+
+
+def read(path: Path) -> list[Tried]:
+    """What was written before."""
+    rows = {row.title: row for row in ROWS}
+    return [
+        Tried(row=rows[one["title"]], launcher=one["launcher"], told=Told(**one["told"]), wrong=tuple(one["wrong"]))
+        for one in (json.loads(path.read_text()) if path.exists() else ())
+    ]
 
 
 def main() -> None:
@@ -116,33 +134,27 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=20)
     parser.add_argument("--long", dest="times", action="store_const", const=59)
     parser.add_argument("--torchrun", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="results are added to those that it has: a long series in parts")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    numbers = [int(number) for number in args.rows.split(",")]
-    rows = [row for row in ROWS if row.number in numbers]
-    with tempfile.TemporaryDirectory() as folder:
-        weights = undisturbed(Path(folder) / "run")
-    ours = [
-        [try_once(row, weights, args.seed + i) for i in range(args.times if row.number in REPEATED else 1)]
-        for row in rows
-    ]
-    compared = {row.number: row for row in reversed(rows) if args.torchrun and row.number in BESIDE}
-    theirs = [try_once(row, weights, args.seed, "torchrun") for _, row in sorted(compared.items())]
-    text = table(ours, theirs)
+    rows = [row for row in ROWS if str(row.number) in args.rows.split(",")]
+    compared = {row.number: row for row in reversed(ROWS) if args.torchrun and row.number in BESIDE and row in rows}
+    weights = ""
+    if rows:
+        with tempfile.TemporaryDirectory() as folder:
+            weights = undisturbed(Path(folder) / "run")
+    before = read(args.json) if args.json else []
+    new = [try_once(row, weights, args.seed + i) for row in rows for i in range(times(row, args.times))]
+    new += [try_once(row, weights, args.seed, "torchrun") for _, row in sorted(compared.items())]
+    text = table([*before, *new])
     print(text)
     if args.json:
-        args.json.write_text(json.dumps([as_dict(one) for tries in (*ours, theirs) for one in tries], indent=1) + "\n")
+        args.json.write_text(json.dumps([as_dict(tried) for tried in (*before, *new)], indent=1) + "\n")
     if args.write:
-        before, _, rest = PAGE.read_text().partition(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
-    sys.exit(any(one.wrong for tries in ours for one in tries))
-
-
-def as_dict(tried: Tried) -> dict[str, object]:
-    told = asdict(tried.told)
-    return {"row": tried.row.number, "title": tried.row.title, "wrong": tried.wrong, **told}
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+    sys.exit(any(tried.wrong for tried in new if tried.launcher == "ddprun"))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def test_the_benchmark_says_what_it_found(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[2:] == [
         "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as it should be |",
         "|---|---|---|---|---|---|---|---|",
-        f"| 14 | the port is taken | - | - | {told['ended_s']:.2f} | - | 0 | {int(not told['wrong'])} of 1 |",
+        f"| 14 | the port is taken | - | - | {told['told']['ended_s']:.2f} | - | 0 | {int(not told['wrong'])} of 1 |",
         "",
     ]
     assert done.returncode == len(told["wrong"])
