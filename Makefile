@@ -38,6 +38,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/signals.py
 	$(BIN)/python bench/binding.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

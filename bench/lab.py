@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HOSTS = Path("/etc/netns")  # `ip netns exec NAME` puts the files of /etc/netns/NAME into the place of /etc's
+# and a new /sys over the old one, without the cgroups.
+SHOW_MEMORY_GROUPS = (
+    "if grep -q ^memory /proc/cgroups; then mount -t tmpfs cgroup /sys/fs/cgroup && mkdir /sys/fs/cgroup/memory && "
+    "mount -t cgroup -o memory cgroup /sys/fs/cgroup/memory; fi 2>/dev/null;"
+)
 
 
 def ip(*arguments: str) -> None:
@@ -25,6 +30,8 @@ class Machine:
     name: str
     namespace: str
     address: str
+    switch: str
+    port: str  # of the switch, where its cable is
 
     def command(self, *argv: str) -> list[str]:
         """``argv``, run on this machine."""
@@ -37,7 +44,7 @@ class Machine:
             "-u",
             "sh",
             "-c",
-            'hostname "$0" && exec "$@"',
+            f'hostname "$0"; {SHOW_MEMORY_GROUPS} exec "$@"',
             self.name,
             *argv,
         ]
@@ -45,6 +52,25 @@ class Machine:
     def ip(self, *arguments: str) -> None:
         """`ip` on this machine."""
         ip("-n", self.namespace, *arguments)
+
+    def cut(self) -> None:
+        """Pull its cable: nothing comes or goes, and nobody is told."""
+        ip("-n", self.switch, "link", "set", self.port, "down")
+
+    def plug_in(self) -> None:
+        """Its cable is back."""
+        ip("-n", self.switch, "link", "set", self.port, "up")
+
+    def pids(self) -> tuple[int, ...]:
+        """The processes that live here."""
+        return pids(self.namespace)
+
+    def kill(self) -> None:
+        """SIGKILL them all, until none is left."""
+        while found := self.pids():
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
 
     def write_hosts(self, lines: str) -> None:
         """The hosts file of this machine."""
@@ -56,7 +82,10 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
     """That many machines named node-0, node-1, ... that reach each other as 10.77.0.10, .11, ...; gone afterwards."""
     stem = f"{prefix}{os.getpid()}"
     switch = f"{stem}-switch"
-    made = tuple(Machine(name=f"node-{i}", namespace=f"{stem}-{i}", address=f"10.77.0.{10 + i}") for i in range(number))
+    made = tuple(
+        Machine(name=f"node-{i}", namespace=f"{stem}-{i}", address=f"10.77.0.{10 + i}", switch=switch, port=f"p{i}")
+        for i in range(number)
+    )
     try:
         ip("netns", "add", switch)
         ip("-n", switch, "link", "add", "br0", "type", "bridge")
@@ -76,10 +105,16 @@ def machines(number: int, *, prefix: str = "lab") -> Iterator[tuple[Machine, ...
             _remove(namespace)
 
 
+def pids(namespace: str) -> tuple[int, ...]:
+    """The processes of a namespace; none where there is no such namespace."""
+    command = ["ip", "netns", "pids", namespace]
+    done = subprocess.run(command, check=False, timeout=10, capture_output=True, text=True)
+    return tuple(map(int, done.stdout.split()))
+
+
 def _remove(namespace: str) -> None:
-    pids = subprocess.run(["ip", "netns", "pids", namespace], check=False, timeout=10, capture_output=True, text=True)
-    for pid in pids.stdout.split():
+    for pid in pids(namespace):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid), 9)
+            os.kill(pid, 9)
     subprocess.run(["ip", "netns", "del", namespace], check=False, timeout=10, capture_output=True)
     shutil.rmtree(HOSTS / namespace, ignore_errors=True)

@@ -210,3 +210,12 @@ def test_the_series_of_a_restart(runs):
     assert 0 < phases["detect"] + phases["teardown"] < phases["total"] < 10
     node.process.terminate()
     assert node.end() == 143
+
+
+def test_what_a_flight_recorder_dumps_of_a_hang_is_kept_for_each_attempt(runs):
+    """As NCCL's watchdog does it: rank R writes to the path that ends with R. gloo has none."""
+    options = ("--hang-timeout", "1")
+    node = runs.start("steps.py", "--fail", "1.0=dump@7", "--fail", "2.0=dump@12", options=options)
+    assert node.end() == 0
+    kept = {path.name: path.read_text() for path in node.folder.glob("flight-recorder-*")}
+    assert kept == {f"flight-recorder-attempt-{attempt}-rank-0": f"attempt {attempt}" for attempt in (1, 2)}

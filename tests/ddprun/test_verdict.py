@@ -11,6 +11,7 @@ KILLED = Failure(node=0, rank=1, status=-9)
 TRACEBACK = Failure(node=1, rank=2, status=1)
 ABORTED = Failure(node=1, rank=3, status=-6)
 LEFT_ALONE = Failure(node=0, rank=0, status=142)  # what ddptrain says of a lost peer
+OWN_CODE = Failure(node=0, rank=0, status=3)
 ALIVE = {0: 0.1, 1: 0.2}
 
 
@@ -27,7 +28,10 @@ ALIVE = {0: 0.1, 1: 0.2}
         ([TRACEBACK], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
         ([], {0: 0.1, 1: 3.5}, False, None),
         ([], {0: 0.1, 1: 4.5}, False, Failure(node=1, rank=None, status=-9)),
-        ([Failure(node=0, rank=0, status=3), KILLED], ALIVE, True, Failure(node=0, rank=0, status=3)),
+        ([OWN_CODE, KILLED], ALIVE, True, OWN_CODE),
+        ([OWN_CODE], ALIVE, False, None),
+        ([TRACEBACK, OWN_CODE], ALIVE, True, OWN_CODE),
+        ([OWN_CODE], {0: 0.1, 1: 3.5}, False, Failure(node=1, rank=None, status=-9)),
     ],
 )
 def test_choose(failures, silent_s, settled, chosen):

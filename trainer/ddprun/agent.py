@@ -226,7 +226,7 @@ class NodeAgent(SimpleElasticAgent):
             path = node.node_dir / stacks_of(self._meeting.attempt)
             stacks.keep(path, self._processes, node.ranks)
             node.journal.say(f"where the ranks of this node were is in {path}")
-        if cause == "hang" or self._is_restart:
+        if cause in ("hang", "node_lost") or self._is_restart:
             node.ranks.clear()
         else:
             node.journal.update(state="stopping")

@@ -19,6 +19,7 @@ from datetime import timedelta
 
 from torch.distributed import DistNetworkError, DistStoreError, Store  # type: ignore[attr-defined]  # public, all
 
+from ddprun.errors import store_gone
 from ddprun.patience import Ended, Verdict, judge
 from ddprun.pulse import Sign, describe, hung
 from ddprun.roll import BEAT_S, Roll
@@ -41,8 +42,11 @@ class Agreement:
         hang_timeout_s: float,
         look: Callable[[], Sequence[Sign]],
     ) -> None:
-        """``look`` tells the signs of life of this node's ranks."""
-        self._voice, self._ear = store.clone(), store.clone()  # a connection that waits can do nothing else
+        """``look`` tells the signs of life of this node's ranks. Raises NodeError."""
+        try:
+            self._voice, self._ear = store.clone(), store.clone()  # a connection that waits can do nothing else
+        except RuntimeError:
+            raise store_gone() from None
         self._node = node
         self._leads = node == 0
         self._max_restarts = max_restarts

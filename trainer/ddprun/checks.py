@@ -4,6 +4,7 @@ Keys of the control store: ``facts`` is what node 0 has, ``arguments`` what it g
 nodes that have nothing more to ask.
 """
 
+import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -74,11 +75,12 @@ class Checks:
 
     def leave(self, control: Store) -> None:
         """End a preflight that no ranks follow: node 0, and with it the store, goes last."""
-        num_done = control.add("checked", 1)
         deadline = time.monotonic() + LEAVE_S
-        while self._contract.node_rank == 0 and num_done < self._contract.max_nodes and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-            num_done = control.add("checked", 0)
+        with contextlib.suppress(RuntimeError):  # node 0 is gone: there was nothing more to be said
+            num_done = control.add("checked", 1)
+            while self._contract.node_rank == 0 and num_done < self._contract.max_nodes and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                num_done = control.add("checked", 0)
 
     def _compare(self, firsts: Mapping[str, str]) -> None:
         node = self._contract.node_rank

@@ -20,3 +20,8 @@ def refused(code: Exit, cause: Cause, message: str, *, node: int | None = None) 
 def bad_contract(message: str) -> NodeError:
     """The error for a contract that contradicts itself or another node's."""
     return refused(Exit.CONFIG, "config", message)
+
+
+def store_gone() -> NodeError:
+    """The error for a node 0 that went, or fell silent, while others needed its store."""
+    return refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0)

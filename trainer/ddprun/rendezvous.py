@@ -22,13 +22,12 @@ from ddprun import network, ports, stores
 from ddprun.checks import Checks
 from ddprun.claims import Claim, next_attempt
 from ddprun.contract import Contract
-from ddprun.errors import NodeError, bad_contract, refused
+from ddprun.errors import NodeError, bad_contract, refused, store_gone
 from ddprun.preflight import Way
 from ddprun.waiting import Wait, who
 from ddpwire.exits import Exit
 from ddpwire.outcome import Outcome, read_outcome
 
-STORE_TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
 POLL_S = 0.05
 
 
@@ -55,11 +54,11 @@ class FixedRankRendezvous(RendezvousHandler):
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.after: Outcome | None = None  # how the attempt before ended
-        self.control = self._host() if self._leads else self._join()
+        self.control: TCPStore | stores.AnsweringStore = self._host() if self._leads else self._join()
         try:
             self._claim = self._take_place()
         except RuntimeError:
-            raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
+            raise store_gone() from None
 
     @property
     def master(self) -> str:
@@ -74,7 +73,7 @@ class FixedRankRendezvous(RendezvousHandler):
         except OSError as error:
             raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(address, port, error), node=0) from None
 
-    def _join(self) -> TCPStore:
+    def _join(self) -> stores.AnsweringStore:
         address, port = self._way.address, self._contract.master_port
         wait = self._waiting()
         while True:
@@ -112,14 +111,17 @@ class FixedRankRendezvous(RendezvousHandler):
             self.attempt = next_attempt(self.control, self.attempt, leads=self._leads)
             group = self._meet()
         except RuntimeError:
-            raise refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0) from None
+            raise store_gone() from None
         if self._contract.node_rank not in group["members"]:
             message = f"node {self._contract.node_rank} came when the run had begun without"
             raise refused(Exit.ABSENT, "absent", message, node=self._contract.node_rank)
         self.members = tuple(group["members"])
         self._checks.met(self.members)
         host, port = self._contract.master_addr, int(group["port"])
-        store = self._attempt_store if self._leads else TCPStore(host, port, is_master=False, timeout=STORE_TIMEOUT)
+        try:
+            store = self._attempt_store if self._leads else stores.connect(host, port)
+        except RuntimeError:
+            raise store_gone() from None
         assert store is not None, "node 0 has made it in _gather"  # noqa: S101
         rank = self.members.index(self._contract.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
@@ -164,7 +166,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _group(self) -> dict[str, Any]:
         """Who takes part, and the port of the attempt's store, as node 0 says it."""
-        wait = self._waiting(extra_s=STORE_TIMEOUT.total_seconds())  # node 0 gives up first, and says so
+        wait = self._waiting(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and says so
         while not self.control.check([f"{self.attempt}/group"]):
             self._raise_if_left()
             if wait.is_over((), key=f"{self.attempt}/group"):

@@ -51,9 +51,9 @@ def choose(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settle
     ``failures`` stand in the order in which they happened. ``silent_s`` says how long nothing was heard of each node
     that has not finished, ``settled`` whether every node was heard of since the first failure.
     """
-    for failure in failures:
-        if failure.code not in SETTLE_S:
-            return failure
+    own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
+    if own and (own.status < 0 or settled):  # who exits with a code of his own may have caught the loss of a node
+        return own
     limit_s = LOST_AFTER_FAILURE_S if failures else LOST_S
     for node, seconds in sorted(silent_s.items()):
         if seconds > limit_s:

@@ -1,7 +1,7 @@
 """A rank without torch that beats: --steps N of --pause S each, from where the run's progress file says.
 
 --fail ATTEMPT.RANK=DEED@STEP (many; ATTEMPT or RANK may be *): at that step exit with DEED, die of signal -DEED,
-or sleep for ever ('sleep'), eat memory ('eat'). --alone: ranks do not wait for each other. --mute: no heartbeat.
+or sleep for ever ('sleep'), after a dump ('dump'), eat memory ('eat'). --mute: no heartbeat.
 """
 
 import argparse
@@ -29,7 +29,9 @@ first = int(done.read_text()) + 1 if done.exists() else 0
 
 
 def fail(deed):
-    if deed == "sleep":
+    if deed == "dump":
+        Path(f"{os.environ['TORCH_FR_DUMP_TEMP_FILE']}{rank}").write_text(f"attempt {attempt}")
+    if deed in ("dump", "sleep"):
         time.sleep(1000)
     elif deed == "eat":
         eaten = []

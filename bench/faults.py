@@ -1,0 +1,161 @@
+"""What becomes of a training of two machines x two ranks when something happens to it; real processes, real kills.
+
+    python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
+
+prints a table; --write puts it into docs/restarts.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
+their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on
+Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
+"""
+
+import argparse
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from fault_rows import ROWS, Row, tell
+from fault_story import undisturbed
+from fault_told import Told, slack, wrong
+
+PAGE = Path(__file__).parent.parent / "docs" / "restarts.md"
+BEGIN, END = "<!-- made by bench/faults.py --write -->\n", "<!-- end -->\n"
+REPEATED = (1, 3, 4)
+BESIDE = (1, 3, 9, 15)
+LIMIT_S = 90.0
+HEAD = "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as it should be |\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """One fault, and whether it went as it should."""
+
+    row: Row
+    launcher: str
+    told: Told
+    wrong: tuple[str, ...]
+
+
+def times(row: Row, asked: int) -> int:
+    """How often this is done: the ways in which a row happens share what is asked for it."""
+    ways = sum(other.number == row.number for other in ROWS)
+    return math.ceil(asked / ways) if row.number in REPEATED else 1
+
+
+def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tried:
+    with tempfile.TemporaryDirectory() as folder:
+        limit_s = 0.0 if launcher == "ddprun" else LIMIT_S
+        told = tell(row, Path(folder) / "run", weights, seed=seed, launcher=launcher, limit_s=limit_s)
+    tried = Tried(row=row, launcher=launcher, told=told, wrong=wrong(told, row.bars, slack()))
+    state = "; ".join(tried.wrong) or "as it should be"
+    times = f"noticed {said(told.noticed_s)}, again {said(told.again_s)}, ended {said(told.ended_s)}"
+    print(f"{launcher}: row {row.number}: {row.title}: {times}: {state}", file=sys.stderr, flush=True)
+    return tried
+
+
+def said(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def both(values: Sequence[float | None], form: str = ".2f") -> str:
+    """The median and the worst; where there is one, that."""
+    found = [value for value in values if value is not None]
+    if not found:
+        return "-"
+    if len(found) == 1:
+        return format(found[0], form)
+    return f"{statistics.median(found):{form}}, at worst {max(found):{form}}"
+
+
+def line(tries: Sequence[Tried]) -> str:
+    """A row of the table."""
+    row, told = tries[0].row, [tried.told for tried in tries]
+    cells = [
+        str(row.number),
+        row.title,
+        both([one.noticed_s for one in told]),
+        both([one.again_s for one in told]),
+        both([one.ended_s if one.again_s is None else None for one in told]),
+        both([one.steps_lost for one in told], ".0f"),
+        str(sum(one.orphans for one in told)),
+        f"{sum(not tried.wrong for tried in tries)} of {len(tries)}",
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def beside(tried: Tried) -> str:
+    """What torchrun made of it; nothing is judged."""
+    told = tried.told
+    again = f"not within {LIMIT_S:g} s" if told.too_late else said(told.again_s)
+    cells = [str(tried.row.number), tried.row.title, said(told.noticed_s), again, said(told.ended_s), str(told.orphans)]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table(tries: Sequence[Tried]) -> str:
+    what = f"Python {platform.python_version()}, torch {torch.__version__}, gloo, {os.cpu_count()} cores"
+    text = (
+        f"Measured with {what} ({platform.machine()}), two machines (network namespaces) x two ranks, a step of 0.1 s, "
+        f"a checkpoint every 10 steps. Where there are several tries: the median, and the worst.\n\n"
+        f"{HEAD}|---|---|---|---|---|---|---|---|\n"
+    )
+    ours = [[one for one in tries if one.row == row and one.launcher == "ddprun"] for row in ROWS]
+    text += "".join(line(one) for one in ours if one)
+    theirs = sorted((one for one in tries if one.launcher == "torchrun"), key=lambda one: one.row.number)
+    if theirs:
+        text += "\nStock torchrun with `--max-restarts 3` and static rendezvous, once each:\n\n"
+        text += "| # | what happens | noticed, s | trains again, s | ended, s | left |\n|---|---|---|---|---|---|\n"
+        text += "".join(map(beside, theirs))
+    return text
+
+
+def as_dict(tried: Tried) -> dict[str, object]:
+    place = {"row": tried.row.number, "title": tried.row.title, "launcher": tried.launcher}
+    return place | {"wrong": tried.wrong, "told": asdict(tried.told)}
+
+
+def read(path: Path) -> list[Tried]:
+    """What was written before."""
+    rows = {row.title: row for row in ROWS}
+    return [
+        Tried(row=rows[one["title"]], launcher=one["launcher"], told=Told(**one["told"]), wrong=tuple(one["wrong"]))
+        for one in (json.loads(path.read_text()) if path.exists() else ())
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default=",".join(sorted({str(row.number) for row in ROWS}, key=int)))
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--long", dest="times", action="store_const", const=59)
+    parser.add_argument("--torchrun", action="store_true")
+    parser.add_argument("--json", type=Path, help="results are added to those that it has: a long series in parts")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rows = [row for row in ROWS if str(row.number) in args.rows.split(",")]
+    compared = {row.number: row for row in reversed(ROWS) if args.torchrun and row.number in BESIDE and row in rows}
+    weights = ""
+    if rows:
+        with tempfile.TemporaryDirectory() as folder:
+            weights = undisturbed(Path(folder) / "run")
+    before = read(args.json) if args.json else []
+    new = [try_once(row, weights, args.seed + i) for row in rows for i in range(times(row, args.times))]
+    new += [try_once(row, weights, args.seed, "torchrun") for _, row in sorted(compared.items())]
+    text = table([*before, *new])
+    print(text)
+    if args.json:
+        args.json.write_text(json.dumps([as_dict(tried) for tried in (*before, *new)], indent=1) + "\n")
+    if args.write:
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}")
+    sys.exit(any(tried.wrong for tried in new if tried.launcher == "ddprun"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Faults of a training on two machines of two ranks each (docs/restarts.md), each against its bar.
+
+The scenarios are the benchmark's (bench/fault_rows.py), which does them more often. Each says besides that the weights
+are an undisturbed run's, that nothing is left, and what the nodes' outcomes, exit codes and counters are.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fault_deeds import GROUPS
+from fault_rows import ROWS, Row, tell
+from fault_story import undisturbed
+from fault_told import slack, wrong
+
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: machines are network namespaces"),
+    pytest.mark.skipif(
+        shutil.which("ip") is None or not Path("/proc/self/ns/net").exists(),
+        reason="needs Linux and ip (apt install iproute2): machines are network namespaces",
+    ),
+]
+PATH = os.environ["PATH"]
+BENCH = Path(__file__).parents[2] / "bench" / "faults.py"
+TIMES = {1: 3, 3: 2, 4: 2}  # rows 3 and 4 have two scenarios each
+TRIES = [(row, seed) for row in ROWS for seed in range(TIMES.get(row.number, 1))]
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
+    """The machine's tools: ip, unshare, mount."""
+    monkeypatch.setenv("PATH", PATH)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What an undisturbed run ends with."""
+    return undisturbed(tmp_path_factory.mktemp("calm") / "run")
+
+
+@pytest.mark.parametrize(("row", "seed"), TRIES, ids=[f"{row.number}-{row.title}-{seed}" for row, seed in TRIES])
+def test_a_fault(row: Row, seed: int, tmp_path: Path, weights: str) -> None:
+    if row.number == 27 and not GROUPS.is_dir():
+        pytest.skip(f"needs memory cgroups (v1) in {GROUPS}")
+    told = tell(row, tmp_path / "run", weights, seed=seed)
+    assert wrong(told, row.bars, slack()) == ()
+
+
+def test_the_benchmark_says_what_it_found(tmp_path: Path) -> None:
+    found = tmp_path / "faults.json"
+    command = [sys.executable, str(BENCH), "--rows", "14", "--json", str(found)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    (told,) = json.loads(found.read_text())
+    assert done.stdout.splitlines()[2:] == [
+        "| # | what happens | noticed, s | trains again, s | ended, s | steps lost | left | as it should be |",
+        "|---|---|---|---|---|---|---|---|",
+        f"| 14 | the port is taken | - | - | {told['told']['ended_s']:.2f} | - | 0 | {int(not told['wrong'])} of 1 |",
+        "",
+    ]
+    assert done.returncode == len(told["wrong"])

@@ -1,0 +1,96 @@
+"""A node 0 that falls silent, and closes no connection, before the others train: every call to its store just waits."""
+
+import contextlib
+import signal
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+from torch.distributed import DistNetworkError, TCPStore
+
+from ddprun import ports, stores
+from ddpwire.outcome import Outcome
+
+GONE = Outcome(code=137, cause="node_lost", message="node 0 was lost: its store is gone", node=0, retry=True)
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 1.0])
+def test_while_a_third_node_is_waited_for(runs, wait_s):
+    port, options = runs.free_port(), ("--join-timeout", "120")
+    first = runs.start("act.py", nodes="3", port=port, options=options)
+    second = runs.start("act.py", node=1, nodes="3", port=port, options=options)
+    runs.until(lambda: (second.folder / "node.json").exists() and second.state().master)
+    time.sleep(wait_s)
+    first.process.send_signal(signal.SIGSTOP)
+    assert second.end() == 137
+    assert second.outcome() == GONE
+    first.process.kill()
+
+
+@pytest.fixture
+def silenced(monkeypatch):
+    """A connection to a store whose machine loses its power when asked to: a proxy that passes nothing on any more."""
+    monkeypatch.setattr(stores, "ANSWER_S", 0.5)
+    timeout = timedelta(seconds=0.5)
+    real = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    speaks = threading.Event()
+    speaks.set()
+    listener = ports.listen_anywhere("127.0.0.1")
+
+    def carry(source, target):
+        with contextlib.suppress(OSError):  # one of the two has hung up
+            while data := source.recv(4096):
+                speaks.wait()
+                target.sendall(data)
+
+    def accept():
+        while True:
+            try:
+                ours, _ = listener.accept()
+            except OSError:
+                return
+            theirs = socket.create_connection(("127.0.0.1", real.port))
+            for ends in ((ours, theirs), (theirs, ours)):
+                threading.Thread(target=carry, args=ends, daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    port = listener.getsockname()[1]
+    client = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timeout)
+    yield stores.AnsweringStore(client, timeout), speaks
+    speaks.set()
+    listener.close()
+
+
+def test_an_answering_store_answers(silenced):
+    store, _ = silenced
+    store.set("a", "1")
+    assert (store.get("a"), store.add("n", 2), store.check(["a"]), store.check(["b"])) == (b"1", 2, True, False)
+    assert (store.compare_set("a", "1", "2"), store.compare_set("a", "1", "3")) == (b"2", b"2")
+    assert store.clone().get("a") == b"2"
+    store.wait(["a"])
+    with pytest.raises(RuntimeError, match="timeout"):
+        store.wait(["never"], timedelta(seconds=0.1))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get("a"),
+        lambda store: store.add("n", 1),
+        lambda store: store.check(["a"]),
+        lambda store: store.compare_set("a", "", "1"),
+        lambda store: store.wait(["a"], timedelta(seconds=0.1)),
+        lambda store: store.clone(),
+    ],
+    ids=("get", "add", "check", "compare_set", "wait", "clone"),
+)
+def test_one_whose_machine_is_gone_does_not_and_says_so_soon(silenced, call):
+    store, speaks = silenced
+    speaks.clear()
+    began = time.monotonic()
+    for what in (call, lambda store: store.check(["a"])):
+        with pytest.raises(DistNetworkError, match=r"^the store does not answer any more$"):
+            what(store)
+    assert time.monotonic() - began < 5
