@@ -6,9 +6,9 @@ import sys
 import torch
 
 from ddptrain.job import distributed
-from ddptrain.loop import weighted_loss
 from ddptrain.models import ImageShape, build_model
 from ddptrain.place import read_place
+from ddptrain.step import weighted_loss
 from ddptrain.stream import share_of
 from ddptrain.world import enter, join
 

@@ -14,11 +14,12 @@ import torch
 from ddptrain.datasets import SOURCES, digits
 from ddptrain.datasets.dataset import normalisation
 from ddptrain.errors import TrainError
-from ddptrain.options import Options, parse
+from ddptrain.options import parse
+from ddptrain.options.data import DataOptions
 
 
-def options(tmp_path: Path, *arguments: str) -> Options:
-    return parse(["--data-dir", str(tmp_path), *arguments], {})
+def options(tmp_path: Path, *arguments: str) -> DataOptions:
+    return parse(["--data-dir", str(tmp_path), *arguments], {}).data
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def told(error: pytest.ExceptionInfo[TrainError], tmp_path: Path) -> tuple[int, 
 
 
 def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
-    data = digits.load(options(tmp_path, "--seed", "5"))
+    data = digits.load(options(tmp_path), 5)
     assert (data.train.images_NCHW.shape, data.train.images_NCHW.dtype) == ((1437, 1, 8, 8), torch.uint8)
     assert (data.test.images_NCHW.shape, data.test.labels_N.dtype) == ((360, 1, 8, 8), torch.int64)
     assert int(data.train.images_NCHW.max()) == 16
@@ -77,7 +78,7 @@ def test_mnist_is_read(tmp_path: Path) -> None:
     source = SOURCES["mnist"]
     assert source.download is not None
     source.download(tmp_path)
-    data = source.load(options(tmp_path))
+    data = source.load(options(tmp_path), 0)
     assert np.array_equal(data.train.images_NCHW[:, 0].numpy(), images)
     assert np.array_equal(data.test.labels_N.numpy(), labels[:20])
     assert (data.shape.channels, data.shape.size_px, data.shape.classes) == (1, 28, 10)
@@ -89,7 +90,7 @@ def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
     labels = raw / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-3])
     with pytest.raises(TrainError) as error:
-        SOURCES["mnist"].load(options(tmp_path))
+        SOURCES["mnist"].load(options(tmp_path), 0)
     assert error.value.code == 65
     assert error.value.message.startswith(f"mnist in {raw} is corrupt: ")
     (raw / "train-images-idx3-ubyte").write_bytes(b"")
@@ -130,7 +131,7 @@ def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     source = SOURCES["cifar10"]
     assert source.download is not None
     source.download(tmp_path)
-    data = source.load(options(tmp_path))
+    data = source.load(options(tmp_path), 0)
     assert np.array_equal(data.train.images_NCHW.numpy(), np.tile(rows.reshape(-1, 3, 32, 32), (5, 1, 1, 1)))
     assert data.test.labels_N.tolist() == labels
     assert (data.augmentation.shift_px, data.augmentation.flip) == (4, True)
@@ -181,9 +182,7 @@ def test_a_file_in_the_folders_place(tmp_path: Path, no_network: None) -> None:
 
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     arguments = ("--synthetic-samples", "80", "--synthetic-shape", "3x12x12", "--synthetic-classes", "4")
-    one, same, other = (
-        SOURCES["synthetic"].load(options(tmp_path, *arguments, "--seed", seed)) for seed in ("1", "1", "2")
-    )
+    one, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
     assert one.train.images_NCHW.shape == (80, 3, 12, 12)
     assert (len(one.test), one.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
     assert torch.equal(one.train.images_NCHW, same.train.images_NCHW)

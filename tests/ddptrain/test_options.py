@@ -15,14 +15,20 @@ from ddptrain.world import choose_device
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
     options = parse(["--data", "cifar10", "--lr", "0"], {})
-    assert (options.model, options.batch_size, options.lr, options.augment) == ("resnet18", 128, 0.0, True)
+    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.data.augment) == (
+        "resnet18",
+        128,
+        0.0,
+        True,
+    )
 
 
 def test_a_flag_goes_before_the_environment() -> None:
     environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
-    assert (parse([], environ).device, str(parse([], environ).checkpoint_dir)) == ("cuda", "/somewhere")
+    told = parse([], environ)
+    assert (told.machine.device, str(told.checkpoints.folder)) == ("cuda", "/somewhere")
     given = parse(["--device", "cpu", "--checkpoint-dir", "here"], environ)
-    assert (given.device, str(given.checkpoint_dir)) == ("cpu", "here")
+    assert (given.machine.device, str(given.checkpoints.folder)) == ("cpu", "here")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +65,12 @@ def test_a_wrong_device_in_the_environment(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_batch_is_over_all_ranks() -> None:
-    assert global_batch_size(parse(["--batch-size", "7"], {}), Place(size=7)) == 7
+    assert global_batch_size(parse(["--batch-size", "7"], {}).training, Place(size=7)) == 7
     per_rank = parse(["--batch-size-per-rank", "100"], {})
-    assert global_batch_size(per_rank, Place(size=3)) == 300
+    assert global_batch_size(per_rank.training, Place(size=3)) == 300
     assert shaping(per_rank, batch_size=300)["batch_size"] == 300
     with pytest.raises(TrainError) as error:
-        global_batch_size(parse(["--batch-size", "7"], {}), Place(size=8))
+        global_batch_size(parse(["--batch-size", "7"], {}).training, Place(size=8))
     assert (error.value.code, error.value.message) == (
         78,
         "--batch-size 7 is less than one image for each of 8 ranks: give at least 8, or fewer ranks",

@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +13,22 @@ from ddptrain.datasets.dataset import DataSet, Normalisation, Samples, normalisa
 from ddptrain.errors import TrainError
 from ddptrain.models import build_model
 from ddptrain.options import Options
+from ddptrain.options.training import TrainingOptions
 from ddptrain.place import Place
 from ddptrain.schedule import learning_rate
 from ddptrain.stream import num_batches
 from ddptrain.world import World
 from ddpwire.exits import Exit
+
+
+class Stateful(Protocol):
+    """What can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take over a state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +54,21 @@ class Job:
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.options.epochs * self.steps_per_epoch
+        return self.options.training.epochs * self.steps_per_epoch
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by name: all that has a state besides the step."""
+        return {"model": self.model, "optimizer": self.optimizer}
 
     def lr(self, step: int) -> float:
         """The learning rate of step number ``step`` from 0."""
-        peak = self.options.lr * (self.world.place.size if self.options.scale_lr else 1)
-        return learning_rate(self.options.schedule, peak=peak, step=step, num_steps=self.num_steps)
+        how = self.options.optimizer
+        peak = how.lr * (self.world.place.size if how.scale_lr else 1)
+        return learning_rate(how.schedule, peak=peak, step=step, num_steps=self.num_steps)
 
 
-def global_batch_size(options: Options, place: Place) -> int:
+def global_batch_size(options: TrainingOptions, place: Place) -> int:
     """Samples an optimizer step over all ranks. Raises TrainError."""
     if options.batch_size_per_rank:
         return options.batch_size_per_rank * place.size
@@ -65,8 +83,9 @@ def global_batch_size(options: Options, place: Place) -> int:
 
 def prepare(options: Options, world: World, data: DataSet, *, batch_size: int) -> Job:
     """Model, optimizer and data on the device; the weights are the seed's. Raises TrainError."""
-    torch.manual_seed(options.seed)
-    model = build_model(options.model, data.shape).to(world.device)
+    how = options.optimizer
+    torch.manual_seed(options.training.seed)
+    model = build_model(options.model.name, data.shape).to(world.device)
     return Job(
         options=options,
         world=world,
@@ -78,10 +97,10 @@ def prepare(options: Options, world: World, data: DataSet, *, batch_size: int) -
         ddp=distributed(model, world),
         optimizer=torch.optim.SGD(
             model.parameters(),
-            lr=options.lr,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            nesterov=options.momentum > 0,
+            lr=how.lr,
+            momentum=how.momentum,
+            weight_decay=how.weight_decay,
+            nesterov=how.momentum > 0,
             fused=True,
         ),
         batch_size=batch_size,

@@ -5,14 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from ddptrain.augment import augment
 from ddptrain.evaluate import count_right
 from ddptrain.job import Job
 from ddptrain.metrics import Metrics
-from ddptrain.stream import Share, batches, epoch_order, sample_hash, share_of
+from ddptrain.step import train_step
+from ddptrain.stream import batches, epoch_order, share_of
 from ddptrain.world import total
 from ddpwire.heartbeat import Heart
 
@@ -41,13 +39,13 @@ def fit(
     save: Callable[[int], None],
 ) -> Fitted:
     """Train from ``first_step`` to the last, or until the ranks agree on an ``exit_code``; save on the way."""
-    options, place = job.options, job.world.place
+    options, place, epochs = job.options, job.world.place, job.options.training.epochs
     step, images, seconds, right = first_step, 0, 0.0, None
-    for epoch in range(first_step // job.steps_per_epoch, options.epochs):
+    for epoch in range(first_step // job.steps_per_epoch, epochs):
         start = said = time.monotonic()
         loss_sum = torch.zeros((), dtype=torch.float64, device=job.world.device)
         images_before = images
-        order = epoch_order(len(job.train), seed=options.seed, epoch=epoch).to(job.world.device)
+        order = epoch_order(len(job.train), seed=options.training.seed, epoch=epoch).to(job.world.device)
         for batch in batches(order, job.batch_size, first=step % job.steps_per_epoch):
             began = time.monotonic()
             lr = job.lr(step)
@@ -62,10 +60,10 @@ def fit(
             if now - said > SAY_EVERY_S:
                 said = now
                 speed = (images - images_before) / (now - start)
-                say(f"epoch {epoch + 1:2}/{options.epochs}   step {step} of {job.num_steps}   {speed:.0f} images/s")
+                say(f"epoch {epoch + 1:2}/{epochs}   step {step} of {job.num_steps}   {speed:.0f} images/s")
             if code:
                 return Fitted(step=step, exit_code=code)
-            if options.checkpoint_every and step % options.checkpoint_every == 0 and step % job.steps_per_epoch:
+            if options.checkpoints.every and step % options.checkpoints.every == 0 and step % job.steps_per_epoch:
                 save(step)
         loss = float(total(place, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
@@ -74,29 +72,8 @@ def fit(
         heart.beat(step)
         metrics.epoch(loss=loss, accuracy=right / len(job.test))
         say(
-            f"epoch {epoch + 1:2}/{options.epochs}  loss {loss:.4f}  test {100 * right / len(job.test):6.2f} %  "
+            f"epoch {epoch + 1:2}/{epochs}  loss {loss:.4f}  test {100 * right / len(job.test):6.2f} %  "
             f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"
         )
         save(step)
     return Fitted(step=step, right=right, images=images, seconds=seconds)
-
-
-def train_step(job: Job, share: Share, *, epoch: int, lr: float) -> Tensor:
-    """One optimizer step on this rank's share of a global batch; its weighted loss, not yet waited for."""
-    images = job.train.images_NCHW[share.indices_N]
-    if job.options.augment:
-        bits = sample_hash(share.indices_N, seed=job.options.seed, epoch=epoch)
-        images = augment(images, bits, job.data.augmentation)
-    logits = job.ddp(job.normalise(images))
-    loss = weighted_loss(logits, job.train.labels_N[share.indices_N], share.weight, job.options.label_smoothing)
-    job.optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    for group in job.optimizer.param_groups:
-        group["lr"] = lr
-    job.optimizer.step()
-    return loss.detach()
-
-
-def weighted_loss(logits: Tensor, labels: Tensor, weight: float, label_smoothing: float) -> Tensor:
-    """Cross entropy, summed over the share and weighted as stream.Share says."""
-    return weight * functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)

@@ -46,17 +46,17 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
 
 
 def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals) -> int:
-    batch_size = global_batch_size(options, place)
-    set_up_torch(place, environ, deterministic=options.deterministic)
-    join(place, options.timeout_s)
-    world = enter(place, options.device, options.timeout_s)
-    agree(place, partial(open_folder, options.checkpoint_dir) if place.first else _nothing)
+    batch_size = global_batch_size(options.training, place)
+    set_up_torch(place, environ, deterministic=options.machine.deterministic)
+    join(place, options.machine.timeout_s)
+    world = enter(place, options.machine.device, options.machine.timeout_s)
+    agree(place, partial(open_folder, options.checkpoints.folder) if place.first else _nothing)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
     _say(place, report.headline(job))
 
     metrics = open_metrics(environ)
-    saver = Saver(options.checkpoint_dir, keep=options.keep, metrics=metrics)
+    saver = Saver(options.checkpoints.folder, keep=options.checkpoints.keep, metrics=metrics)
     first_step = _resume(job, saver, metrics)
     signals.can_save = True  # from here on a stop waits for the end of a step
     vote = Vote() if place.size > 1 else None
@@ -89,28 +89,28 @@ def _heart(environ: Mapping[str, str]) -> Heart:
 
 def _load_data(options: Options, place: Place) -> DataSet:
     """The data set. Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node."""
-    source = SOURCES[options.data]
+    source = SOURCES[options.data.name]
     if source.download:
         turn = 0 if place.first else 1 if place.local_rank == 0 else None
         for now in (0, 1):
-            agree(place, partial(source.download, options.data_dir) if turn == now else _nothing)
-    return agree(place, partial(source.load, options))
+            agree(place, partial(source.download, options.data.folder) if turn == now else _nothing)
+    return agree(place, partial(source.load, options.data, options.training.seed))
 
 
 def _resume(job: Job, saver: Saver, metrics: Metrics) -> int:
     """Load what ``--resume`` says, chosen and read by rank 0, on every rank; the number of steps that are done."""
-    options, place = job.options, job.world.place
-    now = shaping(options, batch_size=job.batch_size)
+    how, place = job.options.checkpoints, job.world.place
+    now = shaping(job.options, batch_size=job.batch_size)
 
     def find() -> tuple[Path, Checkpoint] | None:
-        return resume.find(options.resume, options.checkpoint_dir, now, metrics) if place.first else None
+        return resume.find(how.resume, how.folder, now, metrics) if place.first else None
 
     found = broadcast(place, agree(place, find))
     if found is None:
         return 0
     saver.newest, checkpoint = found
-    job.model.load_state_dict(checkpoint.model)
-    job.optimizer.load_state_dict(checkpoint.optimizer)
+    for name, part in job.parts.items():
+        part.load_state_dict(getattr(checkpoint, name))
     _say(place, report.resumed(job, saver.newest, checkpoint.step))
     return checkpoint.step
 
@@ -119,7 +119,7 @@ def _save(job: Job, saver: Saver, step: int) -> None:
     """Have rank 0 write a checkpoint, unless it did. The others need not wait."""
     if job.world.place.first and saver.newest != saver.path(step):
         shapes = shaping(job.options, batch_size=job.batch_size)
-        state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
+        state = {name: part.state_dict() for name, part in job.parts.items()}
         saver.save(Checkpoint(step=step, shaping=shapes, **state))
 
 

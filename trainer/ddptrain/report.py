@@ -19,14 +19,14 @@ def headline(job: Job) -> str:
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     where = f"{world.backend} on {world.device.type}" if world.place.size > 1 else world.device.type
     text = (
-        f"{options.model} ({parameters:,} parameters) on {job.data.name} "
+        f"{options.model.name} ({parameters:,} parameters) on {job.data.name} "
         f"({len(job.train):,} images to train, {len(job.test):,} to test): "
         f"{_count(world.place.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
-        f"batch {job.batch_size}, {_count(options.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
+        f"batch {job.batch_size}, {_count(options.training.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
     )
-    if options.scale_lr:
-        size = world.place.size
-        text += f"\nlearning rate {options.lr:g} x {_count(size, 'rank')} = {options.lr * size:g} (--scale-lr)"
+    if options.optimizer.scale_lr:
+        size, lr = world.place.size, options.optimizer.lr
+        text += f"\nlearning rate {lr:g} x {_count(size, 'rank')} = {lr * size:g} (--scale-lr)"
     return text
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from ddptrain.datasets import cifar10, digits, mnist, synthetic
 from ddptrain.datasets.dataset import DataSet
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where a data set comes from. Both raise TrainError."""
 
-    load: Callable[[Options], DataSet]
+    load: Callable[[DataOptions, int], DataSet]  # the seed is that of synthetic images
     download: Callable[[Path], None] | None = None  # makes sure that the files are in the folder
 
 

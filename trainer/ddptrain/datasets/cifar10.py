@@ -7,7 +7,7 @@ import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
 from ddptrain.datasets.fetching import fetch, read, torchvision_datasets
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 
 def download(data_dir: Path) -> None:
@@ -21,14 +21,14 @@ def download(data_dir: Path) -> None:
     )
 
 
-def load(options: Options) -> DataSet:
+def load(options: DataOptions, _seed: int) -> DataSet:
     """The data set. Raises TrainError."""
     return DataSet(
         name="cifar10",
         classes=10,
         augmentation=Augmentation(shift_px=4, flip=True),
-        train=_samples(options.data_dir, train=True),
-        test=_samples(options.data_dir, train=False),
+        train=_samples(options.folder, train=True),
+        test=_samples(options.folder, train=False),
     ).checked()
 
 

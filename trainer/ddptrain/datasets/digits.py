@@ -15,14 +15,14 @@ import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
 from ddptrain.errors import TrainError
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 from ddptrain.stream import sample_hash
 from ddpwire.exits import Exit
 
 NUM_TEST = 360
 
 
-def load(_options: Options) -> DataSet:
+def load(_options: DataOptions, _seed: int) -> DataSet:
     """The data set, split the same way whatever the seed. Raises TrainError."""
     return read(_file())
 

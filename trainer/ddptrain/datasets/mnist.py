@@ -4,7 +4,7 @@ from pathlib import Path
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
 from ddptrain.datasets.fetching import fetch, read, torchvision_datasets
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
@@ -21,14 +21,14 @@ def download(data_dir: Path) -> None:
     )
 
 
-def load(options: Options) -> DataSet:
+def load(options: DataOptions, _seed: int) -> DataSet:
     """The data set. Raises TrainError."""
     return DataSet(
         name="mnist",
         classes=10,
         augmentation=Augmentation(),
-        train=_samples(options.data_dir, train=True),
-        test=_samples(options.data_dir, train=False),
+        train=_samples(options.folder, train=True),
+        test=_samples(options.folder, train=False),
     ).checked()
 
 

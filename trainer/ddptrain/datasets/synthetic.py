@@ -4,12 +4,12 @@
 import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 
-def load(options: Options) -> DataSet:
+def load(options: DataOptions, seed: int) -> DataSet:
     """The data set, the same on every machine: it is made of integers. The test part is an eighth as large."""
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
     patterns = torch.randint(64, 192, (classes, *options.synthetic_shape), generator=generator)
 

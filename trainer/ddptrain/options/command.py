@@ -1,0 +1,123 @@
+"""All groups of options as one command line: a flag, else the environment, else the recipe, else the default."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+from ddptrain.options.checkpoints import CheckpointOptions
+from ddptrain.options.data import DataOptions
+from ddptrain.options.field import flag_of, key_of
+from ddptrain.options.machine import DEVICES, MachineOptions
+from ddptrain.options.model import ModelOptions
+from ddptrain.options.optimizer import OptimizerOptions
+from ddptrain.options.training import TrainingOptions
+from ddptrain.recipes import RECIPES
+from ddpwire import names
+from ddpwire.exits import Exit
+
+EPILOG = """\
+Examples:
+  ddptrain                                        digits, one process
+  torchrun --nproc-per-node 2 -m ddptrain         the same on two ranks
+  ddprun --nproc-per-node 2 -m ddptrain --data mnist --model simple --epochs 3
+
+Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
+Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What one training was asked to do, with the recipe filled in; each group under its title in the help."""
+
+    data: Annotated[DataOptions, "what is trained on"]
+    model: Annotated[ModelOptions, "what is trained"]
+    training: Annotated[TrainingOptions, "how"]
+    optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
+    checkpoints: Annotated[CheckpointOptions, "checkpoints"]
+    machine: Annotated[MachineOptions, "the machine"]
+
+
+GROUPS: dict[str, Any] = get_type_hints(Options)
+TITLES = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
+_VARIABLES = {"device": names.DEVICE, "checkpoint_dir": names.CHECKPOINT_DIR}  # what the environment may say
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, saying what is wrong in one line and from one rank."""
+
+    quiet = False
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(Exit.USAGE, "" if self.quiet else f"ddptrain: {message}; see ddptrain --help\n")
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """The options of a command line. Exits with 2 on a wrong one."""
+    parser = _parser(quiet=environ.get(names.RANK, "0") != "0")
+    given = vars(parser.parse_args(arguments))
+    if "batch_size" in given and given.get("batch_size_per_rank"):
+        parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
+    values = vars(RECIPES[given.get("data", "digits")]) | _of_environment(environ, parser) | given
+    return Options(**{name: _group(kind, values) for name, kind in GROUPS.items()})
+
+
+def shaping(options: Options, *, batch_size: int) -> dict[str, Any]:
+    """The options that a checkpoint must agree with, as torch.load reads them back; ``batch_size`` over all ranks.
+
+    Not the epochs: a training may be made longer, and the schedule is then that of the longer one.
+    """
+    groups = [getattr(options, name) for name in GROUPS]
+    values = {
+        key_of(item): getattr(one, item.name) for one in groups for item in fields(one) if item.metadata["shapes"]
+    }
+    return values | {"batch_size": batch_size}
+
+
+def _group(kind: Any, values: Mapping[str, Any]) -> Any:
+    """A group, its fields' own defaults where there is no value."""
+    return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
+
+
+def _of_environment(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
+    """What the launcher's variables say."""
+    values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
+    if values.get("device", "auto") not in DEVICES:
+        parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
+    if "checkpoint_dir" in values:
+        values["checkpoint_dir"] = Path(values["checkpoint_dir"])
+    return values
+
+
+def _parser(*, quiet: bool) -> Parser:
+    parser = Parser(
+        prog="ddptrain",
+        description="Train an image classifier with DistributedDataParallel: one rank of it, or all in one process.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.quiet = quiet
+    for name, kind in GROUPS.items():
+        arguments = parser.add_argument_group(TITLES[name])
+        for one in fields(kind):
+            argument = dict(one.metadata["argument"])
+            argument["help"] += _told_default(one)
+            arguments.add_argument(flag_of(one), dest=key_of(one), default=argparse.SUPPRESS, **argument)
+    return parser
+
+
+def _told_default(item: Field[Any]) -> str:
+    """The end of an option's help: its default."""
+    key, default = key_of(item), item.default
+    if default is MISSING:
+        return " (default: " + ", ".join(f"{data} {getattr(recipe, key)}" for data, recipe in RECIPES.items()) + ")"
+    if isinstance(default, bool):
+        return " (default)" if default else ""
+    if isinstance(default, tuple):
+        default = "x".join(str(part) for part in default)
+    return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default})"
