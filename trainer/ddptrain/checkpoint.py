@@ -34,6 +34,8 @@ class Checkpoint:
     shaping: Mapping[str, Any]  # the options that it must be gone on with
     model: dict[str, Any]
     optimizer: dict[str, Any]
+    ema: dict[str, Any] | None = None
+    scaler: dict[str, Any] | None = None
 
 
 class Corrupt(Exception):  # noqa: N818 - a fact about a file, not ours to report

@@ -50,7 +50,7 @@ def fit(
             began = time.monotonic()
             lr = job.lr(step)
             share = share_of(batch, rank=place.rank, world_size=place.size)
-            loss_sum += train_step(job, share, epoch=epoch, lr=lr) * (len(batch) / place.size)
+            loss_sum += train_step(job, share, step=step, epoch=epoch, lr=lr) * (len(batch) / place.size)
             step += 1
             images += len(batch)
             code = exit_code()
@@ -68,7 +68,7 @@ def fit(
         loss = float(total(place, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
-        right = count_right(job.model, job.test, job.normalise, job.world)
+        right = count_right(job)
         heart.beat(step)
         metrics.epoch(loss=loss, accuracy=right / len(job.test))
         say(

@@ -20,6 +20,7 @@ from ddptrain.loop import Fitted, fit
 from ddptrain.metrics import Metrics, open_metrics
 from ddptrain.options import Options, shaping
 from ddptrain.place import Place, read_place
+from ddptrain.strategy import check_strategy
 from ddptrain.world import agree, broadcast, enter, join, lost_a_peer, set_up_torch
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
@@ -47,9 +48,10 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
 
 def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals) -> int:
     batch_size = global_batch_size(options.training, place)
+    check_strategy(options, place)
     set_up_torch(place, environ, deterministic=options.machine.deterministic)
-    join(place, options.machine.timeout_s)
-    world = enter(place, options.machine.device, options.machine.timeout_s)
+    join(place, options.ranks.timeout_s)
+    world = enter(place, options.machine.device, options.ranks.timeout_s)
     agree(place, partial(open_folder, options.checkpoints.folder) if place.first else _nothing)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
@@ -90,10 +92,10 @@ def _heart(environ: Mapping[str, str]) -> Heart:
 def _load_data(options: Options, place: Place) -> DataSet:
     """The data set. Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node."""
     source = SOURCES[options.data.name]
-    if source.download:
+    if source.prepare:
         turn = 0 if place.first else 1 if place.local_rank == 0 else None
         for now in (0, 1):
-            agree(place, partial(source.download, options.data.folder) if turn == now else _nothing)
+            agree(place, partial(source.prepare, options.data) if turn == now else _nothing)
     return agree(place, partial(source.load, options.data, options.training.seed))
 
 
@@ -137,7 +139,7 @@ def _farewell(job: Job, fitted: Fitted, saver: Saver) -> None:
         return
     right = fitted.right
     if right is None:
-        right = count_right(job.model, job.test, job.normalise, job.world)
+        right = count_right(job)
     _say(place, report.summary(job, fitted, right=right, checkpoint=path))
 
 

@@ -1,31 +1,89 @@
-"""One optimizer step, and nothing around it."""
+# ruff: noqa: N803, N806 - tensors carry their shape in their name
+"""One optimizer step, and nothing around it. Nothing here waits for the device. Shapes: B batch, K classes."""
 
-from torch import Tensor
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain.augment import augment
+from ddptrain.input.batches import Batch
 from ddptrain.job import Job
-from ddptrain.stream import Share, sample_hash
+from ddptrain.stream import Share
 
 
-def train_step(job: Job, share: Share, *, epoch: int, lr: float) -> Tensor:
-    """One optimizer step on this rank's share of a global batch; its weighted loss, not yet waited for."""
-    options = job.options
-    images = job.train.images_NCHW[share.indices_N]
-    if options.data.augment:
-        bits = sample_hash(share.indices_N, seed=options.training.seed, epoch=epoch)
-        images = augment(images, bits, job.data.augmentation)
-    logits = job.ddp(job.normalise(images))
-    smoothing = options.training.label_smoothing
-    loss = weighted_loss(logits, job.train.labels_N[share.indices_N], share.weight, smoothing)
+def train_step(job: Job, share: Share, *, step: int, epoch: int, lr: float) -> Tensor:
+    """Optimizer step number ``step`` on this rank's share of a global batch; its weighted loss, not yet waited for."""
+    batch = job.preparation.batch(share.indices_N, epoch=epoch)
+    loss = gradients(job, batch, share.weight)
+    update(job, lr)
+    if job.ema is not None:
+        job.ema.update(step)
+    return loss
+
+
+def gradients(job: Job, batch: Batch, weight: float) -> Tensor:
+    """Have every parameter carry its gradient, over all ranks; the weighted loss."""
     job.optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss = torch.zeros((), device=batch.labels_B.device)
+    parts = list(_parts(batch, job.options.training.accumulate))
+    for number, part in enumerate(parts):
+        with _no_sync(job.ddp) if number < len(parts) - 1 else contextlib.nullcontext():
+            with job.precision.autocast(job.world.device):
+                logits_BK = job.ddp(part.images_BCHW)
+            part_loss = weighted_loss(logits_BK, part, weight, job.options.training.label_smoothing)
+            scaler = job.precision.scaler
+            (part_loss if scaler is None else scaler.scale(part_loss)).backward()  # type: ignore[no-untyped-call]
+        loss = loss + part_loss.detach()
+    return loss
+
+
+def update(job: Job, lr: float) -> None:
+    """Take the step that the gradients say."""
     for group in job.optimizer.param_groups:
         group["lr"] = lr
-    job.optimizer.step()
-    return loss.detach()
+    scaler, clip = job.precision.scaler, job.options.optimizer.clip
+    if clip:
+        if scaler is not None:
+            scaler.unscale_(job.optimizer)
+        nn.utils.clip_grad_norm_(job.model.parameters(), clip)
+    if scaler is None:
+        job.optimizer.step()
+    else:
+        scaler.step(job.optimizer)
+        scaler.update()
 
 
-def weighted_loss(logits: Tensor, labels: Tensor, weight: float, label_smoothing: float) -> Tensor:
+def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Cross entropy, summed over the share and weighted as stream.Share says."""
-    return weight * functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)
+    logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
+    if batch.others_B is None or batch.own_B is None:
+        total = functional.cross_entropy(logits_BK, batch.labels_B, reduction="sum", label_smoothing=label_smoothing)
+        return weight * total
+    own, other = (
+        functional.cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=label_smoothing)
+        for labels_B in (batch.labels_B, batch.others_B)
+    )
+    return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()
+
+
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """The batch in so many parts, or fewer where it has fewer images."""
+    if count == 1:
+        yield batch
+        return
+    count = min(count, len(batch.labels_B))
+    images, labels = batch.images_BCHW.tensor_split(count), batch.labels_B.tensor_split(count)
+    others, own = ([None] * count if row is None else row.tensor_split(count) for row in (batch.others_B, batch.own_B))
+    for part in zip(images, labels, others, own, strict=True):
+        yield Batch(images_BCHW=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
+
+
+def _no_sync(ddp: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Gradients are added up here before they travel."""
+    inner = getattr(ddp, "_orig_mod", ddp)  # what torch.compile wraps
+    if isinstance(inner, DistributedDataParallel):
+        return inner.no_sync()
+    return contextlib.nullcontext()

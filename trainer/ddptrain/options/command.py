@@ -6,22 +6,26 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
+from ddptrain.options.augmentation import AugmentationOptions
 from ddptrain.options.checkpoints import CheckpointOptions
 from ddptrain.options.data import DataOptions
 from ddptrain.options.field import flag_of, key_of
 from ddptrain.options.machine import DEVICES, MachineOptions
 from ddptrain.options.model import ModelOptions
 from ddptrain.options.optimizer import OptimizerOptions
+from ddptrain.options.ranks import RankOptions
 from ddptrain.options.training import TrainingOptions
-from ddptrain.recipes import RECIPES
+from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
 from ddpwire import names
 from ddpwire.exits import Exit
 
 EPILOG = """\
 Examples:
   ddptrain                                        digits, one process
-  torchrun --nproc-per-node 2 -m ddptrain         the same on two ranks
-  ddprun --nproc-per-node 2 -m ddptrain --data mnist --model simple --epochs 3
+  ddptrain --spawn 2                              the same on two ranks of this machine
+  torchrun --nproc-per-node 2 -m ddptrain         the same, started by torchrun
+  ddprun --nproc-per-node 2 -m ddptrain --recipe mnist-simple --epochs 3
+  ddptrain --recipe folder-resnet18-pretrained --data-dir photos
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
 Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
@@ -33,11 +37,13 @@ class Options:
     """What one training was asked to do, with the recipe filled in; each group under its title in the help."""
 
     data: Annotated[DataOptions, "what is trained on"]
+    augmentation: Annotated[AugmentationOptions, "how images are changed"]
     model: Annotated[ModelOptions, "what is trained"]
     training: Annotated[TrainingOptions, "how"]
     optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
     checkpoints: Annotated[CheckpointOptions, "checkpoints"]
     machine: Annotated[MachineOptions, "the machine"]
+    ranks: Annotated[RankOptions, "the ranks"]
 
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
@@ -49,10 +55,11 @@ class Parser(argparse.ArgumentParser):
     """argparse, saying what is wrong in one line and from one rank."""
 
     quiet = False
+    source = ""  # where the arguments come from, when not from the command line
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, "" if self.quiet else f"ddptrain: {message}; see ddptrain --help\n")
+        self.exit(Exit.USAGE, "" if self.quiet else f"ddptrain: {self.source}{message}; see ddptrain --help\n")
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -61,8 +68,21 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
         parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
-    values = vars(RECIPES[given.get("data", "digits")]) | _of_environment(environ, parser) | given
+    recipe = _recipe(given.pop("recipe", None) or RECIPES[given.get("data", "digits")], parser)
+    values = recipe | _of_environment(environ, parser) | given
     return Options(**{name: _group(kind, values) for name, kind in GROUPS.items()})
+
+
+def _recipe(name: str, parser: Parser) -> dict[str, Any]:
+    """The values of a recipe. It is written as options are, and read as if they were given first."""
+    try:
+        recipe: Recipe = read_recipe(name)
+    except RecipeError as error:
+        parser.error(f"argument --recipe: {error}")
+    parser.source = f"recipe {name}: "
+    values = vars(parser.parse_args(recipe.arguments))
+    parser.source = ""
+    return values
 
 
 def shaping(options: Options, *, batch_size: int) -> dict[str, Any]:
@@ -102,6 +122,11 @@ def _parser(*, quiet: bool) -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     parser.quiet = quiet
+    parser.add_argument(
+        "--recipe",
+        help=f"defaults for what follows: {', '.join(recipe_names())}, or a YAML file (default: the data set's)",
+        metavar="NAME",
+    )
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group(TITLES[name])
         for one in fields(kind):
@@ -115,9 +140,11 @@ def _told_default(item: Field[Any]) -> str:
     """The end of an option's help: its default."""
     key, default = key_of(item), item.default
     if default is MISSING:
-        return " (default: " + ", ".join(f"{data} {getattr(recipe, key)}" for data, recipe in RECIPES.items()) + ")"
+        return " (default: the recipe's)"
+    if default is None:
+        return ""  # the help says what it means
     if isinstance(default, bool):
         return " (default)" if default else ""
     if isinstance(default, tuple):
-        default = "x".join(str(part) for part in default)
+        default = ("x" if key.endswith("shape") else ",").join(str(part) for part in default)
     return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default})"
