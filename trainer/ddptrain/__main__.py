@@ -8,6 +8,7 @@ import sys
 from typing import NoReturn
 
 from ddptrain.options import parse
+from ddptrain.spawn import is_rank, spawn
 from ddpwire.signals import Signals
 
 
@@ -15,7 +16,10 @@ def main() -> NoReturn:
     """Run one rank and leave with its exit code."""
     signals = Signals()
     signals.install()
-    options = parse(sys.argv[1:], os.environ)
+    arguments = sys.argv[1:]
+    options = parse(arguments, os.environ)
+    if options.ranks.spawn > 1 and not is_rank(os.environ):
+        sys.exit(spawn(arguments, options.ranks.spawn))
 
     from ddptrain.main import run  # imports torch
 

@@ -32,7 +32,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
     """Train, and return the exit code, the same on every rank. What is wrong is told in one line by one rank."""
     place = Place()
     try:
-        place = read_place(environ)
+        place = read_place(environ, options.ranks)
         return _train(options, place, environ, signals)
     except TrainError as error:
         if error.rank in (None, place.rank):
@@ -50,8 +50,8 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
     batch_size = global_batch_size(options.training, place)
     check_strategy(options, place)
     set_up_torch(place, environ, deterministic=options.machine.deterministic)
-    join(place, options.ranks.timeout_s)
-    world = enter(place, options.machine.device, options.ranks.timeout_s)
+    join(place, options.ranks)
+    world = enter(place, options.machine.device, options.ranks)
     agree(place, partial(open_folder, options.checkpoints.folder) if place.first else _nothing)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))

@@ -12,14 +12,21 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # what torchvision's 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalisation:
-    """Mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``, both of shape (C,)."""
+    """Mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``.
+
+    Both of shape (C, 1, 1).
+    """
 
     scale: Tensor
     offset: Tensor
 
     def __call__(self, images_BHWC: Tensor) -> Tensor:
         """Numbers of shape (B, C, H, W), their channels together in memory, in the type of ``scale``."""
-        return torch.addcmul(self.offset, images_BHWC.to(self.scale.dtype), self.scale).permute(0, 3, 1, 2)
+        batch, height, width, channels = images_BHWC.shape
+        # Whole rows at a time: a row of (C,) is too short for vector instructions (measured: 6 to 10 times slower).
+        scale, offset = (one.view(-1).repeat(width) for one in (self.scale, self.offset))
+        rows = images_BHWC.reshape(batch, height, width * channels).to(self.scale.dtype)
+        return torch.addcmul(offset, rows, scale).view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Normalisation":
         """The same, there and in that type."""
@@ -35,7 +42,7 @@ def of_images(images_NHWC: Tensor) -> Normalisation:
     total, sums, squares = counts.sum(1), (counts * values).sum(1), (counts * values**2).sum(1)
     mean = sums / total
     deviation = (squares / total - mean**2).clamp(min=1e-3).sqrt()  # a channel of one colour has none
-    return Normalisation(scale=1 / deviation, offset=-mean / deviation)
+    return Normalisation(scale=(1 / deviation).view(-1, 1, 1), offset=(-mean / deviation).view(-1, 1, 1))
 
 
 def of_imagenet(channels: int) -> Normalisation:
@@ -43,4 +50,4 @@ def of_imagenet(channels: int) -> Normalisation:
     mean, deviation = (torch.tensor(values) for values in IMAGENET)
     if channels == 1:
         mean, deviation = mean.mean().view(1), deviation.mean().view(1)
-    return Normalisation(scale=1 / (255 * deviation), offset=-mean / deviation)
+    return Normalisation(scale=(1 / (255 * deviation)).view(-1, 1, 1), offset=(-mean / deviation).view(-1, 1, 1))

@@ -68,9 +68,13 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
         parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
-    recipe = _recipe(given.pop("recipe", None) or RECIPES[given.get("data", "digits")], parser)
-    values = recipe | _of_environment(environ, parser) | given
-    return Options(**{name: _group(kind, values) for name, kind in GROUPS.items()})
+    name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
+    values = _recipe(name, parser) | _of_environment(environ, parser) | given
+    required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
+    if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
+        told = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+        parser.error(f"recipe {name}: {told} {'are' if missing[1:] else 'is'} given nowhere")
+    return Options(**{group: _group(kind, values) for group, kind in GROUPS.items()})
 
 
 def _recipe(name: str, parser: Parser) -> dict[str, Any]:
