@@ -71,6 +71,8 @@ def fit(
         right = count_right(job)
         heart.beat(step)
         metrics.epoch(loss=loss, accuracy=right / len(job.test))
+        speed = (images - images_before) / epoch_seconds
+        job.board.epoch(step=step, loss=loss, accuracy=right / len(job.test), lr=lr, images_per_s=speed)
         say(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss:.4f}  test {100 * right / len(job.test):6.2f} %  "
             f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"
