@@ -35,7 +35,31 @@ class Setting:
 
     def new_model(self) -> nn.Module:
         torch.manual_seed(0)
-        return build_model(self.model, self.shape, stem=self.stem)
+        if self.model == "resnet18":
+            return build_model(self.model, self.shape, stem=self.stem)
+        return convnet() if self.model == "convnet" else image_classifier()
+
+
+def convnet() -> nn.Module:
+    """As https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html has it."""
+
+    def layer(inputs: int, outputs: int) -> nn.Module:
+        convolution = nn.Conv2d(inputs, outputs, kernel_size=5, stride=1, padding=2)
+        return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU(), nn.MaxPool2d(kernel_size=2, stride=2))
+
+    return nn.Sequential(layer(1, 16), layer(16, 32), nn.Flatten(), nn.Linear(7 * 7 * 32, 10))
+
+
+def image_classifier() -> nn.Module:
+    """As the CIFAR-10 tutorials have it."""
+
+    def block(inputs: int, middle: int, outputs: int) -> list[nn.Module]:
+        first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)
+        return [first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2, 2)]
+
+    convolutions = [*block(3, 32, 64), *block(64, 128, 128), *block(128, 256, 256)]
+    head = [nn.Linear(256 * 4 * 4, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)]
+    return nn.Sequential(*convolutions, nn.Flatten(), *head)
 
 
 SETTINGS = {

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_resnet18_is_named_as_torchvision_names_it() -> None:
     assert list(ours)[:3] == ["conv1.weight", "bn1.weight", "bn1.bias"]
     assert ours["layer2.0.downsample.0.weight"].shape == (128, 64, 1, 1)
     assert ours["fc.weight"].shape == (1000, 512)
+
+
+@pytest.mark.parametrize(("name", "shape"), [("convnet", MNIST), ("imageclassifier", CIFAR)])
+def test_the_tutorials_own_give_the_same_numbers_and_gradients(name: str, shape: ImageShape) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+    try:
+        import tutorials
+    finally:
+        sys.path.pop(0)
+    theirs = tutorials.Setting(model=name, shape=shape, batch_size=4, augmented=False).new_model().double()
+    ours = build_model(name, shape).double()
+    own = list(ours.state_dict())
+    ours.load_state_dict(dict(zip(own, theirs.state_dict().values(), strict=True)))
+    images = torch.rand(4, shape.channels, shape.size_px, shape.size_px, dtype=torch.float64)
+    for model in (theirs, ours):
+        torch.nn.functional.cross_entropy(model(images), torch.arange(4)).backward()
+    for one, other in zip(theirs.parameters(), ours.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-9, atol=1e-12)
 
 
 def test_images_too_small_are_refused_in_one_line() -> None:

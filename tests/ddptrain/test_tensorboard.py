@@ -1,5 +1,6 @@
 """Scalars for TensorBoard: an epoch each, from rank 0."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def test_without_tensorboard_it_says_how_to_get_it(train: Callable[..., list], t
     fake = tmp_path / "fake" / "tensorboard"
     fake.mkdir(parents=True)
     (fake / "__init__.py").write_text("raise ImportError('not here')")
-    ended = train(*TINY, "--tensorboard=board", environ={"PYTHONPATH": str(tmp_path / "fake")})[0]
+    path = [str(tmp_path / "fake"), os.environ.get("PYTHONPATH", "")]
+    ended = train(*TINY, "--tensorboard=board", environ={"PYTHONPATH": os.pathsep.join(path)})[0]
     assert (ended.code, ended.err) == (
         66,
         "ddptrain: --tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'\n",

@@ -13,12 +13,17 @@ def simple_model(shape: ImageShape) -> nn.Module:
     )
 
 
+def _pooled() -> tuple[nn.Module, nn.Module]:
+    """ReLU and MaxPool2d(2), the other way round: the same numbers and gradients, with a quarter of the ReLU's work."""
+    return nn.MaxPool2d(2), nn.ReLU(inplace=True)
+
+
 def convnet(shape: ImageShape, norm: Norm) -> nn.Module:
     """ConvNet, two convolutions, of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, kernel_size=5, padding=2)
-        return nn.Sequential(convolution, norm(outputs), nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(convolution, norm(outputs), *_pooled())
 
     head = nn.Linear(32 * (shape.size_px // 4) ** 2, shape.classes)
     return nn.Sequential(layer(shape.channels, 16), layer(16, 32), nn.Flatten(), head)
@@ -29,7 +34,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
     def block(inputs: int, middle: int, outputs: int) -> nn.Module:
         first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)
-        return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.MaxPool2d(2))
+        return nn.Sequential(first, nn.ReLU(inplace=True), second, *_pooled())
 
     return nn.Sequential(
         block(shape.channels, 32, 64),
