@@ -17,9 +17,10 @@ def main() -> NoReturn:
     signals.install()
     options = parse(sys.argv[1:], os.environ)
 
+    from ddptrain.ledger import process_start
     from ddptrain.main import run  # imports torch
 
-    code = run(options, os.environ, signals)
+    code = run(options, os.environ, signals, started=process_start())
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: gloo's threads can abort the process while the interpreter takes itself down, which also takes 1 s.

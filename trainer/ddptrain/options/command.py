@@ -13,6 +13,7 @@ from ddptrain.options.machine import DEVICES, MachineOptions
 from ddptrain.options.model import ModelOptions
 from ddptrain.options.optimizer import OptimizerOptions
 from ddptrain.options.training import TrainingOptions
+from ddptrain.options.watch import WatchOptions
 from ddptrain.recipes import RECIPES
 from ddpwire import names
 from ddpwire.exits import Exit
@@ -38,6 +39,7 @@ class Options:
     optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
     checkpoints: Annotated[CheckpointOptions, "checkpoints"]
     machine: Annotated[MachineOptions, "the machine"]
+    watch: Annotated[WatchOptions, "what is seen of it"]
 
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
