@@ -140,4 +140,4 @@ def test_help_is_there_without_torch() -> None:
     assert ended.stdout.startswith("usage: ddptrain ")
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert "ddptrain" in imported
-    assert not {"torch", "numpy", "torchvision", "prometheus_client"} & imported
+    assert not {"torch", "numpy", "torchvision", "prometheus_client", "rich"} & imported

@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from ddpwire.folder import sync_folder, write_atomic
+from ddpwire.folder import sync_folder
 
 FORMAT = 2  # for a later version, that may write them otherwise
 ZIP = b"PK\x03\x04"  # what torch.save writes is a zip; what is none, torch.load would try as an older format
@@ -84,7 +84,10 @@ def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lam
     try:
         with part.open("wb") as file:
             hashed = _Hashed(file, moved)
-            torch.save({"format": FORMAT, **vars(checkpoint)}, cast(IO[bytes], hashed))
+            try:
+                torch.save({"format": FORMAT, **vars(checkpoint)}, cast(IO[bytes], hashed))
+            except Exception as error:
+                raise hashed.failure or error from None  # torch makes an error of its own of the disk's
             hashed.sync()
         manifest = Manifest(
             format=FORMAT,
@@ -94,9 +97,16 @@ def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lam
             config_sha256=config_sha256(checkpoint.shaping),
             accuracy=checkpoint.accuracy,
         )
-        write_atomic(manifest_of(path), manifest.text().encode())
+        name = manifest_of(path)
+        with part_of(name).open("w") as text:
+            text.write(manifest.text())
+            text.flush()
+            os.fsync(text.fileno())
+        part_of(name).replace(name)
+        sync_folder(path.parent)
     except BaseException:
-        part.unlink(missing_ok=True)
+        for file in (part, part_of(manifest_of(path))):
+            file.unlink(missing_ok=True)
         raise
     part.replace(path)
     sync_folder(path.parent)
@@ -174,13 +184,18 @@ class _Hashed:
         self._moved = moved
         self._synced = 0
         self.digest = hashlib.sha256()
+        self.failure: OSError | None = None
         self.size = 0
 
     def write(self, data: bytes) -> int:
         self.digest.update(data)
-        self.size += self._file.write(data)
-        if self.size - self._synced >= SYNC_EVERY:
-            self.sync()
+        try:
+            self.size += self._file.write(data)
+            if self.size - self._synced >= SYNC_EVERY:
+                self.sync()
+        except OSError as error:
+            self.failure = error
+            raise
         return len(data)
 
     def sync(self) -> None:

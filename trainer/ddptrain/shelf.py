@@ -6,8 +6,8 @@ import os
 import re
 import socket
 import time
+import weakref
 from pathlib import Path
-from typing import BinaryIO
 
 from ddptrain.checkpoint import Corrupt, finish, manifest_of, read_manifest
 from ddptrain.errors import TrainError
@@ -24,7 +24,6 @@ class Shelf:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock: BinaryIO | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".probe-{os.getpid()}"
@@ -43,12 +42,11 @@ class Shelf:
 
     def path(self, step: int) -> Path:
         """The file of a step."""
-        return self.folder / f"step-{step:08d}.pt"
+        return _path(self.folder, step)
 
     def checkpoints(self) -> list[Path]:
         """Those that are there, whole or not, the newest first."""
-        steps = {int(match[1]) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))}
-        return [self.path(step) for step in sorted(steps, reverse=True)]
+        return checkpoints_in(self.folder)
 
     def num_bad(self) -> int:
         """Those that were set aside."""
@@ -68,7 +66,7 @@ class Shelf:
         """Delete all but the newest ``keep`` (0: all) and the best; how many are left. Raises OSError."""
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
-        kept_for_good = _best(paths) if keep_best and old else None
+        kept_for_good = best_of(paths) if keep_best and old else None
         for path in old:
             if path != kept_for_good:
                 path.unlink(missing_ok=True)
@@ -78,7 +76,8 @@ class Shelf:
 
     def _take(self) -> None:
         """Lock it. A POSIX lock: a forked child does not hold it, and NFS knows it; where locks are unknown, none."""
-        lock = (self.folder / LOCK).open("a+b")
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        weakref.finalize(self, os.close, lock)  # and with the descriptor the lock goes
         deadline = time.monotonic() + LOCK_WAIT_S
         while True:
             try:
@@ -86,8 +85,7 @@ class Shelf:
                 break
             except (BlockingIOError, PermissionError):  # held by another process
                 if time.monotonic() > deadline:
-                    lock.seek(0)
-                    holder = lock.read(200).decode(errors="replace").strip() or "another process"
+                    holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
                     raise TrainError(
                         Exit.CANNOT_WRITE,
                         f"--checkpoint-dir {self.folder} is in use by {holder}: "
@@ -96,11 +94,9 @@ class Shelf:
                 time.sleep(0.1)
             except OSError:  # a file system without locks
                 break
-        self._lock = lock  # never closed: with the descriptor the lock would go
         with contextlib.suppress(OSError):
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            lock.flush()
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _sweep(self) -> None:
         """See to what a killed training left half done."""
@@ -110,7 +106,13 @@ class Shelf:
             torn.unlink(missing_ok=True)
 
 
-def _best(paths: list[Path]) -> Path | None:
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, whole or not, the newest first. Raises OSError."""
+    steps = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    return [_path(folder, step) for step in sorted(steps, reverse=True)]
+
+
+def best_of(paths: list[Path]) -> Path | None:
     """That of the highest accuracy, the newest of equals; None: none was measured."""
     best, highest = None, -1.0
     for path in paths:
@@ -119,3 +121,7 @@ def _best(paths: list[Path]) -> Path | None:
             if accuracy is not None and accuracy > highest:
                 best, highest = path, accuracy
     return best
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}.pt"

@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, "" if self.quiet else f"ddptrain: {message}; see ddptrain --help\n")
+        self.exit(Exit.USAGE, "" if self.quiet else f"{self.prog}: {message}; see {self.prog} --help\n")
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
