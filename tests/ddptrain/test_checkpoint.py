@@ -125,7 +125,8 @@ def attempt(at):
 write(Shelf(folder).path(4), state(4))
 assert attempt(-1) == 0
 operations = int((folder / "operations").read_text())
-picked = sorted({round(i * (operations - 9) / (points - 9)) for i in range(points - 8)} | set(range(operations - 8, operations)))
+last = operations - 8  # those that give the files their names
+picked = sorted({round(i * (last - 1) / (points - 9)) for i in range(points - 8)} | set(range(last, operations)))
 good = 0
 for at in picked:
     for file in folder.glob("*step-00000008*"):

@@ -55,13 +55,18 @@ def test_a_training_names_its_slow_rank(train: Callable[..., list]) -> None:
 
 
 def test_the_median_of_two_is_the_faster_one() -> None:
-    assert compare([0.1, 0.3]) == Skew(slowest=1, ratio=pytest.approx(3.0), speeds=(1.0, pytest.approx(1 / 3)))
+    assert compare([0.1, 0.3]) == Skew(
+        slowest=1, ratio=pytest.approx(3.0), behind_s=pytest.approx(0.2), speeds=(1.0, pytest.approx(1 / 3))
+    )
     assert compare([0.2, 0.1, 0.2, 0.25]).ratio == pytest.approx(1.25)
 
 
 def test_a_rank_is_named_when_it_is_behind_twice_in_a_row_and_once() -> None:
     judge = Judge()
-    slow, other, well = (Skew(slowest=rank, ratio=ratio, speeds=()) for rank, ratio in ((1, 3.0), (2, 2.0), (0, 1.1)))
+    slow, other, well = (
+        Skew(slowest=rank, ratio=ratio, behind_s=0.1 * (ratio - 1), speeds=())
+        for rank, ratio in ((1, 3.0), (2, 2.0), (0, 1.1))
+    )
     heard = [
         judge.hear(skew, step=step) for step, skew in enumerate((slow, well, slow, slow, slow, other, other, well))
     ]

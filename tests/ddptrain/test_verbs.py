@@ -86,7 +86,7 @@ def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
 
 
 def test_eight_billion_parameters_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit.main("--params 8e9 --optimizer adamw --dtype fp32 --memory 80GB".split()) == 78
+    assert fit.main(["--params", "8e9", "--optimizer", "adamw", "--dtype", "fp32", "--memory", "80GB"]) == 78
     assert (
         capsys.readouterr().out
         == """\
@@ -113,7 +113,7 @@ What would help:
 
 
 def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert fit.main("--model resnet18 --image 3x32x32 --batch-size 128 --memory 16GB".split()) == 0
+    assert fit.main(["--model", "resnet18", "--image", "3x32x32", "--batch-size", "128", "--memory", "16GB"]) == 0
     out = capsys.readouterr().out
     first = "resnet18 (11,173,962 parameters) on 3x32x32, sgd, fp32, DistributedDataParallel, on a GPU of 16.0 GiB"
     assert out.splitlines()[0] == first

@@ -105,8 +105,8 @@ def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lam
         part_of(name).replace(name)
         sync_folder(path.parent)
     except BaseException:
-        for file in (part, part_of(manifest_of(path))):
-            file.unlink(missing_ok=True)
+        for unfinished in (part, part_of(manifest_of(path))):
+            unfinished.unlink(missing_ok=True)
         raise
     part.replace(path)
     sync_folder(path.parent)

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 EVERY = 5  # steps
-SLOW = 1.5  # times the others' median
+SLOW = 2.0  # times the others' median; the metric tells of less
+SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
 IN_A_ROW = 2
 
 
@@ -23,6 +24,7 @@ class Skew:
 
     slowest: int  # its rank
     ratio: float  # its time by the median of all ranks'
+    behind_s: float  # its time minus that median
     speeds: tuple[float, ...]  # of each rank: the best time by its own, 0 to 1
 
 
@@ -30,7 +32,12 @@ def compare(own_s: Sequence[float]) -> Skew:
     """The skew of these times, one a rank. Of two ranks the faster one is the median."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
-    return Skew(slowest=slowest, ratio=own_s[slowest] / typical, speeds=tuple(best / one for one in own_s))
+    return Skew(
+        slowest=slowest,
+        ratio=own_s[slowest] / typical,
+        behind_s=own_s[slowest] - typical,
+        speeds=tuple(best / one for one in own_s),
+    )
 
 
 class Judge:
@@ -43,7 +50,7 @@ class Judge:
 
     def hear(self, skew: Skew, *, step: int) -> str:
         """What is to be said now; empty: nothing."""
-        slow = skew.slowest if skew.ratio >= SLOW else None
+        slow = skew.slowest if skew.ratio >= SLOW and skew.behind_s >= SLOW_S else None
         self._times = self._times + 1 if slow == self._suspect else 1
         self._suspect = slow
         if self._times < IN_A_ROW or slow == self._named:
