@@ -175,3 +175,15 @@ def test_a_machine_without_a_gpu_is_asked_for_the_size() -> None:
         2,
         "there is no GPU here to ask: give --memory, such as --memory 80GB",
     )
+
+
+def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text()
+    lines = [line.partition("#")[0].split() for line in re.findall(r"^ddptrain (.*)$", page, re.MULTILINE)]
+    codes = {}
+    for verb, *arguments in lines:
+        words = [str(checkpoints) if word == "checkpoints" else word for word in arguments]
+        codes[verb, *arguments] = {"export": export, "fit": fit}[verb].main(words)
+    assert sorted(codes.values()) == [0, 0, 0, 78]
+    state = torch.load(checkpoints / "step-00000009.pt", weights_only=True)["parts"]["model"]
+    assert state["weight"].shape == (3, 2)
