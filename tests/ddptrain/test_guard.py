@@ -102,6 +102,16 @@ def test_a_loss_that_is_a_number_is_left_as_it_is() -> None:
     assert guard.last_norm == pytest.approx(float(one.grad.norm()))
 
 
+def test_what_a_scaler_passes_over_is_no_end_unless_it_does_not_stop() -> None:
+    guard, weight = Guard(torch.device("cpu")), torch.ones(3, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    infinite, well = [torch.full((3,), float("inf"))], [torch.ones(3)]
+    for step, gradient in enumerate([infinite] * 19 + [well] + [infinite] * 19):
+        guard.gradient(gradient, optimizer, step=step, scaled=True)
+    with pytest.raises(NonFinite):
+        guard.gradient(infinite, optimizer, step=40, scaled=True)
+
+
 def test_who_is_named() -> None:
     well, nan, gradient = (
         Finding(loss=1.0, gradient_finite=True),

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor
 
 
+MAX_OVERFLOWS = 20  # in a row: a scale of 65,536 is below 1 by then
+
+
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not ours to report
     """Step number ``step``, from 1, was not taken."""
 
@@ -25,6 +28,7 @@ class Guard:
 
     def __init__(self, device: torch.device) -> None:
         self._norm: Tensor | None = None  # of the last gradient, not waited for
+        self._overflows = torch.zeros((), device=device, dtype=torch.int64)
         self._flag: Tensor | None = None
         if device.type == "cuda":
             self._flag = torch.zeros((), device=device)  # 1: a step was not finite, and none is taken any more
@@ -36,9 +40,18 @@ class Guard:
         """The same loss, whose gradient is nan if it is not finite itself."""
         return loss * (1 + (loss - loss).detach())
 
-    def gradient(self, gradients: list[Tensor], optimizer: torch.optim.Optimizer, *, step: int) -> None:
-        """To be called before the optimizer's step number ``step``, from 1. Raises NonFinite."""
+    def gradient(
+        self, gradients: list[Tensor], optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False
+    ) -> None:
+        """To be called before the optimizer's step number ``step``, from 1. Raises NonFinite.
+
+        ``scaled``: by a GradScaler, which passes over a step that overflowed and scales less the next time; then only
+        MAX_OVERFLOWS of them in a row are taken for more than that.
+        """
         norm = self._norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if scaled:
+            self._overflows = (self._overflows + 1) * ~norm.isfinite()
+            norm = torch.where(self._overflows < MAX_OVERFLOWS, 0.0, math.nan)
         if self._flag is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
             if not math.isfinite(norm.item()):
                 raise NonFinite(step)
@@ -46,7 +59,8 @@ class Guard:
         bad = ~norm.isfinite()
         self._step += (bad & (self._flag == 0)) * step
         torch.maximum(self._flag, bad.float(), out=self._flag)
-        optimizer.grad_scale, optimizer.found_inf = None, self._flag  # type: ignore[attr-defined]
+        if not scaled:  # else they are the scaler's own
+            optimizer.grad_scale, optimizer.found_inf = None, self._flag  # type: ignore[attr-defined]
         if self._copied is None or self._copied.query():  # type: ignore[no-untyped-call]
             self._seen.copy_(self._step, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

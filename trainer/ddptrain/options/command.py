@@ -23,6 +23,9 @@ Examples:
   ddptrain                                        digits, one process
   torchrun --nproc-per-node 2 -m ddptrain         the same on two ranks
   ddprun --nproc-per-node 2 -m ddptrain --data mnist --model simple --epochs 3
+  ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
+  ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
+  ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
 Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
