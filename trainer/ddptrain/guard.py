@@ -11,7 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-
 MAX_OVERFLOWS = 20  # in a row: a scale of 65,536 is below 1 by then
 
 
