@@ -23,9 +23,9 @@ def test_two_ranks_then_one_then_two_are_two_ranks_to_the_last_digits(
 ) -> None:
     """GroupNorm, float64; the stops are in the middle of epochs."""
     script = str(Path(__file__).with_name("exact.py"))
-    undisturbed = ("0", "--epochs=3", "--deterministic", "--checkpoint-dir=whole")
+    undisturbed = ("0", "--epochs=3", "--deterministic", "--precision=fp64", "--checkpoint-dir=whole")
     assert train(*undisturbed, size=2, command=(script,))[0].code == 0
-    options = ("--epochs=3", "--deterministic", "--checkpoint-dir=parts")
+    options = ("--epochs=3", "--deterministic", "--precision=fp64", "--checkpoint-dir=parts")
     stops = []
     for size, steps, code in ((2, "20", 143), (1, "50", 143), (2, "0", 0)):
         ended = train(steps, *options, size=size, command=(script,))

@@ -2,15 +2,21 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from ddptrain.errors import TrainError
 from ddptrain.job import global_batch_size
+from ddptrain.main import run
 from ddptrain.options import parse, shaping
+from ddptrain.options.ranks import RankOptions
 from ddptrain.place import Place, read_place, usable_cores
+from ddptrain.precision import choose_precision, has_cpu_bf16
+from ddptrain.strategy import check_strategy
 from ddptrain.world import choose_device
+from ddpwire.signals import Signals
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
@@ -85,6 +91,83 @@ def test_what_shapes_a_training_and_what_does_not() -> None:
 
 RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 HINT = "; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+
+
+def by_hand(*arguments: str) -> RankOptions:
+    return parse([*arguments], {}).ranks
+
+
+def test_a_place_by_hand() -> None:
+    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
+    assert read_place({}, how) == Place(rank=1, size=4, local_rank=1, local_size=4)
+    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_place(same, how) == Place(rank=1, size=4, local_rank=0, local_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_place(mpi, by_hand("--backend=mpi")) == Place(rank=3, size=4, local_rank=1, local_size=2)
+    assert read_place(mpi) == Place()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "told"),
+    [
+        (["--rank=1"], {}, f"WORLD_SIZE is not set, but other variables of a rank are{HINT}"),
+        (["--rank=1", "--world-size=2"], {}, f"WORLD_SIZE=2, but MASTER_ADDR is not set{HINT}"),
+        (["--rank=1"], RANK | {"RANK": "2"}, "--rank 1, but RANK=2: give one of them"),
+        (["--world-size=2"], RANK, "--world-size 2, but WORLD_SIZE=4: give one of them"),
+    ],
+)
+def test_a_place_by_hand_that_is_none(arguments: list[str], environ: dict[str, str], told: str) -> None:
+    with pytest.raises(TrainError) as error:
+        read_place(environ, by_hand(*arguments))
+    assert (error.value.code, error.value.message) == (78, told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--strategy=dp"], "--strategy dp is for one process, this is one of 2 ranks: give ddp"),
+        (
+            ["--static-graph", "--accumulate=2"],
+            "--static-graph does not go with --accumulate: leave one of them out",
+        ),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], told: str) -> None:
+    with pytest.raises(TrainError) as error:
+        check_strategy(parse(arguments, {}), Place(size=2))
+    assert (error.value.code, error.value.message) == (78, told)
+
+
+def test_arithmetic_is_chosen_by_the_hardware() -> None:
+    cpu = torch.device("cpu")
+
+    def chosen(*arguments: str) -> str:
+        return choose_precision(parse([*arguments, "--recipe=synthetic-convnet"], {}).machine, cpu).name
+
+    assert chosen() == ("bf16" if has_cpu_bf16() else "fp32")
+    assert chosen("--deterministic") == "fp32"
+    assert chosen("--deterministic", "--precision=bf16") == "bf16"
+    with pytest.raises(TrainError) as error:
+        chosen("--precision=fp16")
+    assert (error.value.code, error.value.message) == (
+        78,
+        "--precision fp16 needs a GPU: give bf16, fp32 or auto",
+    )
+
+
+def test_what_needs_gpus_says_so(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def told(*arguments: str) -> tuple[int, str]:
+        here = ["--device=cpu", f"--checkpoint-dir={tmp_path}", *arguments]
+        return run(parse(here, {}), {}, Signals()), capfd.readouterr().err
+
+    assert told("--sync-bn") == (
+        78,
+        "ddptrain: --sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch\n",
+    )
+    assert told("--backend=nccl") == (
+        78,
+        "ddptrain: --backend nccl needs GPUs, and this trains on the CPU: give auto or gloo\n",
+    )
 
 
 def test_a_place() -> None:

@@ -9,19 +9,19 @@ import pytest
 from ddptrain.straggler import Judge, Skew, compare
 
 PACED = """
-import runpy, sys, time
-from ddptrain import step
+import os, runpy, sys, time
+from ddptrain.input.batches import Preparation
 
-batch_images, steps = step.batch_images, 0
+batch, steps = Preparation.batch, 0
 
-def paced(job, share, *, epoch):
+def paced(preparation, indices_B, *, epoch):
     # Every rank takes 20 ms, and rank 1 three times as long from step 46 on.
     global steps
     steps += 1
-    time.sleep(0.06 if job.world.place.rank == 1 and steps > 45 else 0.02)
-    return batch_images(job, share, epoch=epoch)
+    time.sleep(0.06 if os.environ["RANK"] == "1" and steps > 45 else 0.02)
+    return batch(preparation, indices_B, epoch=epoch)
 
-step.batch_images = paced
+Preparation.batch = paced
 sys.argv[0] = "ddptrain"
 runpy.run_module("ddptrain", run_name="__main__")
 """

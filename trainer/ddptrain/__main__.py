@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from ddptrain.options import parse
+from ddptrain.spawn import is_rank, spawn
 from ddptrain.verbs import VERBS
 from ddpwire.signals import Signals
 
@@ -19,7 +20,10 @@ def main() -> NoReturn:
         sys.exit(_verb(sys.argv[1], sys.argv[2:]))
     signals = Signals()
     signals.install()
-    options = parse(sys.argv[1:], os.environ)
+    arguments = sys.argv[1:]
+    options = parse(arguments, os.environ)
+    if options.ranks.spawn > 1 and not is_rank(os.environ):
+        sys.exit(spawn(arguments, options.ranks.spawn))
 
     from ddptrain.ledger import process_start
     from ddptrain.main import run  # imports torch

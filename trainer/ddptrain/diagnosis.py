@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ddptrain.errors import TrainError
 from ddptrain.job import Job
 from ddptrain.metrics import Metrics
-from ddptrain.step import batch_images, local_loss
+from ddptrain.step import local_loss
 from ddptrain.stream import batches, epoch_order, share_of
 from ddpwire.exits import Exit
 
@@ -65,7 +65,9 @@ def _look(job: Job, step: int) -> Finding:
     order = epoch_order(len(job.train), seed=job.options.training.seed, epoch=epoch).to(job.world.device)
     share = share_of(next(batches(order, job.batch_size, first=index)), rank=place.rank, world_size=place.size)
     job.optimizer.zero_grad()
-    loss = local_loss(job, job.model, batch_images(job, share, epoch=epoch), share)
+    job.preparation.feed.rewind()
+    batch = job.preparation.batch(share.indices_N, epoch=epoch)
+    loss = local_loss(job, job.model, batch, share.weight)
     gradients = torch.autograd.grad(
         loss, [one for one in job.model.parameters() if one.requires_grad], allow_unused=True
     )

@@ -39,15 +39,13 @@ class Guard:
         """The same loss, whose gradient is nan if it is not finite itself."""
         return loss * (1 + (loss - loss).detach())
 
-    def gradient(
-        self, gradients: list[Tensor], optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False
-    ) -> None:
-        """To be called before the optimizer's step number ``step``, from 1. Raises NonFinite.
+    def gradient(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
+        """To be called with the gradient's norm before the optimizer's step number ``step``, from 1. Raises NonFinite.
 
         ``scaled``: by a GradScaler, which passes over a step that overflowed and scales less the next time; then only
         MAX_OVERFLOWS of them in a row are taken for more than that.
         """
-        norm = self._norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        self._norm = norm
         if scaled:
             self._overflows = (self._overflows + 1) * ~norm.isfinite()
             norm = torch.where(self._overflows < MAX_OVERFLOWS, 0.0, math.nan)

@@ -57,7 +57,7 @@ def fit(
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
         with watch.ledger.lost("evaluation"):
-            right = count_right(job.model, job.test, job.normalise, job.world)
+            right = count_right(job)
         watch.heart.beat(step)
         accuracy = right / len(job.test)
         watch.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=watch.guard.last_norm)

@@ -30,6 +30,7 @@ from ddptrain.progress import Teller, teller
 from ddptrain.shelf import Shelf
 from ddptrain.stop import Stop
 from ddptrain.straggler import Comparison
+from ddptrain.strategy import check_strategy
 from ddptrain.watch import Watch
 from ddptrain.world import agree, enter, join, lost_a_peer, set_up_torch
 from ddpwire.exits import Exit
@@ -45,7 +46,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
     place = Place()
     ledger = Ledger(time.monotonic() if started is None else started)
     try:
-        place = read_place(environ)
+        place = read_place(environ, options.ranks)
         return _train(options, place, environ, signals, ledger)
     except TrainError as error:
         if error.rank in (None, place.rank):
@@ -63,11 +64,12 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
 
 def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals, ledger: Ledger) -> int:
     batch_size = global_batch_size(options.training, place)
+    check_strategy(options, place)
     set_up_torch(place, environ, deterministic=options.machine.deterministic)
     if options.watch.debug:
         debugging.set_up()
-    join(place, options.machine.timeout_s)
-    world = enter(place, options.machine.device, options.machine.timeout_s)
+    join(place, options.ranks)
+    world = enter(place, options.machine.device, options.ranks)
     shelf = agree(place, lambda: Shelf(options.checkpoints.folder) if place.first else None)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
@@ -120,10 +122,10 @@ def _heart(environ: Mapping[str, str]) -> Heart:
 def _load_data(options: Options, place: Place) -> DataSet:
     """The data set. Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node."""
     source = SOURCES[options.data.name]
-    if source.download:
+    if source.prepare:
         turn = 0 if place.first else 1 if place.local_rank == 0 else None
         for now in (0, 1):
-            agree(place, partial(source.download, options.data.folder) if turn == now else _nothing)
+            agree(place, partial(source.prepare, options.data) if turn == now else _nothing)
     return agree(place, partial(source.load, options.data, options.training.seed))
 
 
@@ -134,9 +136,7 @@ def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Te
     if fitted.exit_code:
         tell.say(report.stopped(job, fitted, path, timed_out=timed_out))
     else:
-        right = fitted.right
-        if right is None:
-            right = count_right(job.model, job.test, job.normalise, job.world)
+        right = count_right(job) if fitted.right is None else fitted.right
         tell.say(report.costs(job, watch.ledger, watch.phases.totals))
         tell.say(report.summary(job, fitted, right=right, checkpoint=path))
     watch.last_words()

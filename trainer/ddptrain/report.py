@@ -25,7 +25,8 @@ def headline(job: Job) -> str:
         f"{options.model.name} ({parameters:,} parameters) on {job.data.name} "
         f"({len(job.train):,} images to train, {len(job.test):,} to test): "
         f"{_count(world.place.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
-        f"batch {job.batch_size}, {_count(options.training.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}"
+        f"batch {job.batch_size}, {_count(options.training.epochs, 'epoch')} of {_count(job.steps_per_epoch, 'step')}; "
+        f"{job.precision.name}, {job.preparation.feed.told}"
     )
     if options.optimizer.scale_lr:
         size, lr = world.place.size, options.optimizer.lr

@@ -9,15 +9,15 @@ from ddptrain.options.data import DataOptions
 FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
-def download(data_dir: Path) -> None:
+def prepare(options: DataOptions) -> None:
     """Make sure that the files are there. Raises TrainError."""
     datasets = torchvision_datasets()
-    raw = data_dir / "MNIST" / "raw"
+    raw = options.folder / "MNIST" / "raw"
     fetch(
         "mnist",
         archives=tuple(raw / f"{name}.gz" for name in FILES),
         unpacked=tuple(raw / name for name in FILES),
-        get=lambda: datasets.MNIST(str(data_dir), download=True),
+        get=lambda: datasets.MNIST(str(options.folder), download=True),
     )
 
 
@@ -35,4 +35,4 @@ def load(options: DataOptions, _seed: int) -> DataSet:
 def _samples(data_dir: Path, *, train: bool) -> Samples:
     datasets = torchvision_datasets()
     part = read("mnist", data_dir / "MNIST" / "raw", lambda: datasets.MNIST(str(data_dir), train=train))
-    return Samples(images_NCHW=part.data[:, None], labels_N=part.targets.long())
+    return Samples(images_NHWC=part.data[..., None], labels_N=part.targets.long())

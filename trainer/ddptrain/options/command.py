@@ -6,23 +6,27 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, get_type_hints
 
+from ddptrain.options.augmentation import AugmentationOptions
 from ddptrain.options.checkpoints import CheckpointOptions
 from ddptrain.options.data import DataOptions
 from ddptrain.options.field import flag_of, key_of
 from ddptrain.options.machine import DEVICES, MachineOptions
 from ddptrain.options.model import ModelOptions
 from ddptrain.options.optimizer import OptimizerOptions
+from ddptrain.options.ranks import RankOptions
 from ddptrain.options.training import TrainingOptions
 from ddptrain.options.watch import WatchOptions
-from ddptrain.recipes import RECIPES
+from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
 from ddpwire import names
 from ddpwire.exits import Exit
 
 EPILOG = """\
 Examples:
   ddptrain                                        digits, one process
-  torchrun --nproc-per-node 2 -m ddptrain         the same on two ranks
-  ddprun --nproc-per-node 2 -m ddptrain --data mnist --model simple --epochs 3
+  ddptrain --spawn 2                              the same on two ranks of this machine
+  torchrun --nproc-per-node 2 -m ddptrain         the same, started by torchrun
+  ddprun --nproc-per-node 2 -m ddptrain --recipe mnist-simple --epochs 3
+  ddptrain --recipe folder-resnet18-pretrained --data-dir photos
   ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
   ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
@@ -37,11 +41,13 @@ class Options:
     """What one training was asked to do, with the recipe filled in; each group under its title in the help."""
 
     data: Annotated[DataOptions, "what is trained on"]
+    augmentation: Annotated[AugmentationOptions, "how images are changed"]
     model: Annotated[ModelOptions, "what is trained"]
     training: Annotated[TrainingOptions, "how"]
     optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
     checkpoints: Annotated[CheckpointOptions, "checkpoints"]
     machine: Annotated[MachineOptions, "the machine"]
+    ranks: Annotated[RankOptions, "the ranks"]
     watch: Annotated[WatchOptions, "what is seen of it"]
 
 
@@ -54,10 +60,11 @@ class Parser(argparse.ArgumentParser):
     """argparse, saying what is wrong in one line and from one rank."""
 
     quiet = False
+    source = ""  # where the arguments come from, when not from the command line
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, "" if self.quiet else f"{self.prog}: {message}; see {self.prog} --help\n")
+        self.exit(Exit.USAGE, "" if self.quiet else f"{self.prog}: {self.source}{message}; see {self.prog} --help\n")
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -66,8 +73,25 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
         parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
-    values = vars(RECIPES[given.get("data", "digits")]) | _of_environment(environ, parser) | given
-    return Options(**{name: _group(kind, values) for name, kind in GROUPS.items()})
+    name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
+    values = _recipe(name, parser) | _of_environment(environ, parser) | given
+    required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
+    if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
+        told = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+        parser.error(f"recipe {name}: {told} {'are' if missing[1:] else 'is'} given nowhere")
+    return Options(**{group: _group(kind, values) for group, kind in GROUPS.items()})
+
+
+def _recipe(name: str, parser: Parser) -> dict[str, Any]:
+    """The values of a recipe. It is written as options are, and read as if they were given first."""
+    try:
+        recipe: Recipe = read_recipe(name)
+    except RecipeError as error:
+        parser.error(f"argument --recipe: {error}")
+    parser.source = f"recipe {name}: "
+    values = vars(parser.parse_args(recipe.arguments))
+    parser.source = ""
+    return values
 
 
 def shaping(options: Options, *, batch_size: int) -> dict[str, Any]:
@@ -107,6 +131,11 @@ def _parser(*, quiet: bool) -> Parser:
         argument_default=argparse.SUPPRESS,
     )
     parser.quiet = quiet
+    parser.add_argument(
+        "--recipe",
+        help=f"defaults for what follows: {', '.join(recipe_names())}, or a YAML file (default: the data set's)",
+        metavar="NAME",
+    )
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group(TITLES[name])
         for one in fields(kind):
@@ -120,9 +149,11 @@ def _told_default(item: Field[Any]) -> str:
     """The end of an option's help: its default."""
     key, default = key_of(item), item.default
     if default is MISSING:
-        return " (default: " + ", ".join(f"{data} {getattr(recipe, key)}" for data, recipe in RECIPES.items()) + ")"
+        return " (default: the recipe's)"
+    if default is None:
+        return ""  # the help says what it means
     if isinstance(default, bool):
         return " (default)" if default else ""
     if isinstance(default, tuple):
-        default = "x".join(str(part) for part in default)
+        default = ("x" if key.endswith("shape") else ",").join(str(part) for part in default)
     return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default})"

@@ -7,12 +7,15 @@ from dataclasses import MISSING, Field, field
 from typing import Any
 
 
-def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
+def option(
+    text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, boolean: bool = False, **argument: Any
+) -> Any:
     """A field that is an option; ``flag`` where the field's name does not say it, ``argument`` goes to argparse.
 
+    ``boolean``: --name and --no-name, as every option whose default is a bool.
     ``shapes``: a checkpoint trained with another value cannot be gone on with. Without a default, the recipe has it.
     """
-    if isinstance(default, bool):
+    if boolean or isinstance(default, bool):
         argument.setdefault("action", argparse.BooleanOptionalAction)
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
@@ -64,3 +67,12 @@ def image_shape(text: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts) or parts[1] != parts[2]:
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxSIZExSIZE, such as 3x32x32")
     return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def milestones(text: str) -> tuple[int, ...]:
+    """An argparse type: whole numbers that grow, with commas between them."""
+    parts = text.split(",")
+    values = tuple(int(part) for part in parts if part.isdecimal())
+    if len(values) != len(parts) or list(values) != sorted(set(values)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of epochs such as 30,60,80")
+    return values

@@ -19,7 +19,22 @@ class TrainingOptions:
         default=0,
         metavar="N",
     )
-    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), metavar="X")
+    accumulate: int = option(
+        "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
+        shapes=True,
+        type=whole(1),
+        default=1,
+        metavar="N",
+    )
+    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), default=0.0, metavar="X")
+    ema: float = option(
+        "evaluate a moving average of the weights that keeps this share a step, such as 0.999; 0: the weights",
+        shapes=True,
+        type=real(0, 1),
+        default=0.0,
+        metavar="X",
+    )
+    test_flip: bool = option("evaluate each image and its mirror image together", default=False)
     seed: int = option(
         "of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0, metavar="N"
     )

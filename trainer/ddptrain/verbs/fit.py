@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ddptrain.errors import TrainError
 from ddptrain.options.command import Parser
 from ddptrain.options.field import image_shape, whole
-from ddptrain.recipes import MODELS
+from ddptrain.options.model import MODELS
 from ddptrain.verbs.need import BYTES, MOMENTS, Case, told
 from ddpwire.exits import Exit
 
@@ -63,7 +63,8 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--params", type=number, metavar="N", help="parameters of any model: 8e9, 8B")
-    parser.add_argument("--model", choices=MODELS, help="one of ddptrain's models: %(choices)s")
+    models = f"{', '.join(MODELS)}, or a classifier of torchvision"
+    parser.add_argument("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
     parser.add_argument("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
     parser.add_argument("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
     parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
