@@ -15,7 +15,7 @@ class WatchOptions:
     )
     profile_dir: Path = option("where the traces go", type=Path, default=Path("profile"), metavar="DIR")
     debug: bool = option(
-        "have torch check every collective, record the last ones and show where a failed gradient came from; slow",
+        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
         default=False,
     )
     stop_after: float = option(
