@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -33,36 +32,37 @@ OPTIONS = {
 }
 TIMEOUT_S = 300
 PORT = 29400
+LINKS = ["none", "1gbit", "100mbit"]
+RANK = Path(__file__).with_name("scaling_rank.py")
 
 
-def training(steps: int) -> list[str]:
-    """A training of so many steps of 16 images."""
-    return [
-        sys.executable, "-m", "ddptrain", "--data=synthetic", f"--synthetic-samples={16 * steps}", "--model=resnet18",
-        "--synthetic-shape=3x16x16", "--batch-size=16", "--epochs=2", "--keep=1", "--resume=never", "--no-augment",
-    ]  # fmt: skip
+def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
+    """A rank's command: so many steps of 16 images, after two that are not counted."""
+    images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
+    how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
+    return [sys.executable, str(RANK), str(steps), *images, *how]
 
 
 def rate(commands: list[list[str]]) -> float:
-    """Images/s in the last epoch of a training by these ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        environ = os.environ | {"OMP_NUM_THREADS": "1"}
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        ranks = [subprocess.Popen(command, cwd=folder, env=environ, **pipe) for command in commands]
-        try:
-            outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
-    found = re.search(r"^epoch +2/2 .* (\d+) images/s", outs[0], re.M)
-    if not found:
+    """Images/s of these ranks together."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen(command, env=environ, **pipe) for command in commands]
+    try:
+        outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
         raise SystemExit(f"scaling.py: a training failed: {outs[0].splitlines()[-1:]} {outs[-1].splitlines()[-1:]}")
-    return float(found[1])
+    return float(outs[0])
 
 
 def on_loopback(size: int, steps: int) -> float:
     """So many ranks on this machine."""
-    return rate([[*training(steps), *([f"--spawn={size}"] if size > 1 else [])]])
+    with tempfile.TemporaryDirectory() as folder:
+        meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
+        return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
 
 
 @contextlib.contextmanager
@@ -83,46 +83,60 @@ def limited(pair: tuple[Machine, ...], link: str):
 
 def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
     """A rank on each machine."""
-    meet = f"--init-method=tcp://{pair[0].address}:{PORT}"
-    here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps), *options, meet, "--world-size=2"]
-    folders = [f"--checkpoint-dir=of-rank-{rank}" for rank in range(2)]
-    return rate([machine.command(*here, f"--rank={rank}", folders[rank]) for rank, machine in enumerate(pair)])
+    meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
+    here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
+    return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
+
+
+def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Rates by link and options; the order of the options is reversed each round."""
+    links: dict[str, dict[str, list[float]]] = {link: {name: [] for name in args.options} for link in args.links}
+    with machines(2, prefix="scale") as pair:
+        for link, rates in links.items():
+            with limited(pair, link):
+                for turn in range(args.rounds):
+                    for name in args.options[:: 1 if turn % 2 == 0 else -1]:
+                        rates[name].append(on_link(pair, OPTIONS[name], args.steps))
+    return links
+
+
+def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
+    """The lines of the tables."""
+    head = f"{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}"
+    lines = [f"{'ranks on the loopback':28}{head}"] if sizes else []
+    for size, values in sizes.items():
+        lines.append(f"{size:<28}{statistics.median(values):10.1f}{spread(values)}")
+    for link, rates in links.items():
+        lines.append(f"{f'two machines, link {link}':28}{head}{'over plain':>12}")
+        plain = statistics.median(next(iter(rates.values())))
+        for name, values in rates.items():
+            middle = statistics.median(values)
+            lines.append(f"  {name:26}{middle:10.1f}{spread(values)}{middle / plain:12.2f}")
+    return lines
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):8.1f}{max(values):8.1f}{len(values):4}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",") if one], default=[1, 2, 4])
-    parser.add_argument("--links", type=lambda text: text.split(","), default=["none", "1gbit", "100mbit"])
+    parser.add_argument("--links", type=lambda text: [one for one in text.split(",") if one], default=LINKS)
     parser.add_argument("--options", type=lambda text: text.split(","), default=list(OPTIONS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8, help="of an epoch; the second epoch is measured")
+    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     sizes = {size: [on_loopback(size, args.steps) for _ in range(args.rounds)] for size in args.ranks}
     links: dict[str, dict[str, list[float]]] = {}
-    if os.geteuid() == 0:
-        with machines(2, prefix="scale") as pair:
-            for link in args.links:
-                links[link] = {name: [] for name in args.options}
-                with limited(pair, link):
-                    for turn in range(args.rounds):
-                        for name in args.options[:: 1 if turn % 2 == 0 else -1]:
-                            links[link][name].append(on_link(pair, OPTIONS[name], args.steps))
+    if args.links and os.geteuid() == 0:
+        links = over_links(args)
     elif args.links:
         print("links need root (network namespaces): skipped", file=sys.stderr)
     version = metadata.version("torch")
-    print(f"ResNet-18, batch 16, gloo, one thread a rank, {os.cpu_count()} cores, torch {version}")
-    if sizes:
-        print(f"{'ranks on the loopback':28}{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}")
-    for size, values in sizes.items():
-        print(f"{size:<28}{statistics.median(values):10.0f}{min(values):8.0f}{max(values):8.0f}{len(values):4}")
-    for link, rates in links.items():
-        print(f"{f'two machines, link {link}':28}{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}{'over plain':>12}")
-        plain = statistics.median(next(iter(rates.values())))
-        for name, values in rates.items():
-            middle = statistics.median(values)
-            spread = f"{min(values):8.1f}{max(values):8.1f}{len(values):4}"
-            print(f"  {name:26}{middle:10.1f}{spread}{middle / plain:12.2f}")
+    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {os.cpu_count()} cores, torch {version}")
+    print("\n".join(table(sizes, links)))
     if args.json:
         args.json.write_text(json.dumps({"torch": version, "loopback": sizes, "links": links}, indent=1) + "\n")
 

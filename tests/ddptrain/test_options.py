@@ -21,7 +21,7 @@ from ddpwire.signals import Signals
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
     options = parse(["--data", "cifar10", "--lr", "0"], {})
-    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.data.augment) == (
+    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.augmentation.augment) == (
         "resnet18",
         128,
         0.0,

@@ -15,10 +15,10 @@ from ddptrain.input.batches import Preparation
 batch, steps = Preparation.batch, 0
 
 def paced(preparation, indices_B, *, epoch):
-    # Every rank takes 20 ms, and rank 1 three times as long from step 46 on.
+    # Every rank takes 70 ms, and rank 1 three times as long from step 46 on.
     global steps
     steps += 1
-    time.sleep(0.06 if os.environ["RANK"] == "1" and steps > 45 else 0.02)
+    time.sleep(0.21 if os.environ["RANK"] == "1" and steps > 45 else 0.07)
     return batch(preparation, indices_B, epoch=epoch)
 
 Preparation.batch = paced
@@ -38,7 +38,7 @@ def test_named_within_20_steps_and_nobody_in_1000_healthy_ones(train: Callable[.
     assert 2 < float(said[2]) < 4.5
     recovered = re.fullmatch(r"step (\d+): rank 1 is as fast as the others again", again)
     assert recovered
-    assert 1050 < int(recovered[1]) <= 1070
+    assert 1050 < int(recovered[1]) <= 1080
 
 
 def test_a_training_names_its_slow_rank(train: Callable[..., list]) -> None:
@@ -68,7 +68,8 @@ def test_a_rank_is_named_when_it_is_behind_twice_in_a_row_and_once() -> None:
         for rank, ratio in ((1, 3.0), (2, 2.0), (0, 1.1))
     )
     heard = [
-        judge.hear(skew, step=step) for step, skew in enumerate((slow, well, slow, slow, slow, other, other, well))
+        judge.hear(skew, step=step, now_s=float(step))
+        for step, skew in enumerate((slow, well, slow, slow, slow, other, other, well))
     ]
     assert heard == [
         "",

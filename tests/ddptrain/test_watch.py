@@ -13,8 +13,13 @@ from pathlib import Path
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 
 
+def ours(err: str) -> str:
+    """Without what torch's profiler says of the machine."""
+    return "".join(line for line in err.splitlines(keepends=True) if line.startswith("ddptrain"))
+
+
 def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()
+    reader, theirs = pty.openpty()
     command = [sys.executable, "-m", "ddptrain", *TINY, "--epochs=2"]
     environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "NO_COLOR": "1"}
     process = subprocess.Popen(command, cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, env=environ)
@@ -22,15 +27,15 @@ def test_a_terminal_gets_a_bar_and_the_same_lines(tmp_path: Path) -> None:
     shown = b""
     while True:
         try:
-            piece = os.read(ours, 4096)
+            piece = os.read(reader, 4096)
         except OSError:  # the other end is closed
             break
         if not piece:
             break
         shown += piece
-    assert process.wait(timeout=60) == 0
-    assert process.stderr is not None
-    assert process.stderr.read() == b""
+    _, err = process.communicate(timeout=60)
+    os.close(reader)
+    assert (process.returncode, err) == (0, b"")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode()).replace("\r", "\n")
     assert re.search(r"epoch [12]/2 .* step [1-8] of 8 .* images/s", text)
     assert re.search(r"^epoch  2/2  loss \d+\.\d{4}  test +\d+\.\d\d %", text, re.MULTILINE)
@@ -42,7 +47,7 @@ def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path) 
     assert [one.code for one in ended] == [0, 0]
     for rank, one in enumerate(ended):
         path = f"profile/rank-{rank}.json"
-        assert one.err == f"ddptrain: trace of 3 steps in {path}: open it in https://ui.perfetto.dev\n"
+        assert ours(one.err) == f"ddptrain: trace of 3 steps in {path}: open it in https://ui.perfetto.dev\n"
         events = json.loads((tmp_path / path).read_text())["traceEvents"]
         names = [event["name"] for event in events if event.get("ph") == "X"]
         assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -51,7 +56,7 @@ def test_a_trace_of_each_rank_opens(train: Callable[..., list], tmp_path: Path) 
 
 def test_no_trace_of_a_training_that_is_too_short(train: Callable[..., list]) -> None:
     ended = train(*TINY, "--epochs=1", "--profile=3")[0]
-    assert (ended.code, ended.err) == (
+    assert (ended.code, ours(ended.err)) == (
         0,
         "ddptrain: no trace: the training ended before step 5 of this start (--profile)\n",
     )

@@ -23,6 +23,7 @@ from ddptrain.recompute import recompute
 from ddptrain.schedule import learning_rate
 from ddptrain.strategy import compiled, wrap
 from ddptrain.stream import num_batches
+from ddptrain.tensorboard import Board, open_board
 from ddptrain.world import World
 from ddpwire.exits import Exit
 
@@ -51,6 +52,7 @@ class Job:
     ddp: nn.Module
     optimizer: torch.optim.Optimizer
     ema: Ema | None
+    board: Board  # TensorBoard's scalars
     batch_size: int  # over all ranks
 
     @property
@@ -140,6 +142,7 @@ def prepare(options: Options, world: World, data: DataSet, *, batch_size: int) -
         ddp=compiled(wrap(model, options.ranks, world), options.machine.compile),
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
+        board=open_board(options.training.tensorboard, world.place),
         batch_size=batch_size,
     )
 

@@ -66,10 +66,10 @@ class Keeping:
         problem, path = "", Path()
         if self._saver:
             path = self._path(step)
-            settled = self._settle(step)
+            settled = self.settle(step)
             if settled and self._saver.newest != path:  # not begun, or the disk has room again
                 self.save(step, accuracy)
-                settled = self._settle(step)
+                settled = self.settle(step)
             if not settled:
                 problem = f"step {step} could not be saved: the disk has not taken {path} for {STUCK_S:g} s"
             elif self._saver.newest != path:
@@ -79,7 +79,8 @@ class Keeping:
             raise TrainError(Exit.CANNOT_WRITE, problem)
         return path
 
-    def _settle(self, step: int) -> bool:
+    def settle(self, step: int = 0) -> bool:
+        """Wait until what is being written is on the disk; False: the disk is stuck."""
         with self._ledger.lost("checkpoint"):
             return self._saver is None or self._saver.settle(step)
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from ddptrain.evaluate import count_right
 from ddptrain.job import Job
 from ddptrain.step import train_step
 from ddptrain.stream import batches, epoch_order, share_of
@@ -61,6 +60,8 @@ def fit(
         watch.heart.beat(step)
         accuracy = right / len(job.test)
         watch.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=watch.guard.last_norm)
+        speed = (images - images_before) / epoch_seconds
+        job.board.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed)
         watch.teller.say(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
             f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"

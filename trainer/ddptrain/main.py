@@ -102,6 +102,7 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
         raise nonfinite(job, error.step, metrics) from None
     finally:
         watch.close()
+        keeping.settle()
     stop.close()
     _farewell(job, fitted, keeping, watch, tell, timed_out=stop.timed_out)
     if place.size > 1:

@@ -68,7 +68,7 @@ class Finder:
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """The one that was asked for by name; without a manifest its bytes are taken as they are."""
         try:
-            if path.exists() and not manifest_of(path).exists():
+            if not manifest_of(path).exists():
                 return path, unpack(path.read_bytes())
             return path, self._load(path)
         except Corrupt as error:

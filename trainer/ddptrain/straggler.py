@@ -1,10 +1,12 @@
 """Which rank the others wait for. Every rank's own time of a step, without waiting, is compared with the others'.
 
 Every few steps each rank gives the median of its last ones, in an all-gather of one number whose answer is read a few
-steps later: nobody waits. A rank is named when it is behind in two answers in a row, and when it no longer is.
+steps later: nobody waits. A rank is named when it has been behind in all answers of a second, two at the least, and
+when it no longer is.
 """
 
 import statistics
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 EVERY = 5  # steps
+LASTING_S = 1.0  # of short steps a few say nothing: a core may be another's for a moment
 SLOW = 2.0  # times the others' median; the metric tells of less
 SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
 IN_A_ROW = 2
@@ -47,13 +50,17 @@ class Judge:
         self._named: int | None = None
         self._suspect: int | None = None
         self._times = 0
+        self._since_s = 0.0
 
-    def hear(self, skew: Skew, *, step: int) -> str:
+    def hear(self, skew: Skew, *, step: int, now_s: float) -> str:
         """What is to be said now; empty: nothing."""
         slow = skew.slowest if skew.ratio >= SLOW and skew.behind_s >= SLOW_S else None
-        self._times = self._times + 1 if slow == self._suspect else 1
+        if slow == self._suspect:
+            self._times += 1
+        else:
+            self._times, self._since_s = 1, now_s
         self._suspect = slow
-        if self._times < IN_A_ROW or slow == self._named:
+        if self._times < IN_A_ROW or now_s - self._since_s < LASTING_S or slow == self._named:
             return ""
         before, self._named = self._named, slow
         if slow is None:
@@ -64,11 +71,14 @@ class Judge:
 class Comparison:
     """The ranks' common question; to be asked by every rank after every step."""
 
-    def __init__(self, rank: int, size: int, *, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, rank: int, size: int, *, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.skew: Skew | None = None  # of the last answer
         self._rank = rank
         self._judge = Judge()
         self._tell = tell
+        self._clock = clock
         self._answers = [torch.zeros(1, dtype=torch.float64) for _ in range(size)]
         self._asked: dist.Work | None = None
 
@@ -98,6 +108,6 @@ class Comparison:
         if min(own_s) <= 0:
             return False
         self.skew = compare(own_s)
-        if self._rank == 0 and (said := self._judge.hear(self.skew, step=step)):
+        if self._rank == 0 and (said := self._judge.hear(self.skew, step=step, now_s=self._clock())):
             self._tell(said)
         return True

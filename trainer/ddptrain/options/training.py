@@ -1,6 +1,7 @@
 """How long, how many at once, and towards what."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddptrain.options.field import option, real, whole
 
@@ -35,6 +36,7 @@ class TrainingOptions:
         metavar="X",
     )
     test_flip: bool = option("evaluate each image and its mirror image together", default=False)
+    tensorboard: Path | None = option("write scalars of each epoch there", type=Path, default=None, metavar="DIR")
     seed: int = option(
         "of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0, metavar="N"
     )
