@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ddptrain.evaluate import count_right
 from ddptrain.job import Job
 from ddptrain.step import train_step
 from ddptrain.stream import batches, epoch_order, share_of
