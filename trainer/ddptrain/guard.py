@@ -34,6 +34,7 @@ class Guard:
             self._step = torch.zeros((), device=device, dtype=torch.int64)  # its number
             self._seen = torch.zeros((), dtype=torch.int64, pin_memory=True)  # the same, brought over
             self._copied: torch.cuda.Event | None = None
+            self._known = False  # what was brought over until now
 
     def loss(self, loss: Tensor) -> Tensor:
         """The same loss, whose gradient is nan if it is not finite itself."""
@@ -58,7 +59,7 @@ class Guard:
         torch.maximum(self._flag, bad.float(), out=self._flag)
         if not scaled:  # else they are the scaler's own
             optimizer.grad_scale, optimizer.found_inf = None, self._flag  # type: ignore[attr-defined]
-        if self._copied is None or self._copied.query():  # type: ignore[no-untyped-call]
+        if self._copied is None or self._arrived():
             self._seen.copy_(self._step, non_blocking=True)
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._copied.record()
@@ -73,7 +74,8 @@ class Guard:
         """Whether a step was not finite, as far as is known here without waiting."""
         if self._flag is None or self._copied is None:
             return False
-        return self._copied.query() and bool(self._seen)  # type: ignore[no-untyped-call]
+        self._arrived()
+        return self._known
 
     @property
     def tripped(self) -> bool:
@@ -84,3 +86,10 @@ class Guard:
         """Wait for the device, on every rank. Raises NonFinite if any step until now was not finite."""
         if self._flag is not None and (step := int(self._step)):
             raise NonFinite(step)
+
+    def _arrived(self) -> bool:
+        """Whether what was sent last has come over; it is read then."""
+        if self._copied is None or not self._copied.query():  # type: ignore[no-untyped-call]
+            return False
+        self._known = self._known or bool(self._seen)
+        return True

@@ -30,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     if given.model is not None:
         case, name = _of_model(given)
     else:
-        case = Case(num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype)
+        case = Case(
+            num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
+        )
         name = f"{given.params:,.0f} parameters"
     title = f"{name}, {given.optimizer}, {given.dtype}, DistributedDataParallel"
     print(told(case, title=title, memory=memory, ranks=given.ranks))
@@ -70,6 +72,7 @@ def _parser() -> Parser:
     parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
     parser.add_argument("--optimizer", choices=tuple(MOMENTS), default="sgd", help="(default: sgd, with momentum)")
     parser.add_argument("--dtype", choices=tuple(BYTES), default="fp32", help="amp: autocast (default: fp32)")
+    parser.add_argument("--bucket-view", action="store_true", help="gradients are views of DDP's buckets")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
     parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among, for what would help")
     return parser
@@ -93,6 +96,7 @@ def _of_model(given: argparse.Namespace) -> tuple[Case, str]:
         num_parameters=count,
         optimizer=given.optimizer,
         dtype=given.dtype,
+        bucket_view=given.bucket_view,
         activations=saved_bytes(model, batch),
         batch_size=given.batch_size,
     )
