@@ -36,6 +36,8 @@ cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is ski
 bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/signals.py
+	$(BIN)/python bench/checkpoint.py
+	$(BIN)/python bench/kills.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
 	$(BIN)/python bench/input.py
 

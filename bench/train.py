@@ -34,8 +34,10 @@ def ours(setting):
     from tutorials import NUM_IMAGES
 
     from ddptrain.datasets import SOURCES
+    from ddptrain.guard import Guard
     from ddptrain.job import prepare
     from ddptrain.options import parse
+    from ddptrain.phases import measure
     from ddptrain.place import Place
     from ddptrain.step import train_step
     from ddptrain.stream import batches, epoch_order, share_of
@@ -65,11 +67,14 @@ def ours(setting):
             epoch += 1
 
     shares, done = stream(), [0]
+    guard, phases = Guard(device), measure(device, job.model.parameters(), alone=setting.size == 1)
 
     def steps(count: int) -> None:
         for _ in range(count):
             epoch, share = next(shares)
-            train_step(job, share, step=done[0], epoch=epoch, lr=0.01)
+            phases.begin()
+            train_step(job, share, step=done[0] + 1, epoch=epoch, lr=0.01, phases=phases, guard=guard)
+            phases.end()
             done[0] += 1
 
     return steps, job.precision.name

@@ -9,9 +9,11 @@ import sys
 import torch
 
 from ddptrain.datasets import SOURCES
+from ddptrain.guard import Guard
 from ddptrain.job import prepare
 from ddptrain.options import parse
 from ddptrain.options.ranks import RankOptions
+from ddptrain.phases import ClockPhases
 from ddptrain.place import Place, read_place
 from ddptrain.step import gradients
 from ddptrain.stream import share_of
@@ -33,7 +35,13 @@ for word in sys.argv[1:]:
     for world in (together, alone):
         job = prepare(options, world, data, batch_size=int(size))
         share = share_of(torch.arange(64)[: int(size)], rank=world.place.rank, world_size=world.place.size)
-        gradients(job, job.preparation.batch(share.indices_N, epoch=0), share.weight)
+        gradients(
+            job,
+            job.preparation.batch(share.indices_N, epoch=0),
+            share.weight,
+            phases=ClockPhases(),
+            guard=Guard(world.device),
+        )
         found.append([parameter.grad for parameter in job.model.parameters()])
     worst = max(float((one - other).abs().max() / other.abs().max()) for one, other in zip(*found, strict=True))
     print(f"{word} {'equal' if worst < 1e-12 else worst}", flush=True)

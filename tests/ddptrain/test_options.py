@@ -21,7 +21,7 @@ from ddpwire.signals import Signals
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
     options = parse(["--data", "cifar10", "--lr", "0"], {})
-    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.data.augment) == (
+    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.augmentation.augment) == (
         "resnet18",
         128,
         0.0,
@@ -223,4 +223,4 @@ def test_help_is_there_without_torch() -> None:
     assert ended.stdout.startswith("usage: ddptrain ")
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert "ddptrain" in imported
-    assert not {"torch", "numpy", "torchvision", "prometheus_client"} & imported
+    assert not {"torch", "numpy", "torchvision", "prometheus_client", "rich"} & imported

@@ -40,12 +40,13 @@ def test_two_ranks_learn_the_digits_the_same_way_twice(
         "2 ranks, gloo on cpu, 1 thread a rank, batch 32, 8 epochs of 45 steps; "
         "fp32, 0.1 MB of images on the device"
     )
-    assert len(lines) == 1 + 8 + 5
+    assert len(lines) == 1 + 8 + 3 + 5
     assert lines[-5] == "world size     2"
     assert lines[-2] == "checkpoint     checkpoints/step-00000360.pt"
     assert rank_0.right >= 0.98 * 360
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["step-00000270.pt", "step-00000315.pt", "step-00000360.pt"]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*.pt"))
+    assert kept[-3:] == ["step-00000270.pt", "step-00000315.pt", "step-00000360.pt"]
+    assert len(kept) <= 4  # the best may be an older one
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
 
 

@@ -9,46 +9,62 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from ddptrain.guard import Guard
 from ddptrain.input.batches import Batch
 from ddptrain.job import Job
+from ddptrain.phases import Phases
 from ddptrain.stream import Share
 
 
-def train_step(job: Job, share: Share, *, step: int, epoch: int, lr: float) -> Tensor:
-    """Optimizer step number ``step`` on this rank's share of a global batch; its weighted loss, not yet waited for."""
+def train_step(job: Job, share: Share, *, step: int, epoch: int, lr: float, phases: Phases, guard: Guard) -> Tensor:
+    """Optimizer step number ``step``, from 1, on this rank's share of a global batch; its weighted loss, not yet
+    waited for. Raises NonFinite, on every rank and before the optimizer's step.
+    """
     batch = job.preparation.batch(share.indices_N, epoch=epoch)
-    loss = gradients(job, batch, share.weight)
-    update(job, lr)
+    phases.mark("data")
+    loss = gradients(job, batch, share.weight, phases=phases, guard=guard)
+    update(job, lr, step=step, guard=guard)
     if job.ema is not None:
         job.ema.update(step)
+    phases.mark("optimizer")
     return loss
 
 
-def gradients(job: Job, batch: Batch, weight: float) -> Tensor:
+def gradients(job: Job, batch: Batch, weight: float, *, phases: Phases, guard: Guard) -> Tensor:
     """Have every parameter carry its gradient, over all ranks; the weighted loss."""
     job.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
     parts = list(_parts(batch, job.options.training.accumulate))
     for number, part in enumerate(parts):
         with _no_sync(job.ddp) if number < len(parts) - 1 else contextlib.nullcontext():
-            with job.precision.autocast(job.world.device):
-                logits_BK = job.ddp(part.images_BCHW)
-            part_loss = weighted_loss(logits_BK, part, weight, job.options.training.label_smoothing)
-            scaler = job.precision.scaler
-            (part_loss if scaler is None else scaler.scale(part_loss)).backward()  # type: ignore[no-untyped-call]
+            part_loss = local_loss(job, job.ddp, part, weight)
+            phases.mark("forward")
+            scaler, guarded = job.precision.scaler, guard.loss(part_loss)
+            (guarded if scaler is None else scaler.scale(guarded)).backward()  # type: ignore[no-untyped-call]
+            phases.mark("backward")
         loss = loss + part_loss.detach()
     return loss
 
 
-def update(job: Job, lr: float) -> None:
-    """Take the step that the gradients say."""
+def local_loss(job: Job, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+    """The weighted loss of a rank's batch, by ``job.ddp`` or, without the other ranks, by ``job.model``."""
+    with job.precision.autocast(job.world.device):
+        logits_BK = model(batch.images_BCHW)
+    return weighted_loss(logits_BK, batch, weight, job.options.training.label_smoothing)
+
+
+def update(job: Job, lr: float, *, step: int, guard: Guard) -> None:
+    """Take the step that the gradients say. Raises NonFinite."""
     for group in job.optimizer.param_groups:
         group["lr"] = lr
     scaler, clip = job.precision.scaler, job.options.optimizer.clip
+    if scaler is not None:
+        scaler.unscale_(job.optimizer)
     if clip:
-        if scaler is not None:
-            scaler.unscale_(job.optimizer)
-        nn.utils.clip_grad_norm_(job.model.parameters(), clip)
+        norm = nn.utils.clip_grad_norm_(job.model.parameters(), clip)
+    else:
+        norm = nn.utils.get_total_norm([one.grad for one in job.model.parameters() if one.grad is not None])
+    guard.gradient(norm, job.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         job.optimizer.step()
     else:

@@ -43,6 +43,9 @@ class Feed(Protocol):
     def fetch(self, indices_B: Tensor, *, epoch: int) -> Fetched:
         """Samples of the training set, on the device."""
 
+    def rewind(self) -> None:
+        """The next ones may be of any batch."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:

@@ -20,3 +20,6 @@ class DeviceFeed:
     def fetch(self, indices_B: Tensor, *, epoch: int) -> Fetched:  # noqa: ARG002 - a loader needs it
         """Samples of the training set."""
         return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
+
+    def rewind(self) -> None:
+        """All are at hand."""

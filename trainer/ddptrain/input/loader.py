@@ -95,3 +95,7 @@ class LoaderFeed:
         images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in next(self._read))
         pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
+
+    def rewind(self) -> None:
+        """The next ones may be of any batch."""
+        self._epoch = None

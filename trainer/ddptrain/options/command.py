@@ -15,6 +15,7 @@ from ddptrain.options.model import ModelOptions
 from ddptrain.options.optimizer import OptimizerOptions
 from ddptrain.options.ranks import RankOptions
 from ddptrain.options.training import TrainingOptions
+from ddptrain.options.watch import WatchOptions
 from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
 from ddpwire import names
 from ddpwire.exits import Exit
@@ -26,6 +27,9 @@ Examples:
   torchrun --nproc-per-node 2 -m ddptrain         the same, started by torchrun
   ddprun --nproc-per-node 2 -m ddptrain --recipe mnist-simple --epochs 3
   ddptrain --recipe folder-resnet18-pretrained --data-dir photos
+  ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
+  ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
+  ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
 Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
@@ -44,6 +48,7 @@ class Options:
     checkpoints: Annotated[CheckpointOptions, "checkpoints"]
     machine: Annotated[MachineOptions, "the machine"]
     ranks: Annotated[RankOptions, "the ranks"]
+    watch: Annotated[WatchOptions, "what is seen of it"]
 
 
 GROUPS: dict[str, Any] = get_type_hints(Options)
@@ -59,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, "" if self.quiet else f"ddptrain: {self.source}{message}; see ddptrain --help\n")
+        self.exit(Exit.USAGE, "" if self.quiet else f"{self.prog}: {self.source}{message}; see {self.prog} --help\n")
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
