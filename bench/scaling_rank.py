@@ -10,8 +10,10 @@ import time
 import torch.distributed as dist
 
 from ddptrain.datasets import SOURCES
+from ddptrain.guard import Guard
 from ddptrain.job import prepare
 from ddptrain.options import parse
+from ddptrain.phases import measure
 from ddptrain.place import read_place
 from ddptrain.step import train_step
 from ddptrain.stream import batches, epoch_order, share_of
@@ -26,11 +28,15 @@ join(place, options.ranks)
 world = enter(place, options.machine.device, options.ranks)
 size = options.training.batch_size
 job = prepare(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=size)
+guard, phases = Guard(world.device), measure(world.device, job.model.parameters(), alone=place.size == 1)
 order = epoch_order(len(job.train), seed=0, epoch=0).to(world.device)
 for step, batch in enumerate(batches(order, size, first=0)):
     if step == WARM_UP:
         began = time.monotonic()
-    loss = train_step(job, share_of(batch, rank=place.rank, world_size=place.size), step=step, epoch=0, lr=0.01)
+    share = share_of(batch, rank=place.rank, world_size=place.size)
+    phases.begin()
+    loss = train_step(job, share, step=step + 1, epoch=0, lr=0.01, phases=phases, guard=guard)
+    phases.end()
     if step == WARM_UP + steps - 1:
         break
 float(loss)  # wait for the device
