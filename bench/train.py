@@ -3,8 +3,8 @@
     python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
 
 One process (or two gloo ranks) holds all ways of training one model and takes turns, the order reversed each round;
-one thread a rank. On a GPU the clock is CUDA's and images are per second. Goals are in GOALS; the exit code is 0
-whatever the numbers are.
+one thread a rank. On a GPU the clock is CUDA's and images are per second. The goals are in train_table.py; the exit
+code is 0 whatever the numbers are.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import io
 import json
 import os
 import platform
-import statistics
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,10 +21,8 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-GOALS = {  # images per CPU-second over the tutorial's, and over the best framework's in float32
-    1: {"ConvNet": (2.9, 1.9), "ImageClassifier": (2.2, 1.7), "ResNet-18": (1.4, 1.1)},
-    2: {"ConvNet": (2.4, 1.9), "ImageClassifier": (2.0, 1.7), "ResNet-18": (1.2, 1.1)},
-}
+from train_table import share_of_peak, table
+
 WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
 TIMEOUT_S = 3600.0
 
@@ -153,8 +151,6 @@ def measure(model: str, args) -> dict[str, list[float]]:
         result = Path(folder, "rates.json")
         command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]
         command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
-        import socket
-
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         ranks = []
@@ -179,39 +175,6 @@ def measure(model: str, args) -> dict[str, list[float]]:
         return json.loads(result.read_text())
 
 
-def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
-    """The lines of the table: each way over the tutorial's in the same round, and the goals."""
-    lines = [f"{'':28}{'images/s':>10}{'over the tutorial':>20}{'min':>7}{'max':>7}{'n':>4}"]
-    for model, rates in found.items():
-        lines.append(model)
-        base = rates["tutorial"]
-        for name, values in rates.items():
-            ratios = [mine / theirs for mine, theirs in zip(values, base, strict=True)]
-            rate, middle = statistics.median(values), statistics.median(ratios)
-            spread = f"{min(ratios):7.2f}{max(ratios):7.2f}{len(ratios):4}"
-            lines.append(f"  {name:26}{rate:10.0f}{middle:20.2f}{spread}")
-        lines += goals(model, rates, ranks)
-    return lines
-
-
-def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
-    """What was reached of what was asked."""
-    if model not in GOALS.get(ranks, {}) or "ddptrain" not in rates:
-        return []
-    lines = []
-    plain, best = GOALS[ranks][model]
-    told = statistics.median(mine / theirs for mine, theirs in zip(rates["ddptrain"], rates["tutorial"], strict=True))
-    lines.append(f"  goal: {plain} x the tutorial: {'reached' if told >= plain else 'NOT reached'} ({told:.2f})")
-    for suffix, what in (("", "in float32"), (" bf16", "in their bf16")):
-        names = [name for name in rates if name in {f"{one}{suffix}" for one in ("fabric", "accelerate", "lightning")}]
-        if names:
-            top = max(names, key=lambda name: statistics.median(rates[name]))
-            over = statistics.median(m / t for m, t in zip(rates["ddptrain"], rates[top], strict=True))
-            goal = f", goal {best}: {'reached' if over >= best else 'NOT reached'}" if not suffix else ""
-            lines.append(f"  over the best framework {what} ({top}): {over:.2f}{goal}")
-    return lines
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1)
@@ -222,6 +185,7 @@ def main() -> None:
     )
     parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bf16: print what share of it is used")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
@@ -237,6 +201,8 @@ def main() -> None:
     machine = f"{os.cpu_count()} cores ({platform.machine()}, {has} bf16 instructions)"
     print(f"{processes} of one thread on {args.device}, {machine}, torch {version}, load {load:.1f}")
     print("\n".join(table(found, args.ranks)))
+    if args.peak_tflops:
+        print("\n".join(share_of_peak(found, args.peak_tflops)))
     if args.json:
         result = {"ranks": args.ranks, "device": args.device, "torch": version, "bf16": has_cpu_bf16(), "rates": found}
         args.json.write_text(json.dumps(result, indent=1) + "\n")

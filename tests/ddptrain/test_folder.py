@@ -97,7 +97,9 @@ def test_a_corrupt_picture_is_named(tmp_path: Path, content: bytes) -> None:
 def test_a_torn_picture_is_named(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     torn = tmp_path / "class1" / "0.jpg"
-    torn.write_bytes(torn.read_bytes()[:-200])
+    noise = np.random.default_rng(0).integers(0, 256, (200, 200, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(torn)
+    torn.write_bytes(torn.read_bytes()[: torn.stat().st_size // 2])
     assert told(options(tmp_path), tmp_path)[1].startswith("pictures/class1/0.jpg is corrupt: image file is truncated")
 
 
