@@ -8,10 +8,10 @@ TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 
-.PHONY: demo test check specs cluster bench help clean
+.PHONY: demo test check specs cluster bench bench-train bench-gpu help clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
 
 demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
@@ -37,8 +37,20 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/signals.py
 	$(BIN)/python bench/binding.py
+	$(BIN)/python bench/checkpoint.py
+	$(BIN)/python bench/kills.py
+	$(BIN)/python bench/input.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
+
+bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the frameworks, one process and two ranks
+	$(BIN)/python bench/train.py
+	$(BIN)/python bench/train.py --ranks 2
+	$(BIN)/python bench/scaling.py
+
+bench-gpu: $(VENV)/.bench  ## the same on a GPU
+	$(BIN)/python bench/train.py --device cuda
+	$(BIN)/python bench/input.py --device cuda
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)
@@ -54,4 +66,8 @@ $(VENV)/.train: pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.train
 	@$(PIP) --group dev
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@$(PIP) --group bench
 	@touch $@

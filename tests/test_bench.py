@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCH = Path(__file__).parents[1] / "bench"
 
 
@@ -28,3 +30,52 @@ def test_startup(tmp_path):
         f"first step, ddprun / torchrun: {result['ratio']:.2f} (goal: at most 0.45)",
     ]
     assert all(0 < values[0] < 240 for values in result["seconds"].values())
+
+
+def run(name, tmp_path, *arguments):
+    """The lines that a benchmark prints, after its first, and what it writes."""
+    found = tmp_path / "found.json"
+    done = subprocess.run(
+        [sys.executable, str(BENCH / f"{name}.py"), *arguments, "--json", str(found)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        timeout=280,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()[1:], json.loads(found.read_text())
+
+
+def test_train_and_two_ranks_of_it(tmp_path):
+    arguments = ["--models", "ConvNet", "--rounds", "1", "--seconds", "0.2"]
+    for ranks in ("1", "2"):
+        lines, result = run("train", tmp_path, *arguments, "--ranks", ranks, "--ways", "tutorial,ddptrain")
+        rates = result["rates"]["ConvNet"]
+        assert [line.split()[0] for line in lines] == ["images/s", "ConvNet", "tutorial", "ddptrain", "goal:"]
+        assert lines[2].split()[1:] == [f"{rates['tutorial'][0]:.0f}", "1.00", "1.00", "1.00", "1"]
+        assert rates["ddptrain"][0] > 0
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "lightning"])
+def test_train_with_the_frameworks(framework, tmp_path):
+    pytest.importorskip(framework, reason=f"{framework} is not installed: pip install --group bench")
+    ways = "tutorial,accelerate,ddptrain" if framework == "accelerate" else "tutorial,fabric,lightning,ddptrain"
+    arguments = ["--models", "ConvNet", "--rounds", "1", "--seconds", "0.2", "--ways", ways]
+    lines, result = run("train", tmp_path, *arguments)
+    assert set(result["rates"]["ConvNet"]) == set(ways.split(","))
+    assert lines[-1].startswith("  over the best framework in float32 (")
+
+
+def test_input(tmp_path):
+    lines, result = run("input", tmp_path, "--rounds", "1", "--seconds", "0.05")
+    costs = result["microseconds"]
+    told = [float(line.split()[-5]) for line in lines[1:-1]]
+    assert told == [round(values[0], 2) for values in costs.values()]
+    assert lines[-1].startswith("goal: PIL at least 15 times ddptrain: ")
+
+
+def test_scaling(tmp_path):
+    lines, result = run("scaling", tmp_path, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
+    assert [line.split()[0] for line in lines] == ["ranks", "1", "2"]
+    assert all(values[0] > 0 for values in result["loopback"].values())

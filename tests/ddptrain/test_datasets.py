@@ -3,22 +3,22 @@
 import gzip
 import hashlib
 import importlib.util
-import pickle
-import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.ddptrain.formats import write_cifar, write_mnist
 
+from ddptrain import normalise
 from ddptrain.datasets import SOURCES, digits
-from ddptrain.datasets.dataset import normalisation
 from ddptrain.errors import TrainError
-from ddptrain.options import Options, parse
+from ddptrain.options import parse
+from ddptrain.options.data import DataOptions
 
 
-def options(tmp_path: Path, *arguments: str) -> Options:
-    return parse(["--data-dir", str(tmp_path), *arguments], {})
+def options(tmp_path: Path, *arguments: str) -> DataOptions:
+    return parse(["--data-dir", str(tmp_path), *arguments], {}).data
 
 
 @pytest.fixture
@@ -33,13 +33,13 @@ def told(error: pytest.ExceptionInfo[TrainError], tmp_path: Path) -> tuple[int, 
 
 
 def test_digits_are_split_once_and_for_all(tmp_path: Path) -> None:
-    data = digits.load(options(tmp_path, "--seed", "5"))
-    assert (data.train.images_NCHW.shape, data.train.images_NCHW.dtype) == ((1437, 1, 8, 8), torch.uint8)
-    assert (data.test.images_NCHW.shape, data.test.labels_N.dtype) == ((360, 1, 8, 8), torch.int64)
-    assert int(data.train.images_NCHW.max()) == 16
-    held_out = hashlib.sha256(data.test.images_NCHW.numpy().tobytes() + data.test.labels_N.numpy().tobytes())
+    data = digits.load(options(tmp_path), 5)
+    assert (data.train.images_NHWC.shape, data.train.images_NHWC.dtype) == ((1437, 8, 8, 1), torch.uint8)
+    assert (data.test.images_NHWC.shape, data.test.labels_N.dtype) == ((360, 8, 8, 1), torch.int64)
+    assert int(data.train.images_NHWC.max()) == 16
+    held_out = hashlib.sha256(data.test.images_NHWC.numpy().tobytes() + data.test.labels_N.numpy().tobytes())
     assert held_out.hexdigest()[:16] == "8d1c8edc3122f776"
-    images = torch.cat([data.train.images_NCHW, data.test.images_NCHW]).flatten(1)
+    images = torch.cat([data.train.images_NHWC, data.test.images_NHWC]).flatten(1)
     assert len(images.unique(dim=0)) == 1797  # none is in both
 
 
@@ -58,27 +58,14 @@ def test_digits_that_are_corrupt(tmp_path: Path) -> None:
         assert "\n" not in error.value.message
 
 
-def write_mnist(raw: Path) -> tuple[np.ndarray, np.ndarray]:
-    """IDX files (http://yann.lecun.com/exdb/mnist/): big-endian, type 8 is a byte."""
-    raw.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (50, 28, 28), dtype=np.uint8)
-    labels = generator.integers(0, 10, 50, dtype=np.uint8)
-    for part, count in (("train", 50), ("t10k", 20)):
-        header = struct.pack(">BBBB3I", 0, 0, 8, 3, count, 28, 28)
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(header + images[:count].tobytes())
-        header = struct.pack(">BBBBI", 0, 0, 8, 1, count)
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(header + labels[:count].tobytes())
-    return images, labels
-
-
 def test_mnist_is_read(tmp_path: Path) -> None:
     images, labels = write_mnist(tmp_path / "MNIST" / "raw")
+    given = options(tmp_path, "--data=mnist")
     source = SOURCES["mnist"]
-    assert source.download is not None
-    source.download(tmp_path)
-    data = source.load(options(tmp_path))
-    assert np.array_equal(data.train.images_NCHW[:, 0].numpy(), images)
+    assert source.prepare is not None
+    source.prepare(given)
+    data = source.load(given, 0)
+    assert np.array_equal(data.train.images_NHWC[..., 0].numpy(), images)
     assert np.array_equal(data.test.labels_N.numpy(), labels[:20])
     assert (data.shape.channels, data.shape.size_px, data.shape.classes) == (1, 28, 10)
 
@@ -86,16 +73,17 @@ def test_mnist_is_read(tmp_path: Path) -> None:
 def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
     raw = tmp_path / "MNIST" / "raw"
     write_mnist(raw)
+    given = options(tmp_path, "--data=mnist")
     labels = raw / "t10k-labels-idx1-ubyte"
     labels.write_bytes(labels.read_bytes()[:-3])
     with pytest.raises(TrainError) as error:
-        SOURCES["mnist"].load(options(tmp_path))
+        SOURCES["mnist"].load(given, 0)
     assert error.value.code == 65
     assert error.value.message.startswith(f"mnist in {raw} is corrupt: ")
     (raw / "train-images-idx3-ubyte").write_bytes(b"")
-    assert SOURCES["mnist"].download is not None
+    assert SOURCES["mnist"].prepare is not None
     with pytest.raises(TrainError) as error:
-        SOURCES["mnist"].download(tmp_path)
+        SOURCES["mnist"].prepare(given)
     assert told(error, tmp_path) == (
         65,
         "mnist in data/MNIST/raw is corrupt: delete it, and get train-images-idx3-ubyte.gz, "
@@ -103,45 +91,38 @@ def test_mnist_that_is_corrupt(tmp_path: Path, no_network: None) -> None:
     )
 
 
-def write_cifar10(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, list[int]]:
-    """The Python version's batches (https://www.cs.toronto.edu/~kriz/cifar.html), with checksums for torchvision."""
-    from torchvision.datasets import CIFAR10
-
-    folder.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    rows = generator.integers(0, 256, (10, 3072), dtype=np.uint8)
-    labels = [int(label) for label in generator.integers(0, 10, 10)]
-
-    def write(name: str, content: dict[str, object]) -> list[str]:
-        (folder / name).write_bytes(pickle.dumps(content, protocol=2))
-        return [name, hashlib.md5((folder / name).read_bytes()).hexdigest()]  # noqa: S324 - torchvision's choice
-
-    batch = {"data": rows, "labels": labels}
-    monkeypatch.setattr(CIFAR10, "train_list", [write(f"data_batch_{number}", batch) for number in range(1, 6)])
-    monkeypatch.setattr(CIFAR10, "test_list", [write("test_batch", batch)])
-    names = [f"class {number}" for number in range(10)]
-    filename, md5 = write("batches.meta", {"label_names": names})
-    monkeypatch.setattr(CIFAR10, "meta", {"filename": filename, "key": "label_names", "md5": md5})
-    return rows, labels
-
-
 def test_cifar10_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows, labels = write_cifar10(tmp_path / "cifar-10-batches-py", monkeypatch)
+    rows, labels = write_cifar(tmp_path, "cifar10", monkeypatch)
+    given = options(tmp_path, "--data=cifar10")
     source = SOURCES["cifar10"]
-    assert source.download is not None
-    source.download(tmp_path)
-    data = source.load(options(tmp_path))
-    assert np.array_equal(data.train.images_NCHW.numpy(), np.tile(rows.reshape(-1, 3, 32, 32), (5, 1, 1, 1)))
+    assert source.prepare is not None
+    source.prepare(given)
+    data = source.load(given, 0)
+    assert np.array_equal(
+        data.train.images_NHWC.numpy(), np.tile(rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), (5, 1, 1, 1))
+    )
     assert data.test.labels_N.tolist() == labels
     assert (data.augmentation.shift_px, data.augmentation.flip) == (4, True)
 
 
+def test_cifar100_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, labels = write_cifar(tmp_path, "cifar100", monkeypatch)
+    given = options(tmp_path, "--data=cifar100")
+    source = SOURCES["cifar100"]
+    assert source.prepare is not None
+    source.prepare(given)
+    data = source.load(given, 0)
+    assert np.array_equal(data.test.images_NHWC.numpy(), rows.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+    assert (data.train.labels_N.tolist(), data.classes, data.name) == (labels, 100, "cifar100")
+
+
 def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_network: None) -> None:
-    write_cifar10(tmp_path / "cifar-10-batches-py", monkeypatch)
+    write_cifar(tmp_path, "cifar10", monkeypatch)
+    given = options(tmp_path, "--data=cifar10")
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(b"torn")
-    assert SOURCES["cifar10"].download is not None
+    assert SOURCES["cifar10"].prepare is not None
     with pytest.raises(TrainError) as error:
-        SOURCES["cifar10"].download(tmp_path)
+        SOURCES["cifar10"].prepare(given)
     assert told(error, tmp_path) == (
         65,
         "cifar10 in data is corrupt: delete it, and get cifar-10-python.tar.gz again",
@@ -162,37 +143,44 @@ def test_cifar10_that_is_corrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_a_network_the_line_says_which_files(
     name: str, line: str, tmp_path: Path, no_network: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    download = SOURCES[name].download
-    assert download is not None
+    prepare = SOURCES[name].prepare
+    assert prepare is not None
     with pytest.raises(TrainError) as error:
-        download(tmp_path)
+        prepare(options(tmp_path, f"--data={name}"))
     assert told(error, tmp_path) == (66, line)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_file_in_the_folders_place(tmp_path: Path, no_network: None) -> None:
     (tmp_path / "file").touch()
-    download = SOURCES["mnist"].download
-    assert download is not None
+    prepare = SOURCES["mnist"].prepare
+    assert prepare is not None
     with pytest.raises(TrainError) as error:
-        download(tmp_path / "file")
+        prepare(options(tmp_path / "file", "--data=mnist"))
     assert told(error, tmp_path) == (73, "mnist cannot be written to data/file/MNIST/raw: Not a directory")
 
 
 def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     arguments = ("--synthetic-samples", "80", "--synthetic-shape", "3x12x12", "--synthetic-classes", "4")
-    one, same, other = (
-        SOURCES["synthetic"].load(options(tmp_path, *arguments, "--seed", seed)) for seed in ("1", "1", "2")
-    )
-    assert one.train.images_NCHW.shape == (80, 3, 12, 12)
+    one, same, other = (SOURCES["synthetic"].load(options(tmp_path, *arguments), seed) for seed in (1, 1, 2))
+    assert one.train.images_NHWC.shape == (80, 12, 12, 3)
     assert (len(one.test), one.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
-    assert torch.equal(one.train.images_NCHW, same.train.images_NCHW)
-    assert not torch.equal(one.train.images_NCHW, other.train.images_NCHW)
+    assert torch.equal(one.train.images_NHWC, same.train.images_NHWC)
+    assert not torch.equal(one.train.images_NHWC, other.train.images_NHWC)
 
 
 def test_normalised_images_have_mean_0_and_deviation_1() -> None:
-    images = torch.randint(0, 200, (100, 3, 8, 8), dtype=torch.uint8)
-    images[:, 2] = 7  # a channel of one colour
-    normalised = normalisation(images, torch.device("cpu"))(images)
+    images = torch.randint(0, 200, (100, 8, 8, 3), dtype=torch.uint8)
+    images[..., 2] = 7  # a channel of one colour
+    normalised = normalise.of_images(images)(images)
+    assert normalised.shape == (100, 3, 8, 8)
     assert torch.allclose(normalised.mean((0, 2, 3)), torch.zeros(3), atol=1e-4)
     assert torch.allclose(normalised.std((0, 2, 3), correction=0), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
+
+
+def test_imagenets_normalisation_is_torchvisions() -> None:
+    from torchvision.transforms.v2.functional import normalize
+
+    images = torch.randint(0, 256, (2, 8, 8, 3), dtype=torch.uint8)
+    theirs = normalize(images.permute(0, 3, 1, 2) / 255, [0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    assert torch.allclose(normalise.of_imagenet(3)(images), theirs, atol=1e-5)

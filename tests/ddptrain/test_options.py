@@ -2,27 +2,39 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from ddptrain.errors import TrainError
 from ddptrain.job import global_batch_size
+from ddptrain.main import run
 from ddptrain.options import parse, shaping
+from ddptrain.options.ranks import RankOptions
 from ddptrain.place import Place, read_place, usable_cores
+from ddptrain.precision import choose_precision, has_cpu_bf16
+from ddptrain.strategy import check_strategy
 from ddptrain.world import choose_device
+from ddpwire.signals import Signals
 
 
 def test_a_recipe_fills_in_what_was_not_given() -> None:
     options = parse(["--data", "cifar10", "--lr", "0"], {})
-    assert (options.model, options.batch_size, options.lr, options.augment) == ("resnet18", 128, 0.0, True)
+    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.augmentation.augment) == (
+        "resnet18",
+        128,
+        0.0,
+        True,
+    )
 
 
 def test_a_flag_goes_before_the_environment() -> None:
     environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
-    assert (parse([], environ).device, str(parse([], environ).checkpoint_dir)) == ("cuda", "/somewhere")
+    told = parse([], environ)
+    assert (told.machine.device, str(told.checkpoints.folder)) == ("cuda", "/somewhere")
     given = parse(["--device", "cpu", "--checkpoint-dir", "here"], environ)
-    assert (given.device, str(given.checkpoint_dir)) == ("cpu", "here")
+    assert (given.machine.device, str(given.checkpoints.folder)) == ("cpu", "here")
 
 
 @pytest.mark.parametrize(
@@ -59,12 +71,12 @@ def test_a_wrong_device_in_the_environment(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_the_batch_is_over_all_ranks() -> None:
-    assert global_batch_size(parse(["--batch-size", "7"], {}), Place(size=7)) == 7
+    assert global_batch_size(parse(["--batch-size", "7"], {}).training, Place(size=7)) == 7
     per_rank = parse(["--batch-size-per-rank", "100"], {})
-    assert global_batch_size(per_rank, Place(size=3)) == 300
+    assert global_batch_size(per_rank.training, Place(size=3)) == 300
     assert shaping(per_rank, batch_size=300)["batch_size"] == 300
     with pytest.raises(TrainError) as error:
-        global_batch_size(parse(["--batch-size", "7"], {}), Place(size=8))
+        global_batch_size(parse(["--batch-size", "7"], {}).training, Place(size=8))
     assert (error.value.code, error.value.message) == (
         78,
         "--batch-size 7 is less than one image for each of 8 ranks: give at least 8, or fewer ranks",
@@ -79,6 +91,83 @@ def test_what_shapes_a_training_and_what_does_not() -> None:
 
 RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
 HINT = "; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+
+
+def by_hand(*arguments: str) -> RankOptions:
+    return parse([*arguments], {}).ranks
+
+
+def test_a_place_by_hand() -> None:
+    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
+    assert read_place({}, how) == Place(rank=1, size=4, local_rank=1, local_size=4)
+    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_place(same, how) == Place(rank=1, size=4, local_rank=0, local_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_place(mpi, by_hand("--backend=mpi")) == Place(rank=3, size=4, local_rank=1, local_size=2)
+    assert read_place(mpi) == Place()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "told"),
+    [
+        (["--rank=1"], {}, f"WORLD_SIZE is not set, but other variables of a rank are{HINT}"),
+        (["--rank=1", "--world-size=2"], {}, f"WORLD_SIZE=2, but MASTER_ADDR is not set{HINT}"),
+        (["--rank=1"], RANK | {"RANK": "2"}, "--rank 1, but RANK=2: give one of them"),
+        (["--world-size=2"], RANK, "--world-size 2, but WORLD_SIZE=4: give one of them"),
+    ],
+)
+def test_a_place_by_hand_that_is_none(arguments: list[str], environ: dict[str, str], told: str) -> None:
+    with pytest.raises(TrainError) as error:
+        read_place(environ, by_hand(*arguments))
+    assert (error.value.code, error.value.message) == (78, told)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--strategy=dp"], "--strategy dp is for one process, this is one of 2 ranks: give ddp"),
+        (
+            ["--static-graph", "--accumulate=2"],
+            "--static-graph does not go with --accumulate: leave one of them out",
+        ),
+    ],
+)
+def test_what_does_not_go_together(arguments: list[str], told: str) -> None:
+    with pytest.raises(TrainError) as error:
+        check_strategy(parse(arguments, {}), Place(size=2))
+    assert (error.value.code, error.value.message) == (78, told)
+
+
+def test_arithmetic_is_chosen_by_the_hardware() -> None:
+    cpu = torch.device("cpu")
+
+    def chosen(*arguments: str) -> str:
+        return choose_precision(parse([*arguments, "--recipe=synthetic-convnet"], {}).machine, cpu).name
+
+    assert chosen() == ("bf16" if has_cpu_bf16() else "fp32")
+    assert chosen("--deterministic") == "fp32"
+    assert chosen("--deterministic", "--precision=bf16") == "bf16"
+    with pytest.raises(TrainError) as error:
+        chosen("--precision=fp16")
+    assert (error.value.code, error.value.message) == (
+        78,
+        "--precision fp16 needs a GPU: give bf16, fp32 or auto",
+    )
+
+
+def test_what_needs_gpus_says_so(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    def told(*arguments: str) -> tuple[int, str]:
+        here = ["--device=cpu", f"--checkpoint-dir={tmp_path}", *arguments]
+        return run(parse(here, {}), {}, Signals()), capfd.readouterr().err
+
+    assert told("--sync-bn") == (
+        78,
+        "ddptrain: --sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch\n",
+    )
+    assert told("--backend=nccl") == (
+        78,
+        "ddptrain: --backend nccl needs GPUs, and this trains on the CPU: give auto or gloo\n",
+    )
 
 
 def test_a_place() -> None:
@@ -134,4 +223,4 @@ def test_help_is_there_without_torch() -> None:
     assert ended.stdout.startswith("usage: ddptrain ")
     imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
     assert "ddptrain" in imported
-    assert not {"torch", "numpy", "torchvision", "prometheus_client"} & imported
+    assert not {"torch", "numpy", "torchvision", "prometheus_client", "rich"} & imported

@@ -37,14 +37,16 @@ def test_two_ranks_learn_the_digits_the_same_way_twice(
     lines = rank_0.out.splitlines()
     assert lines[0] == (
         "digitsnet (39,250 parameters) on digits (1,437 images to train, 360 to test): "
-        "2 ranks, gloo on cpu, 1 thread a rank, batch 32, 8 epochs of 45 steps"
+        "2 ranks, gloo on cpu, 1 thread a rank, batch 32, 8 epochs of 45 steps; "
+        "fp32, 0.1 MB of images on the device"
     )
-    assert len(lines) == 1 + 8 + 5
+    assert len(lines) == 1 + 8 + 3 + 5
     assert lines[-5] == "world size     2"
     assert lines[-2] == "checkpoint     checkpoints/step-00000360.pt"
     assert rank_0.right >= 0.98 * 360
-    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["step-00000270.pt", "step-00000315.pt", "step-00000360.pt"]
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*.pt"))
+    assert kept[-3:] == ["step-00000270.pt", "step-00000315.pt", "step-00000360.pt"]
+    assert len(kept) <= 4  # the best may be an older one
     assert rank_0.fingerprint == fingerprint(train, undisturbed)
 
 
@@ -62,8 +64,10 @@ def test_evaluation_counts_every_image_once_on_any_number_of_ranks(train: Train)
 @pytest.mark.parametrize("size", [2, 3])
 def test_gradients_are_those_of_one_process_uneven_batches_included(train: Train, size: int) -> None:
     script = str(Path(__file__).with_name("gradients.py"))
-    ended = train("64", "29", "2", "1", size=size, command=(script,))
-    assert [(one.code, one.out, one.err) for one in ended] == [(0, "64 equal\n29 equal\n2 equal\n1 equal\n", "")] * size
+    words = ("64", "29", "2", "1", "64/2", "29/3", "2/4")  # of a batch; over how many parts it is accumulated
+    ended = train(*words, size=size, command=(script,))
+    expected = "".join(f"{word} equal\n" for word in words)
+    assert [(one.code, one.out, one.err) for one in ended] == [(0, expected, "")] * size
 
 
 def test_killed_in_the_middle_of_an_epoch_it_goes_on_bit_for_bit(

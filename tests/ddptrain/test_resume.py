@@ -29,7 +29,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
 
 def saved(folder: str = "checkpoints") -> list[str]:
-    return sorted(path.name for path in Path(folder).iterdir())
+    return sorted(path.name for path in Path(folder).glob("step-*") if path.suffix != ".json")
 
 
 def tear(name: str) -> None:
@@ -69,26 +69,49 @@ def test_in_the_middle_of_an_epoch_it_goes_on_with_the_rest(tiny: Run) -> None:
     assert out[-1] == undisturbed[-1]
 
 
-def test_a_torn_one_is_skipped_by_name(tiny: Run) -> None:
+def test_a_torn_one_is_set_aside_by_name(tiny: Run) -> None:
     tiny()
+    size = Path("checkpoints/step-00000008.pt").stat().st_size
     tear("step-00000008.pt")
     code, out, err = tiny()
     assert (code, out[1]) == (0, "resumed from checkpoints/step-00000004.pt: going on at step 5 of 8 (epoch 2)")
-    assert err == ["ddptrain: warning: checkpoints/step-00000008.pt is skipped: torn or not a checkpoint"]
+    assert err == [
+        "ddptrain: warning: checkpoints/step-00000008.pt is set aside as step-00000008.pt.bad: "
+        f"it has {size - 100:,} bytes, not {size:,}"
+    ]
+    assert saved() == ["step-00000004.pt", "step-00000008.json.bad", "step-00000008.pt", "step-00000008.pt.bad"]
 
 
 def test_never_step_0_in_silence(tiny: Run) -> None:
     tiny()
+    size = Path("checkpoints/step-00000008.pt").stat().st_size
     tear("step-00000008.pt")
     Path("checkpoints/step-00000004.pt").write_bytes(b"")
-    code, out, err = tiny()
-    assert (code, len(out)) == (65, 1)
-    assert err == [
-        "ddptrain: warning: checkpoints/step-00000008.pt is skipped: torn or not a checkpoint",
-        "ddptrain: warning: checkpoints/step-00000004.pt is skipped: torn or not a checkpoint",
-        "ddptrain: none of the 2 checkpoints in checkpoints can be read: to start at step 0, delete them "
-        "or give another --checkpoint-dir",
+    Path("checkpoints/step-00000002.json").write_text("{}")
+    told = [
+        f"ddptrain: warning: checkpoints/step-00000008.pt cannot be used: it has {size - 100:,} bytes, not {size:,}",
+        f"ddptrain: warning: checkpoints/step-00000004.pt cannot be used: it has 0 bytes, not {size:,}",
+        "ddptrain: warning: checkpoints/step-00000002.pt cannot be used: its manifest step-00000002.json is torn",
+        "ddptrain: none of the 3 checkpoints in checkpoints is whole: to start at step 0, delete them "
+        "(also step-*.bad) or give another --checkpoint-dir",
     ]
+    for _ in (1, 2):  # it is refused as often as it is tried
+        code, out, err = tiny()
+        assert (code, len(out), err) == (65, 1, told)
+
+
+def test_nor_where_only_those_that_were_set_aside_are_left(tiny: Run) -> None:
+    tiny("--epochs=1")
+    for name in ("step-00000004.pt", "step-00000004.json"):
+        Path("checkpoints", name).rename(Path("checkpoints", name + ".bad"))
+    code, _, err = tiny()
+    assert (code, err) == (
+        65,
+        [
+            "ddptrain: none of the 1 checkpoints in checkpoints is whole: to start at step 0, delete them "
+            "(also step-*.bad) or give another --checkpoint-dir"
+        ],
+    )
 
 
 def test_no_code_in_a_checkpoint_is_run(tiny: Run) -> None:
@@ -118,8 +141,25 @@ def test_another_training_is_refused_by_name_and_value(tiny: Run, changed: list[
     assert code == 78
     assert err == [
         f"ddptrain: checkpoints/step-00000008.pt was trained with {told}: "
-        "give the same options, or another --checkpoint-dir"
+        "give the same options, another --checkpoint-dir, or --allow-changed-config"
     ]
+
+
+def test_another_training_is_gone_on_with_when_asked_for(tiny: Run) -> None:
+    tiny("--epochs=1")
+    code, out, err = tiny("--label-smoothing=0.1", "--allow-changed-config")
+    assert (code, out[1]) == (0, "resumed from checkpoints/step-00000004.pt: going on at step 5 of 8 (epoch 2)")
+    assert err == [
+        "ddptrain: warning: checkpoints/step-00000004.pt was trained with label-smoothing 0.0, not 0.1; "
+        "going on (--allow-changed-config)"
+    ]
+
+
+def test_weights_that_do_not_fit_are_one_line(tiny: Run) -> None:
+    tiny("--epochs=1")
+    code, _, err = tiny("--synthetic-shape=1x12x12", "--allow-changed-config")
+    assert (code, len(err)) == (78, 2)
+    assert err[1].startswith("ddptrain: checkpoints/step-00000004.pt does not fit this training: Error(s) in loading ")
 
 
 def test_never_overwrites_nothing(tiny: Run) -> None:
@@ -164,8 +204,10 @@ def test_a_folder_that_cannot_be_made(tiny: Run, folder: str) -> None:
 
 def test_what_a_killed_run_left_half_written_is_swept_up(tiny: Run) -> None:
     Path("checkpoints").mkdir()
-    Path("checkpoints/.step-00000004.pt.abc").write_bytes(b"half")
+    Path("checkpoints/.step-00000003.pt.part").write_bytes(b"half")
+    Path("checkpoints/.step-00000003.json.abc").write_bytes(b"{")
     tiny()
+    assert [path.name for path in Path("checkpoints").glob(".step*")] == []
     assert saved() == ["step-00000004.pt", "step-00000008.pt"]
 
 
@@ -194,4 +236,4 @@ def test_a_disk_that_fills_up_stops_no_step(train: Callable[..., list], tmp_path
         warning.format(8),
         "ddptrain: step 8 could not be saved as checkpoints/step-00000008.pt; the one before it is whole",
     ]
-    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]

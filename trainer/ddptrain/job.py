@@ -1,22 +1,41 @@
 """Everything that one rank trains with, put together once."""
 
 import hashlib
-import warnings
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
-from ddptrain.datasets.dataset import DataSet, Normalisation, Samples, normalisation
+from ddptrain import normalise
+from ddptrain.datasets.dataset import DataSet, Samples
+from ddptrain.ema import Ema
 from ddptrain.errors import TrainError
-from ddptrain.models import build_model
+from ddptrain.input.batches import Preparation
+from ddptrain.input.choice import prepare_input
+from ddptrain.models import build_model, pretrained
+from ddptrain.optimizers import build_optimizer
 from ddptrain.options import Options
+from ddptrain.options.training import TrainingOptions
 from ddptrain.place import Place
+from ddptrain.precision import Precision, choose_precision
+from ddptrain.recompute import recompute
 from ddptrain.schedule import learning_rate
+from ddptrain.strategy import compiled, wrap
 from ddptrain.stream import num_batches
+from ddptrain.tensorboard import Board, open_board
 from ddptrain.world import World
 from ddpwire.exits import Exit
+
+
+class Stateful(Protocol):
+    """What can be saved and loaded."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take over a state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,13 +45,30 @@ class Job:
     options: Options
     world: World
     data: DataSet
-    train: Samples  # on the device, as ``test``
-    test: Samples
-    normalise: Normalisation
+    preparation: Preparation  # of training images
+    precision: Precision
     model: nn.Module
+    fresh: tuple[str, ...]  # the model's parts that pretrained weights did not fill
     ddp: nn.Module
     optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    board: Board  # TensorBoard's scalars
     batch_size: int  # over all ranks
+
+    @property
+    def train(self) -> Samples:
+        """What is learned from."""
+        return self.data.train
+
+    @property
+    def test(self) -> Samples:
+        """What is held out."""
+        return self.data.test
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that counts in the end."""
+        return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
@@ -42,15 +78,31 @@ class Job:
     @property
     def num_steps(self) -> int:
         """Optimizer steps of the whole training."""
-        return self.options.epochs * self.steps_per_epoch
+        return self.options.training.epochs * self.steps_per_epoch
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """What a checkpoint holds, by name: all that has a state besides the step."""
+        parts: dict[str, Stateful | None] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "ema": self.ema,
+            "scaler": self.precision.scaler,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def lr(self, step: int) -> float:
         """The learning rate of step number ``step`` from 0."""
-        peak = self.options.lr * (self.world.place.size if self.options.scale_lr else 1)
-        return learning_rate(self.options.schedule, peak=peak, step=step, num_steps=self.num_steps)
+        return learning_rate(
+            self.options.optimizer,
+            ranks=self.world.place.size,
+            step=step,
+            num_steps=self.num_steps,
+            steps_per_epoch=self.steps_per_epoch,
+        )
 
 
-def global_batch_size(options: Options, place: Place) -> int:
+def global_batch_size(options: TrainingOptions, place: Place) -> int:
     """Samples an optimizer step over all ranks. Raises TrainError."""
     if options.batch_size_per_rank:
         return options.batch_size_per_rank * place.size
@@ -64,38 +116,35 @@ def global_batch_size(options: Options, place: Place) -> int:
 
 
 def prepare(options: Options, world: World, data: DataSet, *, batch_size: int) -> Job:
-    """Model, optimizer and data on the device; the weights are the seed's. Raises TrainError."""
-    torch.manual_seed(options.seed)
-    model = build_model(options.model, data.shape).to(world.device)
+    """Model, optimizer and input on the device; the weights are the seed's. Raises TrainError."""
+    precision = choose_precision(options.machine, world.device)
+    torch.manual_seed(options.training.seed)
+    how = options.model
+    model = build_model(how.name, data.shape, stem=how.stem, norm=how.norm)
+    fresh = pretrained.load(model, how) if how.pretrained else ()
+    model = model.to(world.device, precision.weights)
+    if options.machine.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    if how.recompute:
+        recompute(model)
+    ema = Ema(model, options.training.ema) if options.training.ema else None
+    seen = normalise.of_imagenet(data.shape.channels) if how.pretrained else normalise.of_images(data.train.images_NHWC)
     return Job(
         options=options,
         world=world,
         data=data,
-        train=data.train.to(world.device),
-        test=data.test.to(world.device),
-        normalise=normalisation(data.train.images_NCHW, world.device),
-        model=model,
-        ddp=distributed(model, world),
-        optimizer=torch.optim.SGD(
-            model.parameters(),
-            lr=options.lr,
-            momentum=options.momentum,
-            weight_decay=options.weight_decay,
-            nesterov=options.momentum > 0,
-            fused=True,
+        preparation=prepare_input(
+            options, data, world, seen.to(world.device, precision.compute), batch_size=batch_size
         ),
+        precision=precision,
+        model=model,
+        fresh=fresh,
+        ddp=compiled(wrap(model, options.ranks, world), options.machine.compile),
+        optimizer=build_optimizer(model, options.optimizer),
+        ema=ema,
+        board=open_board(options.training.tensorboard, world.place),
         batch_size=batch_size,
     )
-
-
-def distributed(model: nn.Module, world: World) -> nn.Module:
-    """The model with its gradients averaged over the ranks; a world of one needs no wrapper."""
-    if world.data_group is None:
-        return model
-    # For the weights of a convolution of one channel, whose memory is the same in both layouts.
-    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
-    device_ids = [world.device.index] if world.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=device_ids, process_group=world.data_group)
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:

@@ -5,18 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
-from ddptrain.augment import augment
 from ddptrain.evaluate import count_right
 from ddptrain.job import Job
-from ddptrain.metrics import Metrics
-from ddptrain.stream import Share, batches, epoch_order, sample_hash, share_of
+from ddptrain.step import train_step
+from ddptrain.stream import batches, epoch_order, share_of
+from ddptrain.watch import Watch
 from ddptrain.world import total
-from ddpwire.heartbeat import Heart
-
-SAY_EVERY_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,79 +19,53 @@ class Fitted:
     """How a training ended."""
 
     step: int
-    exit_code: int = 0  # other than 0: a signal asked for it
+    exit_code: int = 0  # other than 0: a stop was asked for
     right: int | None = None  # test samples classified rightly by the final weights; None: not counted
     images: int = 0  # trained here, over all ranks
     seconds: float = 0.0  # in which they were
 
 
 def fit(
-    job: Job,
-    *,
-    first_step: int,
-    exit_code: Callable[[], int],
-    heart: Heart,
-    metrics: Metrics,
-    say: Callable[[str], None],
-    save: Callable[[int], None],
+    job: Job, *, first_step: int, watch: Watch, due: Callable[[int], bool], save: Callable[[int, float | None], None]
 ) -> Fitted:
-    """Train from ``first_step`` to the last, or until the ranks agree on an ``exit_code``; save on the way."""
-    options, place = job.options, job.world.place
+    """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way. Raises NonFinite."""
+    place, epochs = job.world.place, job.options.training.epochs
     step, images, seconds, right = first_step, 0, 0.0, None
-    for epoch in range(first_step // job.steps_per_epoch, options.epochs):
-        start = said = time.monotonic()
+    for epoch in range(first_step // job.steps_per_epoch, epochs):
+        start = time.monotonic()
         loss_sum = torch.zeros((), dtype=torch.float64, device=job.world.device)
         images_before = images
-        order = epoch_order(len(job.train), seed=options.seed, epoch=epoch).to(job.world.device)
+        order = epoch_order(len(job.train), seed=job.options.training.seed, epoch=epoch).to(job.world.device)
         for batch in batches(order, job.batch_size, first=step % job.steps_per_epoch):
-            began = time.monotonic()
+            watch.began()
             lr = job.lr(step)
             share = share_of(batch, rank=place.rank, world_size=place.size)
-            loss_sum += train_step(job, share, epoch=epoch, lr=lr) * (len(batch) / place.size)
             step += 1
+            loss = train_step(job, share, step=step, epoch=epoch, lr=lr, phases=watch.phases, guard=watch.guard)
+            loss_sum += loss * (len(batch) / place.size)
             images += len(batch)
-            code = exit_code()
-            heart.beat(step)
-            now = time.monotonic()
-            metrics.step(step=step, epoch=epoch + 1, samples=share.num_samples, seconds=now - began, lr=lr)
-            if now - said > SAY_EVERY_S:
-                said = now
-                speed = (images - images_before) / (now - start)
-                say(f"epoch {epoch + 1:2}/{options.epochs}   step {step} of {job.num_steps}   {speed:.0f} images/s")
+            code = watch.ended(step=step, epoch=epoch + 1, samples=share.num_samples, lr=lr)
+            speed = (images - images_before) / (time.monotonic() - start)
+            watch.teller.step(step, job.num_steps, f"{epoch + 1}/{epochs}", speed)
             if code:
+                watch.guard.prove()
                 return Fitted(step=step, exit_code=code)
-            if options.checkpoint_every and step % options.checkpoint_every == 0 and step % job.steps_per_epoch:
-                save(step)
-        loss = float(total(place, loss_sum)) / (images - images_before)
+            if step % job.steps_per_epoch and due(step) and not watch.guard.tripped:
+                save(step, None)
+        watch.guard.prove()
+        loss_mean = float(total(place, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
-        right = count_right(job.model, job.test, job.normalise, job.world)
-        heart.beat(step)
-        metrics.epoch(loss=loss, accuracy=right / len(job.test))
-        say(
-            f"epoch {epoch + 1:2}/{options.epochs}  loss {loss:.4f}  test {100 * right / len(job.test):6.2f} %  "
+        with watch.ledger.lost("evaluation"):
+            right = count_right(job)
+        watch.heart.beat(step)
+        accuracy = right / len(job.test)
+        watch.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=watch.guard.last_norm)
+        speed = (images - images_before) / epoch_seconds
+        job.board.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed)
+        watch.teller.say(
+            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
             f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"
         )
-        save(step)
+        save(step, accuracy)
     return Fitted(step=step, right=right, images=images, seconds=seconds)
-
-
-def train_step(job: Job, share: Share, *, epoch: int, lr: float) -> Tensor:
-    """One optimizer step on this rank's share of a global batch; its weighted loss, not yet waited for."""
-    images = job.train.images_NCHW[share.indices_N]
-    if job.options.augment:
-        bits = sample_hash(share.indices_N, seed=job.options.seed, epoch=epoch)
-        images = augment(images, bits, job.data.augmentation)
-    logits = job.ddp(job.normalise(images))
-    loss = weighted_loss(logits, job.train.labels_N[share.indices_N], share.weight, job.options.label_smoothing)
-    job.optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    for group in job.optimizer.param_groups:
-        group["lr"] = lr
-    job.optimizer.step()
-    return loss.detach()
-
-
-def weighted_loss(logits: Tensor, labels: Tensor, weight: float, label_smoothing: float) -> Tensor:
-    """Cross entropy, summed over the share and weighted as stream.Share says."""
-    return weight * functional.cross_entropy(logits, labels, reduction="sum", label_smoothing=label_smoothing)

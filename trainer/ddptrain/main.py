@@ -2,6 +2,7 @@
 
 import gc
 import sys
+import time
 import traceback
 from collections.abc import Mapping
 from functools import partial
@@ -9,35 +10,51 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ddptrain import report, resume
-from ddptrain.checkpoint import Checkpoint, Saver, open_folder
+from ddptrain import debugging, report
 from ddptrain.datasets import SOURCES
 from ddptrain.datasets.dataset import DataSet
+from ddptrain.diagnosis import nonfinite
 from ddptrain.errors import TrainError
 from ddptrain.evaluate import count_right
+from ddptrain.guard import Guard, NonFinite
 from ddptrain.job import Job, global_batch_size, prepare
+from ddptrain.keeping import Keeping
+from ddptrain.ledger import Ledger
 from ddptrain.loop import Fitted, fit
-from ddptrain.metrics import Metrics, open_metrics
-from ddptrain.options import Options, shaping
+from ddptrain.metrics import open_metrics
+from ddptrain.options import Options
+from ddptrain.phases import measure
 from ddptrain.place import Place, read_place
-from ddptrain.world import agree, broadcast, enter, join, lost_a_peer, set_up_torch
+from ddptrain.profiling import Tracer
+from ddptrain.progress import Teller, teller
+from ddptrain.shelf import Shelf
+from ddptrain.stop import Stop
+from ddptrain.straggler import Comparison
+from ddptrain.strategy import check_strategy
+from ddptrain.watch import Watch
+from ddptrain.world import agree, enter, join, lost_a_peer, set_up_torch
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.signals import Signals
-from ddpwire.vote import Vote
 
 
-def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
-    """Train, and return the exit code, the same on every rank. What is wrong is told in one line by one rank."""
+def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
+    """Train, and return the exit code, the same on every rank. What is wrong is told in one line by one rank.
+
+    ``started``: time.monotonic() of the process' start.
+    """
     place = Place()
+    ledger = Ledger(time.monotonic() if started is None else started)
     try:
-        place = read_place(environ)
-        return _train(options, place, environ, signals)
+        place = read_place(environ, options.ranks)
+        return _train(options, place, environ, signals, ledger)
     except TrainError as error:
         if error.rank in (None, place.rank):
             _complain(error.message)
         return error.code
     except Exception as error:
+        if options.watch.debug and place.size > 1:
+            debugging.dump_collectives(place.rank, Path(), say=_complain)
         if not lost_a_peer(error):
             traceback.print_exc()
             return Exit.SOFTWARE
@@ -45,35 +62,52 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals) -> int:
         return signals.code or Exit.ABSENT
 
 
-def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals) -> int:
-    batch_size = global_batch_size(options, place)
-    set_up_torch(place, environ, deterministic=options.deterministic)
-    join(place, options.timeout_s)
-    world = enter(place, options.device, options.timeout_s)
-    agree(place, partial(open_folder, options.checkpoint_dir) if place.first else _nothing)
+def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals, ledger: Ledger) -> int:
+    batch_size = global_batch_size(options.training, place)
+    check_strategy(options, place)
+    set_up_torch(place, environ, deterministic=options.machine.deterministic)
+    if options.watch.debug:
+        debugging.set_up()
+    join(place, options.ranks)
+    world = enter(place, options.machine.device, options.ranks)
+    shelf = agree(place, lambda: Shelf(options.checkpoints.folder) if place.first else None)
     data = _load_data(options, place)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
-    _say(place, report.headline(job))
+    tell = teller(first=place.first, environ=environ)
+    tell.say(report.headline(job))
 
-    metrics = open_metrics(environ)
-    saver = Saver(options.checkpoint_dir, keep=options.keep, metrics=metrics)
-    first_step = _resume(job, saver, metrics)
-    signals.can_save = True  # from here on a stop waits for the end of a step
-    vote = Vote() if place.size > 1 else None
-    fitted = fit(
-        job,
-        first_step=first_step,
-        exit_code=lambda: vote.ask(signals.code) if vote else signals.code,
-        heart=_heart(environ),
+    guard, metrics, heart = Guard(world.device), open_metrics(environ), _heart(environ)
+    keeping = Keeping(job, shelf, metrics, ledger, alive=heart.beat)
+    resumed = keeping.resume()
+    if resumed:
+        tell.say(report.resumed(job, *resumed))
+    stop = Stop(place, signals, guard, after_s=60 * options.watch.stop_after, started=ledger.started)
+    watch = Watch(
+        asked=stop.ask,
+        heart=heart,
         metrics=metrics,
-        say=partial(_say, place),
-        save=partial(_save, job, saver),
+        ledger=ledger,
+        phases=measure(world.device, job.model.parameters(), alone=place.size == 1),
+        guard=guard,
+        ranks=Comparison(place.rank, place.size, tell=tell.say),
+        tracer=Tracer(options.watch.profile, options.watch.profile_dir / f"rank-{place.rank}.json", say=_complain),
+        teller=tell,
+        on_gpu=world.device.type == "cuda",
     )
-    if vote:
-        vote.answer()
-    _farewell(job, fitted, saver)
+    signals.can_save = True  # from here on a stop waits for the end of a step
+    agree(place, watch.begin)
+    try:
+        fitted = fit(job, first_step=resumed[1] if resumed else 0, watch=watch, due=keeping.due, save=keeping.save)
+    except NonFinite as error:
+        raise nonfinite(job, error.step, metrics) from None
+    finally:
+        watch.close()
+        keeping.settle()
+    stop.close()
+    watch.ranks.answer(fitted.step)
+    _farewell(job, fitted, keeping, watch, tell, timed_out=stop.timed_out)
     if place.size > 1:
-        del job  # and with it DDP's hold on gloo, which else may abort the process as it ends
+        del job, keeping  # and with them DDP's hold on gloo, which else may abort the process as it ends
         gc.collect()
         dist.barrier()
     return fitted.exit_code
@@ -89,65 +123,29 @@ def _heart(environ: Mapping[str, str]) -> Heart:
 
 def _load_data(options: Options, place: Place) -> DataSet:
     """The data set. Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node."""
-    source = SOURCES[options.data]
-    if source.download:
+    source = SOURCES[options.data.name]
+    if source.prepare:
         turn = 0 if place.first else 1 if place.local_rank == 0 else None
         for now in (0, 1):
-            agree(place, partial(source.download, options.data_dir) if turn == now else _nothing)
-    return agree(place, partial(source.load, options))
+            agree(place, partial(source.prepare, options.data) if turn == now else _nothing)
+    return agree(place, partial(source.load, options.data, options.training.seed))
 
 
-def _resume(job: Job, saver: Saver, metrics: Metrics) -> int:
-    """Load what ``--resume`` says, chosen and read by rank 0, on every rank; the number of steps that are done."""
-    options, place = job.options, job.world.place
-    now = shaping(options, batch_size=job.batch_size)
-
-    def find() -> tuple[Path, Checkpoint] | None:
-        return resume.find(options.resume, options.checkpoint_dir, now, metrics) if place.first else None
-
-    found = broadcast(place, agree(place, find))
-    if found is None:
-        return 0
-    saver.newest, checkpoint = found
-    job.model.load_state_dict(checkpoint.model)
-    job.optimizer.load_state_dict(checkpoint.optimizer)
-    _say(place, report.resumed(job, saver.newest, checkpoint.step))
-    return checkpoint.step
-
-
-def _save(job: Job, saver: Saver, step: int) -> None:
-    """Have rank 0 write a checkpoint, unless it did. The others need not wait."""
-    if job.world.place.first and saver.newest != saver.path(step):
-        shapes = shaping(job.options, batch_size=job.batch_size)
-        state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
-        saver.save(Checkpoint(step=step, shaping=shapes, **state))
-
-
-def _farewell(job: Job, fitted: Fitted, saver: Saver) -> None:
+def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Teller, *, timed_out: bool) -> None:
     """See to it that the last step is saved, and say how it ended. Raises TrainError when it cannot be saved."""
-    place = job.world.place
-    _save(job, saver, fitted.step)
-    path = saver.path(fitted.step)
-    if not broadcast(place, saver.newest == path):
-        raise TrainError(
-            Exit.CANNOT_WRITE, f"step {fitted.step} could not be saved as {path}; the one before it is whole"
-        )
+    accuracy = None if fitted.right is None else fitted.right / len(job.test)
+    path = keeping.finish(fitted.step, accuracy)
     if fitted.exit_code:
-        _say(place, report.stopped(job, fitted, path))
-        return
-    right = fitted.right
-    if right is None:
-        right = count_right(job.model, job.test, job.normalise, job.world)
-    _say(place, report.summary(job, fitted, right=right, checkpoint=path))
+        tell.say(report.stopped(job, fitted, path, timed_out=timed_out))
+    else:
+        right = count_right(job) if fitted.right is None else fitted.right
+        tell.say(report.costs(job, watch.ledger, watch.phases.totals))
+        tell.say(report.summary(job, fitted, right=right, checkpoint=path))
+    watch.last_words()
 
 
 def _nothing() -> None:
     """What the other ranks do while one acts."""
-
-
-def _say(place: Place, text: str) -> None:
-    if place.first:
-        print(text, flush=True)
 
 
 def _complain(message: str) -> None:

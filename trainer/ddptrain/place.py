@@ -6,8 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddptrain.errors import TrainError
+from ddptrain.options.ranks import RankOptions
 from ddpwire import names
 from ddpwire.exits import Exit
+
+ENV = "env://"  # where the ranks meet, unless --init-method says otherwise
+_OF_MPI = {  # Open MPI's names: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
+    names.RANK: "OMPI_COMM_WORLD_RANK",
+    names.WORLD_SIZE: "OMPI_COMM_WORLD_SIZE",
+    names.LOCAL_RANK: "OMPI_COMM_WORLD_LOCAL_RANK",
+    names.LOCAL_WORLD_SIZE: "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +34,12 @@ class Place:
         return self.rank == 0
 
 
-def read_place(environ: Mapping[str, str]) -> Place:
-    """The place that ddprun's or torchrun's variables give; without any of them, a world of one process.
+def read_place(environ: Mapping[str, str], how: RankOptions | None = None) -> Place:
+    """The place that the options give, else the variables of ddprun or torchrun, or mpirun's; without any, one process.
 
     Without LOCAL_RANK all ranks are on this machine. Raises TrainError.
     """
+    environ = _with_options(environ, how or RankOptions())
     if names.RANK not in environ and names.WORLD_SIZE not in environ:
         return Place()
     rank, size = _number(environ, names.RANK), _number(environ, names.WORLD_SIZE)
@@ -41,12 +51,29 @@ def read_place(environ: Mapping[str, str]) -> Place:
         raise _wrong(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
     if local_rank >= local_size:
         raise _wrong(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_size}")
-    if size > 1:
+    if size > 1 and (how is None or needs_master(how)):
         for name in (names.MASTER_ADDR, names.MASTER_PORT):
             if not environ.get(name):
                 raise _wrong(f"{names.WORLD_SIZE}={size}, but {name} is not set")
         _number(environ, names.MASTER_PORT)
     return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+
+
+def needs_master(how: RankOptions) -> bool:
+    """Whether the ranks meet at MASTER_ADDR and MASTER_PORT."""
+    return how.init_method == ENV and how.backend != "mpi"
+
+
+def _with_options(environ: Mapping[str, str], how: RankOptions) -> Mapping[str, str]:
+    """The environment as it would be if a launcher had said what the options say. Raises TrainError."""
+    if how.backend == "mpi" and names.RANK not in environ:
+        environ = {**environ, **{name: environ[mpi] for name, mpi in _OF_MPI.items() if mpi in environ}}
+    given = {names.RANK: how.rank, names.WORLD_SIZE: how.world_size}
+    for name, value in given.items():
+        if value is not None and environ.get(name, str(value)) != str(value):
+            flag = "--" + name.lower().replace("_", "-")
+            raise TrainError(Exit.CONFIG, f"{flag} {value}, but {name}={environ[name]}: give one of them", rank=None)
+    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
 def usable_cores() -> int:

@@ -1,81 +1,109 @@
 """Where a training starts: at step 0, or from a checkpoint that rank 0 chooses for all."""
 
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddptrain.checkpoint import Checkpoint, Corrupt, list_checkpoints, load
+from ddptrain.checkpoint import Checkpoint, Corrupt, load, manifest_of, unpack
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
+from ddptrain.options.checkpoints import CheckpointOptions
+from ddptrain.shelf import SUFFIX_BAD, Shelf
 from ddpwire.exits import Exit
 
 
-def find(resume: str, folder: Path, shaping: Mapping[str, Any], metrics: Metrics) -> tuple[Path, Checkpoint] | None:
-    """What ``--resume`` says to go on from; None: nothing is there, start at step 0. Rank 0 only. Raises TrainError."""
-    if resume not in ("auto", "never"):
-        found = _given(Path(resume), metrics)
-    else:
-        paths = list_checkpoints(folder)
-        if resume == "never" and paths:
+@dataclass(frozen=True, kw_only=True)
+class Finder:
+    """Looks for the checkpoint to go on from. ``warn`` is told in a line what was passed over."""
+
+    shelf: Shelf
+    options: CheckpointOptions
+    metrics: Metrics
+    warn: Callable[[str], None]
+
+    def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
+        """What ``--resume`` says; None: nothing is there, start at step 0. Raises TrainError."""
+        resume = self.options.resume
+        if resume not in ("auto", "never"):
+            found: tuple[Path, Checkpoint] | None = self._given(Path(resume))
+        else:
+            paths = self.shelf.checkpoints()
+            if resume == "never" and paths:
+                raise TrainError(
+                    Exit.CONFIG,
+                    f"--resume never, but {self.shelf.folder} holds {paths[0].name}: "
+                    "give another --checkpoint-dir, or --resume auto",
+                )
+            found = self._newest(paths)
+        if found is not None:
+            self._same_training(*found, shaping)
+        return found
+
+    def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
+        """The first that is whole. Those before it are set aside; if none is, all stay for a person to look at."""
+        bad: dict[Path, str] = {}
+        for path in paths:
+            try:
+                checkpoint = self._load(path)
+            except (Corrupt, OSError) as error:
+                bad[path] = _reason(error)
+                continue
+            for torn, reason in bad.items():
+                self.warn(f"{torn} {self.shelf.set_aside(torn)}: {reason}")
+                self.metrics.fell_back()
+            return path, checkpoint
+        for torn, reason in bad.items():
+            self.warn(f"{torn} cannot be used: {reason}")
+        count = len(bad) + self.shelf.num_bad()
+        if count:
+            raise TrainError(
+                Exit.DATA,
+                f"none of the {count} checkpoints in {self.shelf.folder} is whole: to start at step 0, delete them "
+                f"(also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
+            )
+        return None
+
+    def _given(self, path: Path) -> tuple[Path, Checkpoint]:
+        """The one that was asked for by name; without a manifest its bytes are taken as they are."""
+        try:
+            if not manifest_of(path).exists():
+                return path, unpack(path.read_bytes())
+            return path, self._load(path)
+        except Corrupt as error:
+            missing = error.reason == "missing"
+            raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error}") from None
+        except OSError as error:
+            raise TrainError(
+                Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
+            ) from None
+
+    def _load(self, path: Path) -> Checkpoint:
+        began = time.monotonic()
+        try:
+            checkpoint = load(path)
+        except (Corrupt, OSError) as error:
+            self.metrics.checkpoint_failed(op="load", reason=error.reason if isinstance(error, Corrupt) else "io")
+            raise
+        self.metrics.loaded(seconds=time.monotonic() - began)
+        return checkpoint
+
+    def _same_training(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
+        """Refuse to go on with another training: the weights would be neither's. Raises TrainError."""
+        before = checkpoint.shaping
+        changed = [name for name in now if name in before and before[name] != now[name]]
+        if not changed:
+            return
+        told = ", ".join(f"{name.replace('_', '-')} {before[name]}, not {now[name]}" for name in changed)
+        if not self.options.allow_changed:
+            self.metrics.checkpoint_failed(op="load", reason="incompatible")
             raise TrainError(
                 Exit.CONFIG,
-                f"--resume never, but {folder} holds {paths[0].name}: give another --checkpoint-dir, or --resume auto",
+                f"{path} was trained with {told}: give the same options, another --checkpoint-dir, "
+                "or --allow-changed-config",
             )
-        if not paths:
-            return None
-        found = _newest(paths, metrics)
-    path, checkpoint = found
-    _same_training(path, checkpoint.shaping, shaping)
-    return found
-
-
-def _newest(paths: list[Path], metrics: Metrics) -> tuple[Path, Checkpoint]:
-    """The first that loads."""
-    for path in paths:
-        try:
-            return path, _timed_load(path, metrics)
-        except (Corrupt, OSError) as error:
-            print(f"ddptrain: warning: {path} is skipped: {_reason(error)}", file=sys.stderr)
-    raise TrainError(
-        Exit.DATA,
-        f"none of the {len(paths)} checkpoints in {paths[0].parent} can be read: to start at step 0, delete them "
-        "or give another --checkpoint-dir",
-    )
-
-
-def _given(path: Path, metrics: Metrics) -> tuple[Path, Checkpoint]:
-    """The one that was asked for by name."""
-    try:
-        return path, _timed_load(path, metrics)
-    except Corrupt as error:
-        raise TrainError(Exit.DATA, f"--resume {path}: {error}") from None
-    except OSError as error:
-        raise TrainError(
-            Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
-        ) from None
-
-
-def _timed_load(path: Path, metrics: Metrics) -> Checkpoint:
-    start = time.monotonic()
-    try:
-        checkpoint = load(path)
-    except (Corrupt, OSError) as error:
-        metrics.checkpoint_failed(op="load", reason="corrupt" if isinstance(error, Corrupt) else "io")
-        raise
-    metrics.loaded(seconds=time.monotonic() - start)
-    return checkpoint
-
-
-def _same_training(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to go on with another training: the weights would be neither's. Raises TrainError."""
-    changed = [name for name in now if name in before and before[name] != now[name]]
-    if changed:
-        told = ", ".join(f"{name.replace('_', '-')} {before[name]}, not {now[name]}" for name in changed)
-        raise TrainError(
-            Exit.CONFIG, f"{path} was trained with {told}: give the same options, or another --checkpoint-dir"
-        )
+        self.warn(f"{path} was trained with {told}; going on (--allow-changed-config)")
 
 
 def _reason(error: Exception) -> str:

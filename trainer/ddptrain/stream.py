@@ -60,7 +60,16 @@ def share_of(batch_N: Tensor, *, rank: int, world_size: int) -> Share:
 
 def sample_hash(indices_N: Tensor, *, seed: int, epoch: int) -> Tensor:
     """63 random bits for each sample of an epoch, as int64: the same on every device and in every torch."""
-    bits = indices_N + _signed(_mix(_mix(seed) + epoch))
+    return _finished(indices_N + _signed(_mix(_mix(seed) + epoch)))
+
+
+def rehash(bits_N: Tensor, number: int) -> Tensor:
+    """63 further bits for each, independent of those of every other ``number``."""
+    return _finished(bits_N + _signed(_mix(number)))
+
+
+def _finished(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
     return (bits ^ _shift(bits, 31)) & (_MASK >> 1)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddptrain.errors import TrainError
-from ddptrain.place import Place, usable_cores
+from ddptrain.options.ranks import RankOptions
+from ddptrain.place import Place, needs_master, usable_cores
 from ddpwire.exits import Exit
 
 T = TypeVar("T")
@@ -31,17 +32,27 @@ class World:
     data_group: dist.ProcessGroup | None  # None: a world of one, which has no groups
 
 
-def join(place: Place, timeout_s: int) -> None:
+def join(place: Place, how: RankOptions) -> None:
     """Meet the other ranks. Raises TrainError, on each rank that cannot."""
     if place.size == 1:
         return
+    if how.backend == "mpi" and not dist.is_mpi_available():
+        raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
+    timeout = timedelta(seconds=how.timeout_s)
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+        if how.backend == "mpi":
+            dist.init_process_group("mpi", timeout=timeout)  # mpirun has said who is who
+        else:
+            dist.init_process_group(
+                "gloo", init_method=how.init_method, rank=place.rank, world_size=place.size, timeout=timeout
+            )
     except (RuntimeError, ValueError, OSError) as error:
-        address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = how.init_method
+        if needs_master(how):
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         reason = str(error).splitlines()[0]
         late = "imeout" in reason or "imed out" in reason
-        what = f"waited {timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
+        what = f"waited {how.timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
         message = f"rank {place.rank} of {place.size} {what} at {address}: {reason}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
 
@@ -63,11 +74,15 @@ def agree(place: Place, action: Callable[[], T]) -> T:
     return result
 
 
-def enter(place: Place, device_name: str, timeout_s: int) -> World:
+def enter(place: Place, device_name: str, how: RankOptions) -> World:
     """The world with its devices, on ranks that have joined. Raises TrainError."""
     device = agree(place, lambda: choose_device(place, device_name))
-    timeout = timedelta(seconds=timeout_s)  # a new group does not take it over from the default one
-    backend = "nccl" if device.type == "cuda" else "gloo"
+    timeout = timedelta(seconds=how.timeout_s)  # a new group does not take it over from the default one
+    backend = how.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and device.type == "cpu":
+        raise TrainError(Exit.CONFIG, "--backend nccl needs GPUs, and this trains on the CPU: give auto or gloo")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     data_group = cast(dist.ProcessGroup, dist.new_group(backend=backend, timeout=timeout)) if place.size > 1 else None

@@ -1,39 +1,17 @@
 """Every metric that ddprun and ddptrain export: the one list from which code, docs and tests are made.
 
 The rules are Prometheus' own (https://prometheus.io/docs/practices/naming/): one prefix, base units,
-``_total`` on counters, and every label's values known in advance. A rank's process sets its metrics without
-saying which rank it is; the node's exporter adds the label ``rank``.
+``_total`` on counters, and every label's values known in advance. Here stands what a node's ddprun exports.
 """
 
-from dataclasses import dataclass, field
-from typing import Literal
-
-Kind = Literal["counter", "gauge", "histogram"]
-
-STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-CHECKPOINT_BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+from ddpwire.metric import Metric as Metric
+from ddpwire.rank_catalogue import OF_A_RANK
 
 JOB_STATES = ("rendezvous", "training", "succeeded", "failed")
 PREFLIGHT_STEPS = ("resolve", "address", "port", "reach", "limits", "compare", "clock", "meet")
 EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "sigabrt", "oom", "hang_killed", "stopped", "other")
 RESTART_REASONS = ("killed", "oom", "hang", "node_lost")
 RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_step")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Metric:
-    """One metric. ``labels`` maps a label to its values; an empty tuple is a label whose value is free text,
-    set once a process (a version, a run's id, a device's number).
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    set_by: Literal["ddprun", "ddptrain"]
-    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    buckets: tuple[float, ...] = ()
-    needs_gpu: bool = False  # there only where NVML finds a device
-
 
 BUILD_INFO = Metric(
     name="ddp_build_info",
@@ -167,71 +145,5 @@ PREFLIGHT_DURATION = Metric(
     set_by="ddprun",
     labels={"step": PREFLIGHT_STEPS},
 )
-STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
-SAMPLES = Metric(
-    name="ddp_samples_total",
-    kind="counter",
-    help="Training samples that this rank has seen.",
-    set_by="ddptrain",
-)
-LAST_STEP = Metric(name="ddp_last_step", kind="gauge", help="The number of the last optimizer step.", set_by="ddptrain")
-LAST_STEP_TIME = Metric(
-    name="ddp_last_step_timestamp_seconds",
-    kind="gauge",
-    help="When the last optimizer step ended, in seconds since the epoch.",
-    set_by="ddptrain",
-)
-STEP_DURATION = Metric(
-    name="ddp_step_duration_seconds",
-    kind="histogram",
-    help="Wall time of an optimizer step as the rank's process saw it.",
-    set_by="ddptrain",
-    buckets=STEP_BUCKETS,
-)
-LOSS = Metric(
-    name="ddp_loss",
-    kind="gauge",
-    help="Mean training loss of the last epoch, over all ranks.",
-    set_by="ddptrain",
-)
-LEARNING_RATE = Metric(name="ddp_learning_rate", kind="gauge", help="Of the last step.", set_by="ddptrain")
-EPOCH = Metric(name="ddp_epoch", kind="gauge", help="The epoch that is being trained, from 1.", set_by="ddptrain")
-EVAL_ACCURACY = Metric(
-    name="ddp_eval_accuracy_ratio",
-    kind="gauge",
-    help="Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
-    set_by="ddptrain",
-    labels={"split": ("test",)},
-)
-CHECKPOINT_DURATION = Metric(
-    name="ddp_checkpoint_duration_seconds",
-    kind="histogram",
-    help="Wall time of writing or reading a checkpoint.",
-    set_by="ddptrain",
-    labels={"op": ("save", "load")},
-    buckets=CHECKPOINT_BUCKETS,
-)
-CHECKPOINT_LAST_SUCCESS = Metric(
-    name="ddp_checkpoint_last_success_timestamp_seconds",
-    kind="gauge",
-    help="When a checkpoint was last written whole, in seconds since the epoch; 0: not yet.",
-    set_by="ddptrain",
-)
-CHECKPOINT_LAST_STEP = Metric(
-    name="ddp_checkpoint_last_step",
-    kind="gauge",
-    help="The step of the newest checkpoint.",
-    set_by="ddptrain",
-)
-CHECKPOINT_BYTES = Metric(
-    name="ddp_checkpoint_bytes", kind="gauge", help="Size of the newest checkpoint.", set_by="ddptrain"
-)
-CHECKPOINT_FAILURES = Metric(
-    name="ddp_checkpoint_failures_total",
-    kind="counter",
-    help="Checkpoints that could not be written or read.",
-    set_by="ddptrain",
-    labels={"op": ("save", "load"), "reason": ("enospc", "io", "corrupt")},
-)
 
-CATALOGUE: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+CATALOGUE: tuple[Metric, ...] = (*(value for value in globals().values() if isinstance(value, Metric)), *OF_A_RANK)

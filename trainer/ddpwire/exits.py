@@ -13,7 +13,7 @@ class Exit(IntEnum):
     OK = 0
     SCRIPT = 1  # the user's script failed and said no more
     USAGE = 2  # a command line that makes no sense (Typer's and argparse's own)
-    DATA = 65  # a data set, or every checkpoint, is corrupt
+    DATA = 65  # a data set, or every checkpoint, is corrupt; or a loss is no number
     NO_INPUT = 66  # a file or a data set is missing
     UNAVAILABLE = 69  # a host, a port or a service cannot be reached or had
     SOFTWARE = 70  # a fault of ours

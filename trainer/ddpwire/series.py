@@ -4,8 +4,8 @@ import time
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from ddpwire import catalogue
-from ddpwire.catalogue import Metric
+from ddpwire import rank_catalogue as catalogue
+from ddpwire.metric import Metric
 
 
 def counter(metric: Metric) -> Counter:

@@ -2,24 +2,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from ddptrain.datasets import cifar10, digits, mnist, synthetic
+from ddptrain.datasets import cifar, digits, folder, mnist, synthetic
 from ddptrain.datasets.dataset import DataSet
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where a data set comes from. Both raise TrainError."""
 
-    load: Callable[[Options], DataSet]
-    download: Callable[[Path], None] | None = None  # makes sure that the files are in the folder
+    load: Callable[[DataOptions, int], DataSet]  # the seed is that of synthetic images
+    prepare: Callable[[DataOptions], None] | None = None  # once a node: makes sure that the files are there
 
 
 SOURCES = {
     "digits": Source(load=digits.load),
-    "mnist": Source(load=mnist.load, download=mnist.download),
-    "cifar10": Source(load=cifar10.load, download=cifar10.download),
+    "mnist": Source(load=mnist.load, prepare=mnist.prepare),
+    "cifar10": Source(load=cifar.load, prepare=cifar.prepare),
+    "cifar100": Source(load=cifar.load, prepare=cifar.prepare),
+    "folder": Source(load=folder.load, prepare=folder.prepare),
     "synthetic": Source(load=synthetic.load),
 }

@@ -15,14 +15,14 @@ import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
 from ddptrain.errors import TrainError
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 from ddptrain.stream import sample_hash
 from ddpwire.exits import Exit
 
 NUM_TEST = 360
 
 
-def load(_options: Options) -> DataSet:
+def load(_options: DataOptions, _seed: int) -> DataSet:
     """The data set, split the same way whatever the seed. Raises TrainError."""
     return read(_file())
 
@@ -32,7 +32,7 @@ def read(path: Path) -> DataSet:
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             rows = torch.from_numpy(np.array([line.split(",") for line in file], dtype=np.uint8))
-        images_NCHW = rows[:, :64].reshape(-1, 1, 8, 8)
+        images_NHWC = rows[:, :64].reshape(-1, 8, 8, 1)
         labels_N = rows[:, 64].long()
     except FileNotFoundError:
         raise _missing() from None
@@ -44,8 +44,8 @@ def read(path: Path) -> DataSet:
         name="digits",
         classes=10,
         augmentation=Augmentation(shift_px=1),
-        train=Samples(images_NCHW=images_NCHW[train], labels_N=labels_N[train]),
-        test=Samples(images_NCHW=images_NCHW[test], labels_N=labels_N[test]),
+        train=Samples(images_NHWC=images_NHWC[train], labels_N=labels_N[train]),
+        test=Samples(images_NHWC=images_NHWC[test], labels_N=labels_N[test]),
     ).checked()
 
 

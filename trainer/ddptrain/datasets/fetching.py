@@ -1,4 +1,4 @@
-"""What mnist and cifar10 share: torchvision's downloads and readers, made to fail in one line."""
+"""What mnist, cifar10 and cifar100 share: torchvision's downloads and readers, made to fail in one line."""
 
 import contextlib
 import errno

@@ -4,19 +4,21 @@
 import torch
 
 from ddptrain.datasets.dataset import Augmentation, DataSet, Samples
-from ddptrain.options import Options
+from ddptrain.options.data import DataOptions
 
 
-def load(options: Options) -> DataSet:
+def load(options: DataOptions, seed: int) -> DataSet:
     """The data set, the same on every machine: it is made of integers. The test part is an eighth as large."""
-    generator = torch.Generator().manual_seed(options.seed)
+    generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
-    patterns = torch.randint(64, 192, (classes, *options.synthetic_shape), generator=generator)
+    channels, height, width = options.synthetic_shape
+    shape = (height, width, channels)
+    patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
 
     def samples(count: int) -> Samples:
         labels_N = torch.arange(count) % classes
-        noise = torch.randint(-128, 129, (count, *options.synthetic_shape), generator=generator)
-        return Samples(images_NCHW=(patterns[labels_N] + noise).clamp(0, 255).to(torch.uint8), labels_N=labels_N)
+        noise = torch.randint(-128, 129, (count, *shape), generator=generator)
+        return Samples(images_NHWC=(patterns[labels_N] + noise).clamp(0, 255).to(torch.uint8), labels_N=labels_N)
 
     train = samples(options.synthetic_samples)
     test = samples(max(options.synthetic_samples // 8, 1))

@@ -1,0 +1,180 @@
+"""What a checkpoint and being watched cost the training loop, for a ResNet-18 with momentum on the CPU.
+
+    python bench/checkpoint.py [--rounds 10] [--json FILE]
+
+Blocked: how long the call keeps the loop, ours against torch.save of the same state (and against torch.save with
+fsync and rename, which is what a checkpoint that survives a power cut costs without a thread), interleaved, the order
+reversed each round. Goals: at most 25 % of torch.save; metrics and logging at most 50 us or 1 % of a step.
+The exit code is 0 whatever the numbers are.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ddpwire.heartbeat import Heart
+
+THREADS = 1
+STEPS = 5  # of training, with and without a checkpoint being written beside them
+WATCHED = 3000
+
+
+def milliseconds(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return 1000 * (time.perf_counter() - began)
+
+
+def with_fsync(state: object, path: Path) -> None:
+    part = path.with_suffix(".part")
+    with part.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each round, by what was timed."""
+    from ddptrain.metrics import Metrics
+    from ddptrain.models import ImageShape, build_model
+    from ddptrain.options.checkpoints import CheckpointOptions
+    from ddptrain.saver import Saver
+    from ddptrain.shelf import Shelf
+
+    model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, fused=True)
+    images, labels = torch.randn(8, 3, 32, 32), torch.arange(8)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+    train(2)
+    saver = Saver(Shelf(folder / "ours"), CheckpointOptions(keep=2), Metrics(), warn=print)
+    step = 0
+
+    def parts() -> dict[str, object]:
+        return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+
+    def ours() -> None:
+        nonlocal step
+        step += 1
+        saver.save(step, parts(), {}, None)
+
+    ways = {
+        "torch.save": lambda: torch.save(parts(), folder / "plain.pt"),
+        "torch.save, fsync, rename": lambda: with_fsync(parts(), folder / "safe.pt"),
+        "ddptrain": ours,
+    }
+    for way in ways.values():
+        way()
+    saver.settle(step)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    times |= {"until it is on the disk": [], f"{STEPS} steps": [], f"{STEPS} steps while it is written": []}
+    for number in range(rounds):
+        for name in list(ways)[:: -1 if number % 2 else 1]:
+            os.sync()  # what was written before is not paid for here
+            times[name].append(milliseconds(ways[name]))
+            if name == "ddptrain":
+                times["until it is on the disk"].append(times[name][-1] + milliseconds(lambda: saver.settle(step)))
+        times[f"{STEPS} steps"].append(milliseconds(lambda: train(STEPS)))
+        ours()
+        times[f"{STEPS} steps while it is written"].append(milliseconds(lambda: train(STEPS)))
+        saver.settle(step)
+    print(f"checkpoint of {(folder / 'plain.pt').stat().st_size / 1e6:.1f} MB")
+    return times
+
+
+def watching() -> tuple[list[float], float]:
+    """Microseconds of each step for metrics, phases, heartbeat and progress; and of the guard's look at a gradient."""
+    from ddptrain.guard import Guard
+    from ddptrain.ledger import Ledger
+    from ddptrain.metrics import open_metrics
+    from ddptrain.models import ImageShape, build_model
+    from ddptrain.phases import ClockPhases
+    from ddptrain.profiling import Tracer
+    from ddptrain.progress import Lines
+    from ddptrain.straggler import Comparison
+    from ddptrain.watch import Watch
+
+    watch = Watch(
+        asked=lambda: 0,
+        heart=Heart(os.environ["DDP_HEARTBEAT_FILE"]),
+        metrics=open_metrics(os.environ),
+        ledger=Ledger(time.monotonic()),
+        phases=ClockPhases(),
+        guard=Guard(torch.device("cpu")),
+        ranks=Comparison(0, 1, tell=print),
+        tracer=Tracer(0, Path(), say=print),
+        teller=Lines(),
+        on_gpu=False,
+    )
+    times = []
+    for step in range(1, WATCHED + 1):
+        began = time.perf_counter()
+        watch.began()
+        for phase in ("data", "forward", "backward", "optimizer"):
+            watch.phases.mark(phase)
+        watch.ended(step=step, epoch=1, samples=32, lr=0.1)
+        watch.teller.step(step, WATCHED, "1/1", 1.0)
+        times.append(1e6 * (time.perf_counter() - began))
+    model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
+    gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    looks = [
+        1000 * milliseconds(lambda: watch.guard.gradient(nn.utils.get_total_norm(gradients), optimizer, step=1))
+        for _ in range(30)
+    ]
+    return times, statistics.median(looks)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    with tempfile.TemporaryDirectory() as name:
+        os.environ |= {"PROMETHEUS_MULTIPROC_DIR": name, "DDP_HEARTBEAT_FILE": f"{name}/heartbeat"}
+        load = os.getloadavg()[0]
+        times = checkpoints(Path(name), args.rounds)
+        watched, guard_us = watching()
+    cores, version = os.cpu_count(), metadata.version("torch")
+    print(f"{cores} cores ({platform.machine()}), torch {version}, {THREADS} thread, load {load:.1f}")
+    print(f"{'milliseconds':32}{'median':>9}{'min':>9}{'max':>9}{'n':>4}")
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    for name, values in times.items():
+        print(f"{name:32}{medians[name]:9.1f}{min(values):9.1f}{max(values):9.1f}{len(values):4}")
+    ratio = medians["ddptrain"] / medians["torch.save"]
+    slowed = medians[f"{STEPS} steps while it is written"] - medians[f"{STEPS} steps"]
+    step_us = 1000 * medians[f"{STEPS} steps"] / STEPS
+    mean_us = statistics.mean(watched)
+    print(f"blocked, ddptrain / torch.save: {100 * ratio:.0f} % (goal: at most 25 %)")
+    print(f"steps while it is written are slower by {slowed:.0f} ms in all")
+    print(
+        f"metrics and logging: {mean_us:.1f} us a step, median {statistics.median(watched):.1f} (goal: at most 50 us)"
+    )
+    print(
+        f"the guard's norm of 11 M gradients: {guard_us / 1000:.1f} ms, {100 * guard_us / step_us:.1f} % of a step of 8"
+    )
+    if args.json:
+        result = {"cores": cores, "torch": version, "threads": THREADS, "load": load, "ratio": ratio, "ms": times}
+        result |= {"watch_us": mean_us, "watch_median_us": statistics.median(watched), "guard_us": guard_us}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

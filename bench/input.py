@@ -1,0 +1,130 @@
+"""What an image costs before the model sees it: crop, flip and normalise, one thread, interleaved.
+
+    python bench/input.py [--rounds 5] [--seconds 1] [--device cpu] [--json FILE]
+
+A sample at a time through PIL, as the tutorials do it; torchvision's v2 transforms on tensors; ddptrain's batches on
+the device and by its loader. Microseconds of CPU time an image (of GPU time with --device cuda, for ddptrain on the
+device). Goal: at least 15 times less than PIL.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from importlib import metadata
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchvision.transforms import v2
+from tutorials import NUM_IMAGES, SETTINGS, endless, loader
+
+from ddptrain.datasets import SOURCES
+from ddptrain.job import prepare
+from ddptrain.options import parse
+from ddptrain.place import Place
+from ddptrain.stream import batches, epoch_order
+from ddptrain.world import World
+
+BATCH = 128
+GOAL = 15.0
+
+
+class Tensors(Dataset):
+    """Images as tensors, through torchvision's v2 transforms."""
+
+    def __init__(self) -> None:
+        self.images = torch.randint(0, 256, (NUM_IMAGES, 3, 32, 32), dtype=torch.uint8)
+        crop = [v2.RandomCrop(32, padding=4), v2.RandomHorizontalFlip()]
+        middle = [0.5] * 3
+        self.transform = v2.Compose([*crop, v2.ToDtype(torch.float32, scale=True), v2.Normalize(middle, middle)])
+
+    def __len__(self) -> int:
+        return NUM_IMAGES
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.transform(self.images[index]), index % 10
+
+
+def ours(device: torch.device, *arguments: str):
+    """Batches of ddptrain, one after the other."""
+    given = [
+        "--data=synthetic",
+        f"--synthetic-samples={NUM_IMAGES}",
+        "--synthetic-shape=3x32x32",
+        "--shift=4",
+        "--flip",
+    ]
+    options = parse([*given, f"--batch-size={BATCH}", *arguments], {})
+    world = World(place=Place(), device=device, backend="gloo", data_group=None)
+    job = prepare(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=BATCH)
+    epoch = 0
+    while True:
+        order = epoch_order(NUM_IMAGES, seed=0, epoch=epoch).to(device)
+        for batch in batches(order, BATCH, first=0):
+            yield job.preparation.batch(batch, epoch=epoch)
+        epoch += 1
+
+
+def timed(ready, count: int, device: torch.device) -> float:
+    """Seconds of so many batches."""
+    if device.type == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        for _ in range(count):
+            next(ready)
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1000
+    began = time.process_time()
+    for _ in range(count):
+        next(ready)
+    return time.process_time() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=1.0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    cpu, device = torch.device("cpu"), torch.device(args.device)
+    ways = {
+        "PIL, a sample at a time": (endless(loader(SETTINGS["ResNet-18"])), cpu),
+        "torchvision v2 on tensors": (endless(DataLoader(Tensors(), batch_size=BATCH, shuffle=True)), cpu),
+        "ddptrain, fp32": (ours(device, "--precision=fp32"), device),
+        "ddptrain, bf16": (ours(device, "--precision=bf16"), device),
+        "ddptrain, mixup and cutmix": (ours(device, "--precision=fp32", "--mixup=0.2", "--cutmix=1"), device),
+    }
+    counts = {}
+    for name, (ready, where) in ways.items():
+        next(ready)
+        counts[name] = max(2, round(args.seconds / max(1e-6, timed(ready, 2, where) / 2)))
+    costs = {name: [] for name in ways}
+    for turn in range(args.rounds):
+        for name in list(ways)[:: 1 if turn % 2 == 0 else -1]:
+            ready, where = ways[name]
+            costs[name].append(1e6 * timed(ready, counts[name], where) / counts[name] / BATCH)
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    print(f"32x32 images, batch {BATCH}, {args.device}, {platform.machine()}, torch {version}, load {load:.1f}")
+    print(f"{'microseconds an image':32}{'median':>8}{'min':>8}{'max':>8}{'PIL over it':>13}{'n':>4}")
+    base = costs["PIL, a sample at a time"]
+    for name, values in costs.items():
+        ratio = statistics.median(theirs / mine for mine, theirs in zip(values, base, strict=True))
+        print(
+            f"{name:32}{statistics.median(values):8.2f}{min(values):8.2f}{max(values):8.2f}{ratio:13.1f}{len(values):4}"
+        )
+    told = statistics.median(theirs / mine for mine, theirs in zip(costs["ddptrain, fp32"], base, strict=True))
+    print(f"goal: PIL at least {GOAL:g} times ddptrain: {'reached' if told >= GOAL else 'NOT reached'} ({told:.1f})")
+    if args.json:
+        args.json.write_text(
+            json.dumps({"torch": version, "device": args.device, "microseconds": costs}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""What SIGKILLs cost: ddptrain on two ranks under ddprun, a rank killed again and again at random steps; the weights at
+the end against those of an undisturbed run, and the steps that had to be taken twice.
+
+    python bench/kills.py [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
+
+The exit code is 1 when the weights differ.
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+from ddpwire.folder import node_name, rank_heartbeat
+from ddpwire.heartbeat import read_beat
+from ddpwire.node import read_node
+
+RANKS, STEPS_PER_EPOCH = 2, 45  # of the digits
+TIMEOUT_S = 180.0
+
+
+class Run:
+    """One ddprun with its ranks."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.node = folder / "run" / node_name(0)
+        environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+        self.log = folder / "log"
+        command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(RANKS), "-m", "ddptrain", *options]
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                command, cwd=folder, stdout=out, stderr=out, env=environ | {"DDP_RUN_DIR": str(folder / "run")}
+            )
+
+    def until(self, condition: Callable[[], bool], what: str) -> bool:
+        """Whether it came about before the run ended."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None:
+            if condition():
+                return True
+            if time.monotonic() > deadline:
+                raise SystemExit(f"kills.py: {what} did not happen within {TIMEOUT_S:g} s:\n{self.log.read_text()}")
+            time.sleep(0.01)
+        return False
+
+    def step(self) -> int:
+        """The last step of rank 0 in the present attempt."""
+        beat = read_beat(self.node / rank_heartbeat(0))
+        return beat.step if beat else 0
+
+    def attempts(self) -> int:
+        return self.log.read_text().count(f"ranks 0 to {RANKS - 1} of {RANKS} started")
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL to a rank."""
+        pids = {one.rank: one.pid for one in read_node((self.node / "node.json").read_text()).ranks}
+        os.kill(pids[rank], signal.SIGKILL)
+
+    def end(self) -> str:
+        """What it wrote, when it has ended."""
+        try:
+            code = self.process.wait(TIMEOUT_S)
+        finally:
+            self.process.kill()
+            self.process.wait()
+        if code:
+            raise SystemExit(f"kills.py: ddprun exited with {code}:\n{self.log.read_text()}")
+        return self.log.read_text()
+
+
+def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> list[tuple[int, int]]:
+    """Kill a random rank that often, in a random step of each stretch; the steps and the ranks."""
+    done: list[tuple[int, int]] = []
+    for number in range(kills):
+        low, high = (num_steps * at // kills for at in (number, number + 1))
+        step, rank = chance.randrange(low + 2, high - 2), chance.randrange(RANKS)
+        if not run.until(lambda: run.attempts() == number + 1, "the next start"):  # noqa: B023
+            break
+        if not run.until(lambda: run.step() >= step, f"step {step}"):  # noqa: B023
+            break
+        at = run.step()
+        run.kill(rank)
+        done.append((at, rank))
+    return done
+
+
+def fingerprint(text: str) -> str:
+    return re.findall(r"weights sha256 ([0-9a-f]{16})", text)[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--every", type=int, default=7)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        whole = fingerprint(Run(Path(one), *options).end())
+        run = Run(Path(other), *options)
+        chance = random.Random(args.seed)  # noqa: S311
+        try:
+            done = disturb(run, kills=args.kills, num_steps=args.epochs * STEPS_PER_EPOCH, chance=chance)
+        except BaseException:
+            run.process.terminate()
+            raise
+        text = run.end()
+    resumed = [int(step) - 1 for step in re.findall(r"going on at step (\d+) of", text)]
+    lost = [at - back for (at, _), back in zip(done, resumed, strict=False)]
+    equal = fingerprint(text) == whole
+    print(
+        f"digits, {RANKS} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every} steps, "
+        f"torch {metadata.version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
+    )
+    print(f"kills            {len(done)} (of rank 1: {sum(rank for _, rank in done)})")
+    print(f"steps lost       {sum(lost)} in all, at most {max(lost, default=0)} by a kill")
+    print(f"weights          {fingerprint(text)}, undisturbed {whole}: {'equal' if equal else 'DIFFERENT'}")
+    if args.json:
+        result = {"kills": done, "resumed": resumed, "lost": lost, "equal": equal, "every": args.every}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    sys.exit(0 if equal and len(done) == args.kills else 1)
+
+
+if __name__ == "__main__":
+    main()

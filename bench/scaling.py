@@ -1,0 +1,145 @@
+"""More ranks, and slow networks: images/s of real trainings.
+
+    python bench/scaling.py [--ranks 1,2,4] [--links none,1gbit,100mbit] [--options all] [--rounds 3] [--json FILE]
+
+First on the loopback, with 1, 2 and 4 ranks. Then (as root) two ranks on two machines out of network namespaces, whose
+link is limited in both directions by a token bucket, with each of DDP's options in turn, the order reversed each
+round. The model is ResNet-18 (45 MB of gradients) on small images, so that the link is felt.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from lab import Machine, machines
+
+OPTIONS = {
+    "plain": (),
+    "no bucket view": ("--no-bucket-view",),
+    "static graph": ("--static-graph",),
+    "bucket 5 MB": ("--bucket-mb=5",),
+    "bucket 100 MB": ("--bucket-mb=100",),
+    "bf16 gradients": ("--compress=bf16",),
+    "fp16 gradients": ("--compress=fp16",),
+    "accumulate 4": ("--batch-size=64", "--accumulate=4"),
+}
+TIMEOUT_S = 300
+PORT = 29400
+LINKS = ["none", "1gbit", "100mbit"]
+RANK = Path(__file__).with_name("scaling_rank.py")
+
+
+def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
+    """A rank's command: so many steps of 16 images, after two that are not counted."""
+    images = ["--data=synthetic", f"--synthetic-samples={64 * (steps + 2)}", "--synthetic-shape=3x16x16"]
+    how = ["--model=resnet18", "--batch-size=16", "--no-augment", *options]
+    return [sys.executable, str(RANK), str(steps), *images, *how]
+
+
+def rate(commands: list[list[str]]) -> float:
+    """Images/s of these ranks together."""
+    environ = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen(command, env=environ, **pipe) for command in commands]
+    try:
+        outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit(f"scaling.py: a training failed: {outs[0].splitlines()[-1:]} {outs[-1].splitlines()[-1:]}")
+    return float(outs[0])
+
+
+def on_loopback(size: int, steps: int) -> float:
+    """So many ranks on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        meet = [f"--init-method=file://{folder}/meet", f"--world-size={size}"]
+        return rate([[*training(steps), *meet, f"--rank={rank}"] for rank in range(size)])
+
+
+@contextlib.contextmanager
+def limited(pair: tuple[Machine, ...], link: str):
+    """Their link at so many bits a second."""
+    if link == "none":
+        yield
+        return
+    bucket = ["root", "tbf", "rate", link, "burst", "256kb", "latency", "50ms"]
+    for machine in pair:
+        subprocess.run(["tc", "-n", machine.namespace, "qdisc", "add", "dev", "eth0", *bucket], check=True)
+    try:
+        yield
+    finally:
+        for machine in pair:
+            subprocess.run(["tc", "-n", machine.namespace, "qdisc", "del", "dev", "eth0", "root"], check=True)
+
+
+def on_link(pair: tuple[Machine, ...], options: tuple[str, ...], steps: int) -> float:
+    """A rank on each machine."""
+    meet = [f"--init-method=tcp://{pair[0].address}:{PORT}", "--world-size=2"]
+    here = ["env", "GLOO_SOCKET_IFNAME=eth0", *training(steps, options), *meet]
+    return rate([machine.command(*here, f"--rank={rank}") for rank, machine in enumerate(pair)])
+
+
+def over_links(args: argparse.Namespace) -> dict[str, dict[str, list[float]]]:
+    """Rates by link and options; the order of the options is reversed each round."""
+    links: dict[str, dict[str, list[float]]] = {link: {name: [] for name in args.options} for link in args.links}
+    with machines(2, prefix="scale") as pair:
+        for link, rates in links.items():
+            with limited(pair, link):
+                for turn in range(args.rounds):
+                    for name in args.options[:: 1 if turn % 2 == 0 else -1]:
+                        rates[name].append(on_link(pair, OPTIONS[name], args.steps))
+    return links
+
+
+def table(sizes: dict[int, list[float]], links: dict[str, dict[str, list[float]]]) -> list[str]:
+    """The lines of the tables."""
+    head = f"{'images/s':>10}{'min':>8}{'max':>8}{'n':>4}"
+    lines = [f"{'ranks on the loopback':28}{head}"] if sizes else []
+    for size, values in sizes.items():
+        lines.append(f"{size:<28}{statistics.median(values):10.1f}{spread(values)}")
+    for link, rates in links.items():
+        lines.append(f"{f'two machines, link {link}':28}{head}{'over plain':>12}")
+        plain = statistics.median(next(iter(rates.values())))
+        for name, values in rates.items():
+            middle = statistics.median(values)
+            lines.append(f"  {name:26}{middle:10.1f}{spread(values)}{middle / plain:12.2f}")
+    return lines
+
+
+def spread(values: list[float]) -> str:
+    return f"{min(values):8.1f}{max(values):8.1f}{len(values):4}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",") if one], default=[1, 2, 4])
+    parser.add_argument("--links", type=lambda text: [one for one in text.split(",") if one], default=LINKS)
+    parser.add_argument("--options", type=lambda text: text.split(","), default=list(OPTIONS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    sizes = {size: [on_loopback(size, args.steps) for _ in range(args.rounds)] for size in args.ranks}
+    links: dict[str, dict[str, list[float]]] = {}
+    if args.links and os.geteuid() == 0:
+        links = over_links(args)
+    elif args.links:
+        print("links need root (network namespaces): skipped", file=sys.stderr)
+    version = metadata.version("torch")
+    print(f"ResNet-18, 16x16 images, batch 16, gloo, one thread a rank, {os.cpu_count()} cores, torch {version}")
+    print("\n".join(table(sizes, links)))
+    if args.json:
+        args.json.write_text(json.dumps({"torch": version, "loopback": sizes, "links": links}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""Images per CPU-second: the tutorials' loops, the frameworks, and ddptrain, on the same model, images and batch.
+
+    python bench/train.py [--ranks 1] [--rounds 3] [--seconds 3] [--models A,B] [--ways A,B] [--json FILE]
+
+One process (or two gloo ranks) holds all ways of training one model and takes turns, the order reversed each round;
+one thread a rank. On a GPU the clock is CUDA's and images are per second. The goals are in train_table.py; the exit
+code is 0 whatever the numbers are.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+from train_table import share_of_peak, table
+
+WAYS = ("tutorial", "fabric", "accelerate", "lightning", "fabric bf16", "accelerate bf16", "lightning bf16", "ddptrain")
+TIMEOUT_S = 3600.0
+
+
+def ours(setting):
+    """ddptrain's own step, on its own stream."""
+    from tutorials import NUM_IMAGES
+
+    from ddptrain.datasets import SOURCES
+    from ddptrain.guard import Guard
+    from ddptrain.job import prepare
+    from ddptrain.options import parse
+    from ddptrain.phases import measure
+    from ddptrain.place import Place
+    from ddptrain.step import train_step
+    from ddptrain.stream import batches, epoch_order, share_of
+    from ddptrain.world import World
+
+    shape = setting.shape
+    arguments = ["--data=synthetic", f"--synthetic-samples={NUM_IMAGES}", f"--model={setting.model}"]
+    arguments += [f"--synthetic-shape={shape.channels}x{shape.size_px}x{shape.size_px}", f"--stem={setting.stem}"]
+    arguments += [f"--batch-size={setting.batch_size * setting.size}", "--lr=0.01", "--schedule=constant"]
+    options = parse([*arguments, *(["--shift=4", "--flip"] if setting.augmented else [])], {})
+    import torch
+
+    device = torch.device(setting.device)
+    place = Place(rank=setting.rank, size=setting.size, local_rank=setting.rank, local_size=setting.size)
+    group = torch.distributed.group.WORLD if setting.size > 1 else None
+    world = World(place=place, device=device, backend="gloo", data_group=group)
+    data = SOURCES["synthetic"].load(options.data, 0)
+    job = prepare(options, world, data, batch_size=options.training.batch_size)
+
+    def stream():
+        epoch = 0
+        while True:
+            order = epoch_order(len(job.train), seed=0, epoch=epoch).to(device)
+            for batch in batches(order, job.batch_size, first=0):
+                if len(batch) == job.batch_size:
+                    yield epoch, share_of(batch, rank=place.rank, world_size=place.size)
+            epoch += 1
+
+    shares, done = stream(), [0]
+    guard, phases = Guard(device), measure(device, job.model.parameters(), alone=setting.size == 1)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            epoch, share = next(shares)
+            phases.begin()
+            train_step(job, share, step=done[0] + 1, epoch=epoch, lr=0.01, phases=phases, guard=guard)
+            phases.end()
+            done[0] += 1
+
+    return steps, job.precision.name
+
+
+def way(name, setting):
+    import frameworks
+    import tutorials
+
+    if name == "tutorial":
+        return tutorials.tutorial(setting)
+    if name == "ddptrain":
+        return ours(setting)[0]
+    plain = name.removesuffix(" bf16")
+    return getattr(frameworks, plain)(setting, bf16=name.endswith(" bf16"))
+
+
+def timed(steps, count, device):
+    """Seconds of so many steps: of CPU time in all threads, or of the GPU's."""
+    import torch
+
+    if device == "cuda":
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        steps(count)
+        last.record()
+        last.synchronize()
+        return first.elapsed_time(last) / 1000
+    began = time.process_time()
+    steps(count)
+    paused = getattr(steps, "paused", None)
+    return time.process_time() - began - (paused.overhead_s if paused else 0.0)
+
+
+def worker(args) -> None:
+    """A rank: all ways of one model, in turns."""
+    import dataclasses
+
+    import torch
+    import torch.distributed as dist
+    from tutorials import SETTINGS
+
+    torch.set_num_threads(1)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if size > 1:
+        dist.init_process_group("gloo")
+    setting = dataclasses.replace(SETTINGS[args.worker], rank=rank, size=size, device=args.device)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        ways = {name: way(name, setting) for name in args.ways}
+        rates = {name: [] for name in ways}
+        took = {}
+        for name, steps in ways.items():
+            steps(1)
+            seconds = torch.tensor(timed(steps, 2, args.device) / 2)
+            if size > 1:
+                dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+            took[name] = float(seconds)
+        for turn in range(args.rounds):
+            for name in list(ways)[:: 1 if turn % 2 == 0 else -1]:
+                count = max(2, round(args.seconds / took[name]))
+                seconds = torch.tensor(timed(ways[name], count, args.device))
+                if size > 1:
+                    dist.all_reduce(seconds)
+                rates[name].append(count * setting.batch_size * size / float(seconds))
+    if rank == 0:
+        Path(args.result).write_text(json.dumps(rates))
+        os.environ.pop("RANK")
+    if size > 1:
+        dist.barrier()
+    os._exit(0)
+
+
+def measure(model: str, args) -> dict[str, list[float]]:
+    """The rates of each way on one model, by ranks of their own."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "rates.json")
+        command = [sys.executable, __file__, "--worker", model, "--result", str(result), "--device", args.device]
+        command += ["--rounds", str(args.rounds), "--seconds", str(args.seconds), "--ways", ",".join(args.ways)]
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        ranks = []
+        for rank in range(args.ranks):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_WORLD_SIZE": args.ranks}
+            where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
+            environ = {name: str(value) for name, value in (place | where).items()}
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    env=os.environ
+                    | (environ if args.ranks > 1 else {"RANK": "0", "WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}),
+                )
+            )
+        try:
+            for one in ranks:
+                if one.wait(timeout=TIMEOUT_S):
+                    raise SystemExit(f"train.py: a rank of {model} exited with {one.returncode}")
+        finally:
+            for one in ranks:
+                one.kill()
+        return json.loads(result.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each way in each round, about")
+    parser.add_argument(
+        "--models", type=lambda text: text.split(","), default=["ConvNet", "ImageClassifier", "ResNet-18"]
+    )
+    parser.add_argument("--ways", type=lambda text: text.split(","), default=list(WAYS))
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--peak-tflops", type=float, help="of the GPU in bf16: print what share of it is used")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--result", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+    from ddptrain.precision import has_cpu_bf16
+
+    found = {model: measure(model, args) for model in args.models}
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    has = "with" if has_cpu_bf16() else "WITHOUT"
+    processes = "one process" if args.ranks == 1 else f"{args.ranks} gloo ranks"
+    machine = f"{os.cpu_count()} cores ({platform.machine()}, {has} bf16 instructions)"
+    print(f"{processes} of one thread on {args.device}, {machine}, torch {version}, load {load:.1f}")
+    print("\n".join(table(found, args.ranks)))
+    if args.peak_tflops:
+        print("\n".join(share_of_peak(found, args.peak_tflops)))
+    if args.json:
+        result = {"ranks": args.ranks, "device": args.device, "torch": version, "bf16": has_cpu_bf16(), "rates": found}
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

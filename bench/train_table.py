@@ -1,0 +1,52 @@
+"""What bench/train.py prints of the rates it found: ratios in the same round, and what was asked."""
+
+import statistics
+
+GOALS = {  # images per CPU-second over the tutorial's, and over the best framework's in float32
+    1: {"ConvNet": (2.9, 1.9), "ImageClassifier": (2.2, 1.7), "ResNet-18": (1.4, 1.1)},
+    2: {"ConvNet": (2.4, 1.9), "ImageClassifier": (2.0, 1.7), "ResNet-18": (1.2, 1.1)},
+}
+
+
+def table(found: dict[str, dict[str, list[float]]], ranks: int) -> list[str]:
+    """The lines of the table: each way over the tutorial's in the same round, and the goals."""
+    lines = [f"{'':28}{'images/s':>10}{'over the tutorial':>20}{'min':>7}{'max':>7}{'n':>4}"]
+    for model, rates in found.items():
+        lines.append(model)
+        base = rates["tutorial"]
+        for name, values in rates.items():
+            ratios = [mine / theirs for mine, theirs in zip(values, base, strict=True)]
+            rate, middle = statistics.median(values), statistics.median(ratios)
+            spread = f"{min(ratios):7.2f}{max(ratios):7.2f}{len(ratios):4}"
+            lines.append(f"  {name:26}{rate:10.0f}{middle:20.2f}{spread}")
+        lines += goals(model, rates, ranks)
+    return lines
+
+
+def share_of_peak(found: dict[str, dict[str, list[float]]], peak_tflops: float) -> list[str]:
+    """How much of a GPU's peak each model's training uses."""
+    from tutorials import SETTINGS, flops_per_image
+
+    lines = []
+    for model, rates in found.items():
+        done = statistics.median(rates["ddptrain"]) * flops_per_image(SETTINGS[model]) / 1e12
+        lines.append(f"{model}: ddptrain does {done:.1f} TFLOP/s, {done / peak_tflops:.1%} of {peak_tflops:g}")
+    return lines
+
+
+def goals(model: str, rates: dict[str, list[float]], ranks: int) -> list[str]:
+    """What was reached of what was asked."""
+    if model not in GOALS.get(ranks, {}) or "ddptrain" not in rates:
+        return []
+    lines = []
+    plain, best = GOALS[ranks][model]
+    told = statistics.median(mine / theirs for mine, theirs in zip(rates["ddptrain"], rates["tutorial"], strict=True))
+    lines.append(f"  goal: {plain} x the tutorial: {'reached' if told >= plain else 'NOT reached'} ({told:.2f})")
+    for suffix, what in (("", "in float32"), (" bf16", "in their bf16")):
+        names = [name for name in rates if name in {f"{one}{suffix}" for one in ("fabric", "accelerate", "lightning")}]
+        if names:
+            top = max(names, key=lambda name: statistics.median(rates[name]))
+            over = statistics.median(m / t for m, t in zip(rates["ddptrain"], rates[top], strict=True))
+            goal = f", goal {best}: {'reached' if over >= best else 'NOT reached'}" if not suffix else ""
+            lines.append(f"  over the best framework {what} ({top}): {over:.2f}{goal}")
+    return lines

@@ -1,0 +1,75 @@
+"""A disk that is really full, while a training saves on it: a small tmpfs. Needs root."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from ddptrain.checkpoint import load
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a tmpfs is mounted")
+TIMEOUT_S = 120.0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """2 MB; a checkpoint of the digits has 0.3."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=True, timeout=10)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=10)
+
+
+def failures(folder: Path) -> float:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
+    labels = {"op": "save", "reason": "enospc"}
+    return registry.get_sample_value("ddp_checkpoint_failures_total", labels) or 0.0
+
+
+def test_training_goes_on_the_old_one_is_whole_and_room_is_used_again(disk: Path, tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics"
+    metrics.mkdir()
+    options = ("--epochs=60", "--checkpoint-dir", str(disk / "checkpoints"), "--keep=2", "--device=cpu")
+    environ = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(metrics), "OMP_NUM_THREADS": "1"}
+    errors = tmp_path / "errors"
+    with errors.open("w") as err, (tmp_path / "out").open("w") as out:
+        command = [sys.executable, "-m", "ddptrain", *options]
+        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=out, stderr=err)
+    try:
+        wait_until(lambda: len(list(disk.glob("checkpoints/step-*.json"))) >= 2, process)
+        filler = disk / "filler"
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        filler.write_bytes(b"\0" * (free - 100_000))
+        wait_until(lambda: errors.read_text().count("\n") >= 3, process)
+        newest = max(disk.glob("checkpoints/step-*.pt"))
+        assert load(newest).step == int(newest.name[5:13])  # what was there is whole
+        assert not [path for path in disk.glob("checkpoints/.step-*") if path.suffix != ".part"]
+        filler.unlink()
+        assert process.wait(TIMEOUT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+    warning = r"ddptrain: warning: no checkpoint of step \d+: \S+/step-\d+\.pt: No space left on device"
+    told = errors.read_text().splitlines()
+    assert [line for line in told if not re.fullmatch(warning, line)] == []
+    assert failures(metrics) == len(told)
+    assert load(disk / "checkpoints/step-00002700.pt").step == 2700
+
+
+def wait_until(condition, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert process.poll() is None, "the training ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

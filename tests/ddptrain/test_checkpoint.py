@@ -1,0 +1,147 @@
+"""What is written is proved when it is read, and a write may be cut short anywhere."""
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddptrain.checkpoint import Checkpoint, load, manifest_of, write
+from ddptrain.errors import TrainError
+from ddptrain.metrics import Metrics
+from ddptrain.options.checkpoints import CheckpointOptions
+from ddptrain.saver import Saver
+from ddptrain.shelf import Shelf
+from ddptrain.snapshot import Snapshot
+
+
+def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
+    parts = {"model": {"weight": torch.full((500,), float(step))}, "optimizer": {"state": {0: {"step": step}}}}
+    return Checkpoint(step=step, shaping={"seed": 0}, parts=parts, accuracy=accuracy)
+
+
+def saver(shelf: Shelf, warned: list[str], **options: object) -> Saver:
+    return Saver(shelf, CheckpointOptions(**options), Metrics(), warn=warned.append)
+
+
+def save(one: Saver, step: int, accuracy: float | None = None) -> None:
+    written = checkpoint(step, accuracy)
+    one.save(step, written.parts, written.shaping, accuracy)
+    assert one.settle(step)
+
+
+def test_what_is_read_is_what_was_written_and_sha256sum_can_prove_it(tmp_path: Path) -> None:
+    path = tmp_path / "step-00000007.pt"
+    write(path, checkpoint(7, 0.5))
+    again = load(path)
+    assert (again.step, again.shaping, again.accuracy) == (7, {"seed": 0}, 0.5)
+    assert torch.equal(again.parts["model"]["weight"], torch.full((500,), 7.0))
+    assert again.parts["optimizer"] == {"state": {0: {"step": 7}}}
+    manifest = json.loads(manifest_of(path).read_text())
+    assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    plain = torch.load(path, weights_only=True)  # torch alone reads it too
+    assert plain["parts"]["model"]["weight"][0] == 7
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    shelf, warned = Shelf(tmp_path), []
+    one = saver(shelf, warned, keep=2)
+    for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.9), (4, 0.8), (5, None), (6, 0.7)):
+        save(one, step, accuracy)
+    assert [path.name for path in shelf.checkpoints()] == ["step-00000006.pt", "step-00000005.pt", "step-00000003.pt"]
+    assert warned == []
+
+
+def test_all_are_kept_when_asked_and_the_best_is_not(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path / "all")
+    for step in range(1, 6):
+        save(saver(shelf, [], keep=0), step)
+    assert len(shelf.checkpoints()) == 5
+    shelf = Shelf(tmp_path / "newest")
+    for step in range(1, 6):
+        save(saver(shelf, [], keep=1, keep_best=False), step, 1 / step)
+    assert shelf.checkpoints() == [shelf.path(5)]
+
+
+def test_the_copy_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
+    weight = torch.zeros(1000, 1000).to(memory_format=torch.contiguous_format)
+    images = torch.zeros(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    snapshot = Snapshot()
+    kept = snapshot.take({"a": {"weight": weight, "images": images, "lr": 0.1}, "b": [1, (weight,)]})
+    weight.add_(1)
+    assert (float(kept["a"]["weight"].sum()), kept["a"]["lr"], kept["b"][0]) == (0.0, 0.1, 1)
+    assert kept["a"]["images"].stride() == images.stride()
+    again = snapshot.take({"a": {"weight": weight, "images": images, "lr": 0.2}, "b": [2, (weight,)]})
+    assert again["a"]["weight"].data_ptr() == kept["a"]["weight"].data_ptr()  # the memory is kept
+    assert float(again["b"][1][0].sum()) == 1_000_000
+
+
+def test_saved_when_the_last_one_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = saver(Shelf(tmp_path), [], minutes=10.0)
+    assert not one.due(3)
+    later = time.monotonic() + 601
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert one.due(3)
+    every = saver(Shelf(tmp_path), [], every=3)
+    assert [step for step in range(1, 8) if every.due(step)] == [3, 6]
+
+
+def test_a_disk_that_hangs_is_given_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    monkeypatch.setattr("ddptrain.saver.STUCK_S", 0.3)
+    monkeypatch.setattr("ddptrain.checkpoint.os.fsync", lambda _: os.read(reader, 1))
+    warned: list[str] = []
+    beats: list[int] = []
+    shelf = Shelf(tmp_path)
+    one = Saver(shelf, CheckpointOptions(), Metrics(), warn=warned.append, alive=beats.append)
+    one.save(1, {}, {}, None)
+    one.save(2, {}, {}, None)
+    assert warned == ["no checkpoint of step 2: the disk has not taken the one before it for 0.3 s"]
+    assert set(beats) == {2}
+    os.write(writer, b"go on!")
+    deadline = time.monotonic() + 10
+    while not one.settle(2):
+        assert time.monotonic() < deadline
+    assert shelf.checkpoints() == [shelf.path(1)]
+
+
+HOLD = "import sys; from pathlib import Path; from ddptrain.shelf import Shelf; "
+HOLD += "kept = Shelf(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+
+
+def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddptrain.shelf.LOCK_WAIT_S", 0.2)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        with pytest.raises(TrainError) as refused:
+            Shelf(tmp_path)
+        told = refused.value.message
+        assert (refused.value.code, told.replace(os.uname().nodename, "HOST")) == (
+            73,
+            f"--checkpoint-dir {tmp_path} is in use by process {holder.pid} on HOST: "
+            "stop that training, or give another one",
+        )
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert Shelf(tmp_path).checkpoints() == []
+
+
+def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", unknown)
+    assert Shelf(tmp_path).checkpoints() == []

@@ -1,0 +1,137 @@
+"""Every way to start ranks trains the same model: ddprun, torchrun, mp.spawn, by hand, one plain process."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TINY = (
+    "--data=synthetic",
+    "--synthetic-samples=64",
+    "--synthetic-shape=1x8x8",
+    "--model=simple",
+    "--batch-size=16",
+    "--epochs=2",
+    "--deterministic",
+)
+Train = Callable[..., list]
+
+
+def ended(command: list[str], cwd: Path) -> str:
+    """The stdout of a launcher that succeeds."""
+    done = subprocess.run([sys.executable, *command, *TINY], cwd=cwd, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def fingerprint(output: str) -> str:
+    assert "world size     2" in output
+    return re.findall(r"weights sha256 ([0-9a-f]{16})", output)[0]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Of two ranks under torchrun."""
+    port = str(free_port())
+    command = ["-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={port}", "-m", "ddptrain"]
+    return fingerprint(ended(command, tmp_path_factory.mktemp("torchrun")))
+
+
+def test_ddprun(expected: str, tmp_path: Path) -> None:
+    assert fingerprint(ended(["-m", "ddprun", "--nproc-per-node=2", "-m", "ddptrain"], tmp_path)) == expected
+
+
+def test_spawn(expected: str, tmp_path: Path) -> None:
+    assert fingerprint(ended(["-m", "ddptrain", "--spawn=2"], tmp_path)) == expected
+
+
+@pytest.mark.parametrize("method", ["tcp", "file"])
+def test_by_hand(expected: str, method: str, tmp_path: Path) -> None:
+    where = f"tcp://127.0.0.1:{free_port()}" if method == "tcp" else f"file://{tmp_path / 'meet'}"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "ddptrain", *TINY, f"--rank={rank}", "--world-size=2", f"--init-method={where}"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        outs = [rank.communicate(timeout=200) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [(rank.returncode, err) for rank, (_, err) in zip(ranks, outs, strict=True)] == [(0, "")] * 2
+    assert fingerprint(outs[0][0]) == expected
+    assert outs[1][0] == ""
+
+
+def test_the_environment_alone(expected: str, train: Train) -> None:
+    assert train(*TINY, size=2)[0].fingerprint == expected
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "single"])
+def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
+    output = ended(["-m", "ddptrain", f"--strategy={strategy}"], tmp_path)
+    assert "world size     1" in output
+
+
+def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
+    ended = train("--backend=mpi", size=2)
+    assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
+    told = "ddptrain: --backend mpi, but this torch was built without MPI; give auto, nccl or gloo\n"
+    assert [one.err for one in ended] == [told, ""]
+
+
+def spawned(cwd: Path) -> subprocess.Popen[str]:
+    """Two ranks that train, in their second epoch."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddptrain", "--spawn=2", "--epochs=300"],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    while not (line := process.stdout.readline()).startswith("epoch  2/300"):
+        assert line, process.communicate()
+    return process
+
+
+def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path) -> None:
+    process = spawned(tmp_path)
+    try:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert (process.returncode, err) == (143, "")
+    assert out.splitlines()[-1].startswith("stopped by SIGTERM after step ")
+    assert list((tmp_path / "checkpoints").glob("step-*.pt"))
+
+
+def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
+    process = spawned(tmp_path)
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        ranks = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(ranks) == 2
+        subprocess.run(["kill", "-KILL", ranks[1]], check=True)
+        _, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode in (137, 142), err
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)

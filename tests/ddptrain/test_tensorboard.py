@@ -1,0 +1,35 @@
+"""Scalars for TensorBoard: an epoch each, from rank 0."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
+
+
+def test_an_epoch_is_a_point(train: Callable[..., list], tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed: pip install 'ddpctl[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    ended = train(*TINY, "--epochs=3", "--tensorboard=board", size=2)
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    assert len(list((tmp_path / "board").iterdir())) == 1
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    assert sorted(events.Tags()["scalars"]) == ["test/accuracy", "train/images_per_s", "train/loss", "train/lr"]
+    assert [point.step for point in events.Scalars("train/loss")] == [4, 8, 12]
+    assert [round(point.value * 8) for point in events.Scalars("test/accuracy")][-1] == ended[0].right
+
+
+def test_without_tensorboard_it_says_how_to_get_it(train: Callable[..., list], tmp_path: Path) -> None:
+    fake = tmp_path / "fake" / "tensorboard"
+    fake.mkdir(parents=True)
+    (fake / "__init__.py").write_text("raise ImportError('not here')")
+    path = [str(tmp_path / "fake"), os.environ.get("PYTHONPATH", "")]
+    ended = train(*TINY, "--tensorboard=board", environ={"PYTHONPATH": os.pathsep.join(path)})[0]
+    assert (ended.code, ended.err) == (
+        66,
+        "ddptrain: --tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'\n",
+    )

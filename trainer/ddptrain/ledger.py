@@ -1,0 +1,51 @@
+"""Where a rank's wall time went, from the start of its process: what was training, and what it cost beside it."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpwire.rank_catalogue import UNPRODUCTIVE_CAUSES
+
+
+class Ledger:
+    """Seconds by what they were for. ``started``: time.monotonic() of the process' start."""
+
+    def __init__(self, started: float) -> None:
+        self.started = started
+        self.productive_s = 0.0  # in steps
+        self.lost_s = dict.fromkeys(UNPRODUCTIVE_CAUSES, 0.0)
+
+    @contextlib.contextmanager
+    def lost(self, cause: str) -> Iterator[None]:
+        """What is done inside is no training."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.lost_s[cause] += time.monotonic() - began
+
+    def ready(self) -> None:
+        """The first step is next: all until now that was not something else was the start."""
+        self.lost_s["startup"] = 0.0
+        self.lost_s["startup"] = self.total_s - sum(self.lost_s.values())
+
+    @property
+    def total_s(self) -> float:
+        """Since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def goodput(self) -> float:
+        """The share of the wall time in which steps were taken, 0 to 1."""
+        return self.productive_s / self.total_s
+
+
+def process_start() -> float:
+    """When this process was started, by time.monotonic(); where nobody knows (no Linux), now."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 to all programs (time(7))
+    except (OSError, AttributeError):
+        age_s = 0.0
+    return time.monotonic() - age_s

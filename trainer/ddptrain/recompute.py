@@ -1,0 +1,35 @@
+"""Gradient checkpointing: fewer activations are kept, and computed again in the backward pass."""
+
+import contextlib
+from collections.abc import Iterator
+from functools import partial
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+def recompute(model: nn.Module) -> None:
+    """Have the model's blocks keep their inputs only: its children, or theirs where a child is a row of layers."""
+    for child in model.children():
+        for block in child.children() if isinstance(child, nn.Sequential) else (child,):
+            if any(True for _ in block.parameters()):
+                again = partial(_contexts, block)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)
+
+
+def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None], ...]:
+    return contextlib.nullcontext(), _no_statistics(block)
+
+
+@contextlib.contextmanager
+def _no_statistics(block: nn.Module) -> Iterator[None]:
+    """Batch norms count a batch when it is first seen, not again when it is computed again."""
+    norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    tracked = [norm.track_running_stats for norm in norms]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm, was in zip(norms, tracked, strict=True):
+            norm.track_running_stats = was

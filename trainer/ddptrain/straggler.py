@@ -1,0 +1,113 @@
+"""Which rank the others wait for. Every rank's own time of a step, without waiting, is compared with the others'.
+
+Every few steps each rank gives the median of its last ones, in an all-gather of one number whose answer is read a few
+steps later: nobody waits. A rank is named when it has been behind in all answers of a second, two at the least, and
+when it no longer is.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+EVERY = 5  # steps
+LASTING_S = 1.0  # of short steps a few say nothing: a core may be another's for a moment
+SLOW = 2.0  # times the others' median; the metric tells of less
+SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
+IN_A_ROW = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skew:
+    """How the ranks' own times compare."""
+
+    slowest: int  # its rank
+    ratio: float  # its time by the median of all ranks'
+    behind_s: float  # its time minus that median
+    speeds: tuple[float, ...]  # of each rank: the best time by its own, 0 to 1
+
+
+def compare(own_s: Sequence[float]) -> Skew:
+    """The skew of these times, one a rank. Of two ranks the faster one is the median."""
+    typical, best = statistics.median_low(own_s), min(own_s)
+    slowest = max(range(len(own_s)), key=own_s.__getitem__)
+    return Skew(
+        slowest=slowest,
+        ratio=own_s[slowest] / typical,
+        behind_s=own_s[slowest] - typical,
+        speeds=tuple(best / one for one in own_s),
+    )
+
+
+class Judge:
+    """Turns skews into words, one when a rank falls behind and one when it has caught up. Pure."""
+
+    def __init__(self) -> None:
+        self._named: int | None = None
+        self._suspect: int | None = None
+        self._times = 0
+        self._since_s = 0.0
+
+    def hear(self, skew: Skew, *, step: int, now_s: float) -> str:
+        """What is to be said now; empty: nothing."""
+        slow = skew.slowest if skew.ratio >= SLOW and skew.behind_s >= SLOW_S else None
+        if slow == self._suspect:
+            self._times += 1
+        else:
+            self._times, self._since_s = 1, now_s
+        self._suspect = slow
+        if self._times < IN_A_ROW or now_s - self._since_s < LASTING_S or slow == self._named:
+            return ""
+        before, self._named = self._named, slow
+        if slow is None:
+            return f"step {step}: rank {before} is as fast as the others again"
+        return f"step {step}: rank {slow} is slow: a step takes it {skew.ratio:.1f} times as long as the others"
+
+
+class Comparison:
+    """The ranks' common question; to be asked by every rank after every step."""
+
+    def __init__(
+        self, rank: int, size: int, *, tell: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.skew: Skew | None = None  # of the last answer
+        self._rank = rank
+        self._judge = Judge()
+        self._tell = tell
+        self._clock = clock
+        self._answers = [torch.zeros(1, dtype=torch.float64) for _ in range(size)]
+        self._asked: dist.Work | None = None
+
+    @property
+    def speed(self) -> float:
+        """Of this rank, as the last answer has it."""
+        return self.skew.speeds[self._rank] if self.skew else 1.0
+
+    def after(self, step: int, own_s: deque[float]) -> bool:
+        """Whether there is a new ``skew``. ``own_s`` holds the times since the last question, and is emptied."""
+        if step % EVERY or len(self._answers) == 1:
+            return False
+        news = self.answer(step)
+        # A GPU may not have got round to any step yet; then there is nothing to compare, on any rank that hears it.
+        mine = torch.tensor([statistics.median(own_s) if own_s else 0.0], dtype=torch.float64)
+        own_s.clear()
+        self._asked = dist.all_gather(self._answers, mine, async_op=True)
+        return news
+
+    def answer(self, step: int) -> bool:
+        """Read the answer to the last question. To be called before the ranks part."""
+        if self._asked is None:
+            return False
+        self._asked.wait()
+        self._asked = None
+        own_s = [float(one) for one in self._answers]
+        if min(own_s) <= 0:
+            return False
+        self.skew = compare(own_s)
+        if self._rank == 0 and (said := self._judge.hear(self.skew, step=step, now_s=self._clock())):
+            self._tell(said)
+        return True

@@ -1,0 +1,104 @@
+"""``ddptrain export``: the weights of a checkpoint as a plain file, for whoever knows nothing of ddptrain."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddptrain.errors import TrainError
+from ddptrain.options.command import Parser
+from ddpwire.exits import Exit
+from ddpwire.folder import CHECKPOINTS, write_atomic
+
+EPILOG = """\
+Examples:
+  ddptrain export checkpoints weights.pt                  of the newest checkpoint in a folder
+  ddptrain export RUN_FOLDER --best weights.safetensors   of a run's best one, without pickle
+  ddptrain export checkpoints/step-00000450.pt weights.pt
+
+Read weights.pt with torch.load("weights.pt", weights_only=True): a state_dict, for model.load_state_dict.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Export. Raises TrainError."""
+    parser = Parser(
+        prog="ddptrain export",
+        description="Write the weights of a checkpoint as a plain .pt or .safetensors file.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="weights.pt or weights.safetensors")
+    parser.add_argument("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
+    parser.add_argument(
+        "--part",
+        default="auto",
+        metavar="NAME",
+        help="which weights: model, or ema where there are averaged ones (default: ema if there are, else model)",
+    )
+    given = parser.parse_args(arguments)
+    if given.target.suffix not in (".pt", ".safetensors"):
+        parser.error(f"{given.target} is neither .pt nor .safetensors")
+
+    from ddptrain import checkpoint  # imports torch
+
+    path = _choose(given.source, best=given.best)
+    try:
+        found = checkpoint.load(path)
+    except checkpoint.Corrupt as error:
+        raise TrainError(Exit.DATA, f"{path}: {error}") from None
+    except OSError as error:
+        raise TrainError(Exit.NO_INPUT, f"{path}: {error.strerror}") from None
+    name = ("ema" if "ema" in found.parts else "model") if given.part == "auto" else given.part
+    if name not in found.parts:
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
+    weights = dict(found.parts[name])
+    _write(given.target, weights)
+    tested = "" if found.accuracy is None else f", test accuracy {100 * found.accuracy:.2f} %"
+    print(f"{given.target}: {len(weights)} tensors of {name} after step {found.step}{tested}, from {path}")
+    return Exit.OK
+
+
+def _choose(source: Path, *, best: bool) -> Path:
+    """The checkpoint that is meant."""
+    from ddptrain.shelf import best_of, checkpoints_in
+
+    if source.is_file():
+        return source
+    folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    if not folder.is_dir():
+        raise TrainError(Exit.NO_INPUT, f"{source}: there is no such file or folder")
+    paths = checkpoints_in(folder)
+    if not paths:
+        raise TrainError(Exit.NO_INPUT, f"{folder} holds no checkpoint (step-*.pt)")
+    if not best:
+        return paths[0]
+    chosen = best_of(paths)
+    if chosen is None:
+        raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} knows its test accuracy; leave out --best")
+    return chosen
+
+
+def _write(target: Path, weights: dict[str, Any]) -> None:
+    import io
+
+    import torch
+
+    try:
+        if target.suffix == ".pt":
+            buffer = io.BytesIO()
+            torch.save(weights, buffer)
+            data = buffer.getvalue()
+        else:
+            try:
+                from safetensors.torch import save
+            except ImportError:
+                raise TrainError(
+                    Exit.NO_INPUT, "safetensors is not installed: pip install 'ddpctl[safetensors]', or export a .pt"
+                ) from None
+            data = save({name: tensor.contiguous() for name, tensor in weights.items()})
+        write_atomic(target, data)
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"{target} cannot be written: {error.strerror}") from None
