@@ -25,11 +25,13 @@ def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None]
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Batch norms count a batch when it is first seen, not again when it is computed again."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    tracked = [norm.track_running_stats for norm in norms]
+    momenta = [norm.momentum for norm in norms]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, was in zip(norms, tracked, strict=True):
-            norm.track_running_stats = was
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            if norm.num_batches_tracked is not None:
+                norm.num_batches_tracked.sub_(1)
