@@ -25,13 +25,14 @@ def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None]
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Batch norms count a batch when it is first seen, not again when it is computed again."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    momenta = [norm.momentum for norm in norms]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    counts = [None if count is None else count.clone() for _, _, count in before]
     for norm in norms:
         norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for (norm, momentum, count), was in zip(before, counts, strict=True):
             norm.momentum = momentum
-            if norm.num_batches_tracked is not None:
-                norm.num_batches_tracked.sub_(1)
+            if count is not None and was is not None:
+                count.copy_(was)
