@@ -19,6 +19,8 @@ class Submission:
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
     note: str = ""  # one line that a person should know: what was decided for them
+    table: tuple[str, ...] = ()  # what was found out about each machine, as lines
+    checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,9 @@ class Target(Protocol):
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Let a run save and stop within its grace, or kill it; whether nothing of it is left after the wait."""
+
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+        """Run a command where a node runs: its exit code. ``tty``: the terminal is its own; no arguments: a shell."""
 
 
 # kind → (module, options dataclass, target class): imported when it is used.

@@ -7,7 +7,7 @@ side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as
 import json
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Annotated
 
@@ -142,6 +142,17 @@ class LocalTarget:
         if done.returncode:
             raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'nodectl failed')}")
         return not any(json.loads(line)["alive"] for line in done.stdout.splitlines())
+
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+        """Run it in the run's project folder, with the run's variables; every node is this machine."""
+        env = contract(_plan(run), node=node, addr=LOOPBACK, port=str(run.handle["port"]))
+        command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
+        (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
+        return done.returncode
+
+
+def _plan(run: Run) -> Plan:
+    return Plan(run=run.name, job=run.job, cwd=run.cwd, run_dir=run.folder, checkpoint_dir=run.checkpoint_dir)
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:
