@@ -106,7 +106,7 @@ def box(
         f"HostKey {folder}/host_key",
         f"AuthorizedKeysFile {folder}/authorized_keys",
         f"PidFile {folder}/pid",
-        f"SetEnv HOME={home} PATH={os.defpath}:/usr/sbin",
+        f"SetEnv HOME={home} PATH={os.defpath}:/usr/sbin PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",

@@ -1,20 +1,12 @@
 """How runs look on a terminal and as JSON: text from values, nothing else."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ddpctl.plan import command_line, title
 from ddpctl.run import Run, RunStatus
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned lines; the last column is as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
+from ddpctl.words import table
 
 
 def ago(seconds: float) -> str:

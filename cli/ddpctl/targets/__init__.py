@@ -4,11 +4,12 @@ A target touches nothing: its verbs are generators of commands (``ddpctl.command
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 from ddpctl.command import Verb
+from ddpctl.fields import fields_of
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
 
@@ -58,6 +59,7 @@ class Target(Protocol):
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
+    "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
 }
 
 
@@ -75,8 +77,18 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
     """A kind's options from a run's record; what this version does not know is passed over."""
-    cls = options_type(kind)
-    return cls(**{item.name: record[item.name] for item in fields(cls) if item.name in record})
+    return _fill(options_type(kind), record)
+
+
+def _fill(cls: type, record: Mapping[str, Any]) -> Any:
+    values = {}
+    for name, field in fields_of(cls).items():
+        if name in record:
+            value = record[name]
+            if field.record:
+                value = tuple(_fill(field.record, item) for item in value)
+            values[name] = tuple(value) if field.kind == "list" else value
+    return cls(**values)
 
 
 def make(kind: str, options: Any) -> Target:
