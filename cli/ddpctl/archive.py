@@ -30,8 +30,11 @@ for file in *; do if [ -f "$file" ]; then echo "$(wc -c <"$file") $file"; fi; do
 """
 _PACK = """\
 set -eu
-tar -xOf "$1" "$2" | if [ "$4" = plain ]; then cat; else gzip -dcf | $4; fi >"$3.part"
-mv "$3.part" "$3"
+if [ ! -f "$3" ]; then
+  tar -xOf "$1" "$2" | if [ "$4" = plain ]; then cat; else gzip -dcf | $4; fi >"$3.part"
+  mv "$3.part" "$3"
+fi
+touch "$3"
 wc -c <"$3"
 """
 _RECEIVE = f"""\
@@ -90,7 +93,9 @@ def look_at(engine: Engine, reference: str) -> Verb[Image]:
     """The image as it is on this machine. Raises UnavailableError."""
     (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
     if done.returncode:
-        raise UnavailableError(f"{reference}: {_last(done.stderr)}: ddpctl image build makes one, {engine} pull gets one")
+        raise UnavailableError(
+            f"{reference}: {_last(done.stderr)}: ddpctl image build makes one, {engine} pull gets one"
+        )
     return read_inspect(reference, done.stdout)
 
 
@@ -118,7 +123,7 @@ def survey(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tupl
 
 
 def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
-    """zstd where all have it, this machine too; else gzip, which all have."""
+    """Which compression all of them have: zstd where this machine has it too, else gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
     return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
 
@@ -126,7 +131,7 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 def pack(
     engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration and these layers into a folder here, compressed; the two kinds. Raises UnavailableError."""
+    """Write the configuration and these layers into a folder here, compressed. Raises UnavailableError."""
     tar = str(PurePath(folder) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
     (saved,) = yield (Command(argv=(engine, "save", *form, "--output", tar, image.reference), timeout_s=PACK_S),)
@@ -136,7 +141,8 @@ def pack(
     config, members = read_manifest(listed.stdout)
     if len(members) != len(image.layers):
         raise DdpctlError(f"{engine} save {image.reference} wrote {len(members)} layers of {len(image.layers)}")
-    wanted = {layer.removeprefix("sha256:"): member for layer, member in reversed(list(zip(image.layers, members)))}
+    # The first of equal layers: Docker writes the others as links to it.
+    wanted = dict(reversed([*zip((digest_hex(layer) for layer in image.layers), members, strict=True)]))
     blobs = [Blob(digest=PurePath(config).stem, name=f"{PurePath(config).stem}.json")]
     blobs += [Blob(digest=digest, name=f"{digest}.tar.{codec}") for digest in wanted if digest in missing]
     packed = []
@@ -148,7 +154,8 @@ def pack(
         if done.returncode:
             raise UnavailableError(f"cannot pack a layer of {image.reference}: {_last(done.stderr)}")
         packed.append(Blob(digest=blob.digest, name=blob.name, path=path, size=int(done.stdout)))
-    yield (Command(argv=("rm", "-f", tar)),)
+    old = ("find", folder, "-maxdepth", "1", "-type", "f", "-mtime", f"+{KEPT_DAYS}", "-delete")
+    yield Command(argv=("rm", "-f", tar)), Command(argv=old)
     return packed[0], tuple(packed[1:])
 
 
@@ -182,12 +189,12 @@ def check(host: Host, blob: Blob) -> Verb[None]:
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
-    """Put the image together on a host, from the blobs that it has; what the host then holds. Raises UnavailableError."""
+    """Put the image together on a host, from its blobs; what it then holds. Raises UnavailableError."""
     manifest = [
         {
             "Config": config.name,
             "RepoTags": [image.reference],
-            "Layers": [f"{layer.removeprefix('sha256:')}.tar" for layer in image.layers],
+            "Layers": [f"{digest_hex(layer)}.tar" for layer in image.layers],
         }
     ]
     argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
@@ -198,6 +205,11 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
     if held.returncode:
         raise UnavailableError(f"{host}: {image.reference} is not there after it was loaded: {_last(held.stderr)}")
     return read_inspect(image.reference, held.stdout)
+
+
+def digest_hex(digest: str) -> str:
+    """``sha256:0123...`` without its algorithm."""
+    return digest.removeprefix("sha256:")
 
 
 def _last(stderr: str) -> str:

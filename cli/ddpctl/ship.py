@@ -61,7 +61,7 @@ class Shipper:
         return tuple(done)
 
     def _pack(self, image: Image, surveys: tuple[Survey, ...]) -> tuple[Blob, tuple[Blob, ...]]:
-        digests = [layer.removeprefix("sha256:") for layer in image.layers]
+        digests = [archive.digest_hex(layer) for layer in image.layers]
         missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
         codec = self.runner.perform(archive.choose_codec(surveys))
         if codec == "gz":
@@ -88,10 +88,12 @@ class Shipper:
         """Send what this host lacks, and load."""
         host, started = survey.host, time.monotonic()
         by_digest = {layer.digest: layer for layer in layers}
-        digests = [layer.removeprefix("sha256:") for layer in image.layers]
+        digests = [archive.digest_hex(layer) for layer in image.layers]
         lacking = [by_digest[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
         total = sum(blob.size for blob in lacking)
-        self.say(f"{host}: has {len(set(digests)) - len(lacking)} of {len(set(digests))} layers, {human_size(total)} to send")
+        self.say(
+            f"{host}: has {len(set(digests)) - len(lacking)} of {len(set(digests))} layers, {human_size(total)} to send"
+        )
         sent = 0
         for blob in (config, *lacking):
             sent += self._send(survey, blob, f"{host}: sent", total - sent)
@@ -111,6 +113,8 @@ class Shipper:
         while position < blob.size:
             position = self.runner.perform(archive.send(survey.host, blob, position))
             if blob.size > archive.PART_BYTES:
-                self.say(f"{prefix} {human_size(position)} of {human_size(blob.size)} of a layer, {human_size(left)} in all")
+                self.say(
+                    f"{prefix} {human_size(position)} of {human_size(blob.size)} of a layer, {human_size(left)} in all"
+                )
         self.runner.perform(archive.check(survey.host, blob))
         return blob.size - there
