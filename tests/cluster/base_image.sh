@@ -6,6 +6,7 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 packages=ca-certificates,python3,python3-pip,netbase,tzdata
+# shellcheck disable=SC2016 # a hook's $1 is for mmdebstrap
 mmdebstrap --quiet --variant=minbase --include="$packages" \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
   --customize-hook='ln -s python3 "$1/usr/bin/python"' \
