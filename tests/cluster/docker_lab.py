@@ -1,8 +1,8 @@
 """A real Docker for the tests: the one that answers, else a dockerd of their own, and the project's image in it.
 
-The image is built from docker/Dockerfile with build arguments alone. Its base is the Dockerfile's own where a registry
-can be reached, else a stand-in (base_image.sh); torch is a CPU build, which pip on this machine finds or PyTorch's index
-has. DDPCTL_TEST_DOCKER_ROOT names a folder that is kept for the next time; without it all of it goes with the session.
+The image is built from docker/Dockerfile with build arguments alone. Its base is the Dockerfile's own where a
+registry can be reached, else a stand-in (base_image.sh); torch is a CPU build, which pip finds here or at PyTorch's
+index. DDPCTL_TEST_DOCKER_ROOT names a folder that is kept for the next time; else all of it goes with the session.
 """
 
 import contextlib

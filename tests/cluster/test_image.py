@@ -122,7 +122,9 @@ def test_what_is_in_it(docker: Docker, image: str) -> None:
     titles = {key.removeprefix("org.opencontainers.image.") for key in config["Labels"]}
     assert titles >= {"title", "description", "version", "revision", "licenses", "source"}
     assert said["Size"] < 1_600_000_000  # of which torch's CPU build is 1.0 GB
-    sizes = docker("history", "--no-trunc", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image).stdout.splitlines()
+    sizes = docker(
+        "history", "--no-trunc", "--human=false", "--format", "{{.Size}} {{.CreatedBy}}", image
+    ).stdout.splitlines()
     (project,) = [line for line in sizes if "/dist/*.whl" in line]
     assert int(project.split()[0]) < 3_000_000  # what an update of the project sends
 

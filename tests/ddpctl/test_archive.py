@@ -114,13 +114,13 @@ def test_a_piece_of_a_blob_goes_over_stdin() -> None:
         f"tail -c +{archive.PART_BYTES + 1} '/cache/x y' | head -c 5 | ssh -l alice -p 2222 -- box2 "
     )
     lost = Output(returncode=255, stderr="the connection was lost: the host is gone")
-    with pytest.raises(UnavailableError, match="^box2: the connection was lost: the host is gone: ship again"):
+    with pytest.raises(UnavailableError, match=r"^box2: the connection was lost: the host is gone: ship again"):
         drive(archive.send(BOX2, blob, 0), [lost])
 
 
 def test_a_blob_that_came_wrong_is_named() -> None:
     blob = Blob(digest=LOW, name=f"{LOW}.tar.gz")
-    with pytest.raises(UnavailableError, match="^box1: 111111111111: its content is not what was sent"):
+    with pytest.raises(UnavailableError, match=r"^box1: 111111111111: its content is not what was sent"):
         drive(archive.check(BOX1, blob), [Output(returncode=65)])
 
 

@@ -1,8 +1,10 @@
 """What engines say of images, and the command lines that ask, build and push."""
 
 import json
+from pathlib import Path
 
 import pytest
+from tests.road.driver import ddpctl
 
 from ddpctl.command import Host
 from ddpctl.commands.image import parse_host
@@ -86,7 +88,6 @@ def test_sizes(size: int, words: str) -> None:
         ("box1", Host(address="box1")),
         ("alice@box1:2222", Host(address="box1", user="alice", port=2222)),
         ("[fe80::1]:22", Host(address="fe80::1", port=22)),
-        ("fe80::1", Host(address="fe80::1")),
     ],
 )
 def test_hosts(text: str, host: Host) -> None:
@@ -97,3 +98,33 @@ def test_hosts(text: str, host: Host) -> None:
 def test_no_hosts(text: str) -> None:
     with pytest.raises(UsageError, match="is no host: "):
         parse_host(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("image build", 66, "no Dockerfile or docker/Dockerfile to build from: write one (three lines: docs/image.md), "
+         "or name it with -f"),
+        ("image build -f x", 66, "no x to build from: write one (three lines: docs/image.md), or name it with -f"),
+        ("image build UPPER", 2, "--image: 'UPPER' is not allowed: an image is REGISTRY/NAME:TAG or "
+         "REGISTRY/NAME@sha256:DIGEST"),
+        ("image inspect x", 69, "x: docker: not found: ddpctl image build makes one, docker pull gets one"),
+        ("image ship", 2, "image ship: name hosts, or a target of kind ssh with --target"),
+        ("image ship -oProxyCommand=x", 2, ""),
+        ("image ship --image x a/b", 2, "'a/b' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222"),
+    ],
+)  # fmt: skip
+def test_what_goes_wrong_is_one_line(line: str, code: int, said: str, tmp_path: Path) -> None:
+    done = ddpctl(*line.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert done.stderr.startswith(f"ddpctl: {said}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("")
+    (tmp_path / "ddpctl.yaml").write_text("job:\n  image: me/train:1\n")
+    done = ddpctl("image", "build", "--dry-run", "--build-arg", "A=b c", cwd=tmp_path)
+    assert done.stdout == "DOCKER_BUILDKIT=1 docker build --file Dockerfile --tag me/train:1 --build-arg 'A=b c' .\n"
+    done = ddpctl("image", "push", "--dry-run", "--engine", "podman", cwd=tmp_path)
+    assert done.stdout == "podman push me/train:1\n"

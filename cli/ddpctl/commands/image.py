@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from ddpctl.commands import flags
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Command, Host, Output, Verb
+    from ddpctl.config import Settings
     from ddpctl.launch import Desk
 
 app = typer.Typer(
@@ -50,12 +52,13 @@ def build(
     """Build the image of the project in this folder."""
     from ddpctl import images
 
+    tag = _reference(image)
     found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
     if found is None or not found.is_file():
         looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
         raise NoInputError(f"no {looked} to build from: write one (three lines: docs/image.md), or name it with -f")
     argv = images.build_line(
-        engine, tag=_reference(image), dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
+        engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
     )
     _run(argv, {"DOCKER_BUILDKIT": "1"} if engine == "docker" else {}, dry_run=dry_run)
 
@@ -70,10 +73,15 @@ def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun
 
 @app.command()
 def ship(
-    hosts: Annotated[list[str], typer.Argument(metavar="HOST...", help="[USER@]ADDRESS[:PORT], as ssh knows it.")],
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST...]", help="[USER@]ADDRESS[:PORT], as ssh knows it [default: the target's]."),
+    ] = None,
     image: Annotated[
         str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the one of ./ddpctl.yaml].")
     ] = None,
+    target: flags.TargetName = None,
+    file: flags.File = None,
     engine: EngineName = "docker",
     as_json: Annotated[
         bool, typer.Option("--json", help="What each host got, as one JSON document on stdout.")
@@ -85,10 +93,17 @@ def ship(
     """
     from ddpctl.ship import Shipper
 
+    settings = _settings(image, target, file)
+    places = [parse_host(text) for text in hosts or ()]
+    if not places and settings.kind == "ssh":
+        places = [host.host for host in settings.options.hosts]
+        engine = engine if settings.options.runtime == "none" else settings.options.runtime
+    if not places:
+        raise UsageError("image ship: name hosts, or a target of kind ssh with --target")
     desk = _desk()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
     shipper = Shipper(runner=desk.runner, say=desk.say, engine=engine, folder=folder)
-    deliveries = shipper.ship(_reference(image), tuple(dict.fromkeys(parse_host(text) for text in hosts)))
+    deliveries = shipper.ship(settings.job.image, tuple(dict.fromkeys(places)))
     if as_json:
         print(json.dumps([asdict(one) for one in deliveries], indent=1))
     failed = [one.host for one in deliveries if one.error]
@@ -120,26 +135,26 @@ def inspect(
 
 def parse_host(text: str) -> "Host":
     """``alice@box1:2222``. Raises UsageError."""
-    from ddpctl.command import Host
+    from ddpctl.targets.ssh.options import SshHost
 
-    user, at, place = text.rpartition("@")
-    address, colon, port = place.rpartition(":")
-    if not colon or (":" in address and not address.endswith("]")):
-        address, port = place, ""
-    address = address.strip("[]")
-    if not address or address.startswith("-") or (at and not user) or (colon and port and not port.isdecimal()):
-        raise UsageError(f"'{text}' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222")
-    return Host(address=address, user=user or None, port=int(port) if port else None)
+    try:
+        return SshHost.from_text(text).host
+    except ValueError:
+        raise UsageError(f"'{text}' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222") from None
+
+
+def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
+    """The configuration here, with the image that was named. Raises ConfigError."""
+    from ddpctl import config, targets
+
+    overrides = {"image": image} if image else {}
+    found = None if image and not (target or file) else config.find_file(file, Path.cwd())
+    return config.load(file=found, profile=None, target=target, overrides=overrides, kinds=targets.kinds())
 
 
 def _reference(given: str | None) -> str:
     """The image that was named, or that of the configuration here. Raises ConfigError."""
-    from ddpctl import config, targets
-
-    overrides = {"image": given} if given else {}
-    file = None if given else config.find_file(None, Path.cwd())
-    settings = config.load(file=file, profile=None, target=None, overrides=overrides, kinds=targets.kinds())
-    return settings.job.image
+    return _settings(given).job.image
 
 
 def _desk() -> "Desk":
