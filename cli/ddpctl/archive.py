@@ -5,6 +5,7 @@ what it has, and what it has is never sent again. The host needs sh, tar, sha256
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -24,19 +25,20 @@ _COMPRESS: Mapping[Codec, str] = {"zst": "zstd -q -T0 -3", "gz": "gzip -1"}
 
 _SURVEY = f"""\
 mkdir -p "{CACHE}" && cd "{CACHE}" || exit 73
-"$1" info >/dev/null || exit 69
+"$1" version >/dev/null || exit 69
 if command -v zstd >/dev/null; then echo zstd; fi
 for file in *; do if [ -f "$file" ]; then echo "$(wc -c <"$file") $file"; fi; done
 """
 _PACK = """\
 set -eu
 if [ ! -f "$3" ]; then
-  tar -xOf "$1" "$2" | if [ "$4" = plain ]; then cat; else gzip -dcf | $4; fi >"$3.part"
-  mv "$3.part" "$3"
+  tar -xOf "$1" "$2" | if [ "$4" = plain ]; then cat; else gzip -dcf | $4; fi >"$1.part"
+  mv "$1.part" "$3"
 fi
 touch "$3"
 wc -c <"$3"
 """
+_FILE = re.compile(r"^ *([0-9]+) ([0-9a-f]{64}\.[a-z.]+)$", re.MULTILINE)  # a log-in may say something else as well
 _RECEIVE = f"""\
 cd "{CACHE}" || exit 73
 if [ "$2" = 0 ]; then cat >"$1.part"; else cat >>"$1.part"; fi
@@ -114,11 +116,10 @@ def survey(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tupl
         if asked.returncode:
             surveys.append(Survey(host=host, problem=_last(asked.stderr)))
             continue
-        lines = asked.stdout.splitlines()
-        sizes = [line.split(" ", 1) for line in lines if line != "zstd"]
         image = None if held.returncode else read_inspect(reference, held.stdout)
-        files = {name: int(size) for size, name in sizes}
-        surveys.append(Survey(host=host, image=image, has_zstd="zstd" in lines, files=files))
+        files = {name: int(size) for size, name in _FILE.findall(asked.stdout)}
+        has_zstd = "zstd" in asked.stdout.splitlines()
+        surveys.append(Survey(host=host, image=image, has_zstd=has_zstd, files=files))
     return tuple(surveys)
 
 
@@ -129,10 +130,13 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 
 
 def pack(
-    engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str
+    engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration and these layers into a folder here, compressed. Raises UnavailableError."""
-    tar = str(PurePath(folder) / "image.tar")
+    """Write the configuration and these layers into a folder here, compressed. Raises UnavailableError.
+
+    ``scratch`` is a folder of this ship's own on the same disk, for the uncompressed image.
+    """
+    tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
     (saved,) = yield (Command(argv=(engine, "save", *form, "--output", tar, image.reference), timeout_s=PACK_S),)
     if saved.returncode:
@@ -155,7 +159,7 @@ def pack(
             raise UnavailableError(f"cannot pack a layer of {image.reference}: {_last(done.stderr)}")
         packed.append(Blob(digest=blob.digest, name=blob.name, path=path, size=int(done.stdout)))
     old = ("find", folder, "-maxdepth", "1", "-type", "f", "-mtime", f"+{KEPT_DAYS}", "-delete")
-    yield Command(argv=("rm", "-f", tar)), Command(argv=old)
+    yield (Command(argv=old),)
     return packed[0], tuple(packed[1:])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ddpctl import archive
 from ddpctl.archive import Blob, Survey
@@ -54,7 +55,11 @@ class Shipper:
         if ready:
             config, layers = self._pack(image, tuple(ready))
             with ThreadPoolExecutor(min(len(ready), MAX_PARALLEL)) as pool:
-                done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
+                try:
+                    done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
+                except BaseException:
+                    self.runner.close()  # Ctrl-C: what is being sent ends, and a next ship goes on there
+                    raise
         for one in done:
             if one.error:
                 self.say(f"{one.host}: {one.error}")
@@ -68,11 +73,14 @@ class Shipper:
             self.say("gzip compresses: zstd, which is quicker and smaller, is not on all machines")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            scratch = TemporaryDirectory(dir=self.folder, prefix="ship-")
         except OSError as error:
             raise CannotWriteError(f"cannot write {self.folder}: {error.strerror}") from None
         started = time.monotonic()
         self.say(f"packing {len(missing)} layers that are missing somewhere")
-        config, layers = self.runner.perform(archive.pack(self.engine, image, missing, codec, str(self.folder)))
+        with scratch as path:
+            verb = archive.pack(self.engine, image, missing, codec, str(self.folder), path)
+            config, layers = self.runner.perform(verb)
         size = human_size(sum(layer.size for layer in layers))
         self.say(f"packed {size} in {time.monotonic() - started:.0f} s")
         return config, layers
