@@ -19,13 +19,37 @@ Mode = Literal[
 
 
 @dataclass(frozen=True, kw_only=True)
+class Host:
+    """Another machine, as ssh takes it; what is None here is what ~/.ssh/config says."""
+
+    address: str  # a name of ~/.ssh/config, of the network, or an IP address
+    user: str | None = None
+    port: int | None = None
+    key: str | None = None  # the path of a private key here
+
+    def __str__(self) -> str:
+        return self.address
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """A piece of a file of this machine."""
+
+    path: str
+    start: int  # in bytes, as is
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """One process to run."""
 
     argv: tuple[str, ...]
+    host: Host | None = None  # None: this machine. On another the mode is capture, stream or tty
     env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     cwd: str | None = None
     stdin: str | None = None  # capture: what it reads; None: nothing
+    part: FilePart | None = None  # capture, on a host: what it reads, in the place of stdin
     secret: bool = False  # what it reads is for no eye: a dry run does not show it
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
@@ -37,7 +61,11 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What came of a command. A program that is not there answers 127, one that took too long 124, as in a shell."""
+    """What came of a command.
+
+    A program that is not there answers 127, one that took too long 124, as in a shell; a host that could not be
+    reached, or was lost, answers 255, as ssh does, with a sentence on stderr.
+    """
 
     returncode: int
     stdout: str = ""
@@ -49,16 +77,31 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
-def shell_line(command: Command) -> str:
-    """The command as a person would type it into a shell."""
+def process_line(command: Command) -> str:
+    """Environment, folder and arguments as a person would type them into a shell on the machine itself."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)
-    if command.cwd:
-        line = f"cd {shlex.quote(command.cwd)} && {line}"
+    return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+
+
+def shell_line(command: Command) -> str:
+    """The command as a person would type it into a shell of this machine."""
+    line = process_line(command)
+    if command.host:
+        tty = ("-t",) if command.mode == "tty" else ()
+        line = shlex.join([*_ssh(command.host), *tty, "--", command.host.address, line])
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
+    if command.part is not None:
+        part = command.part
+        line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
     if command.stdin is not None:
         text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")
         line += f" <<'{_END}'\n{text}\n{_END}"
     return line
+
+
+def _ssh(host: Host) -> list[str]:
+    options = (("-l", host.user), ("-p", host.port), ("-i", host.key))
+    return ["ssh", *(str(word) for flag, value in options if value is not None for word in (flag, value))]

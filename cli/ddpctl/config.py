@@ -107,6 +107,10 @@ def _check(field: Field, value: Any) -> Any:
     """The value, if it is one that the field may have. Raises ValueError with plain words."""
     if value is None and field.optional:
         return None
+    if field.record:  # each entry was checked when it was read
+        for rule in field.checks:
+            value = rule(value)
+        return value
     from pydantic import ValidationError
 
     try:

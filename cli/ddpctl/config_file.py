@@ -11,7 +11,7 @@ from ddpctl.fields import Field, fields_of
 from ddpctl.schema import FILE_NAME, SECTIONS, Kinds
 from ddpctl.spec import JobSpec
 from ddpctl.words import either, quote, unknown
-from ddpctl.yaml_source import Source, is_null, read
+from ddpctl.yaml_source import Source, is_null, kind_of, read
 from ddpctl.yaml_values import Refused, text_of, value_of
 
 Check = Callable[[Field, Any], Any]
@@ -92,12 +92,43 @@ def _read_fields(
             source.report(key_node, unknown(key, f"key of {what}", fields))
             continue
         try:
-            values[key] = check(fields[key], value_of(source, node, fields[key]))
+            field = fields[key]
+            read_value = _read_records(source, node, field, check) if field.record else value_of(source, node, field)
+            values[key] = check(field, read_value)
         except Refused:
             pass
         except ValueError as error:
             source.report(node, f"{key}: {error}")
     return values
+
+
+def _read_records(source: Source, node: yaml.Node, field: Field, check: Check) -> tuple[Any, ...]:
+    """A list of records, each written as keys and values or in its short form. Raises Refused."""
+    if not isinstance(node, yaml.SequenceNode):
+        source.report(node, f"{field.name}: takes a list, not {kind_of(node)}")
+        raise Refused
+    found = [_read_record(source, item, field, check) for item in node.value]
+    if any(record is None for record in found):
+        raise Refused
+    return tuple(found)
+
+
+def _read_record(source: Source, node: yaml.Node, field: Field, check: Check) -> Any:
+    """One record, or None where it is wrong, which is reported."""
+    cls, what = field.record, f"an entry of {field.name}"
+    assert cls is not None, field  # noqa: S101 -- the caller has looked
+    if isinstance(node, yaml.ScalarNode) and (short := getattr(cls, "from_text", None)):
+        try:
+            return short(text_of(node))
+        except ValueError as error:
+            source.report(node, f"{field.name}: {error}")
+            return None
+    values = _read_fields(source, entries := list(source.entries(node, what)), cls, what, check)
+    given = {key for key, _, _ in entries}
+    required = {name for name, part in fields_of(cls).items() if part.required}
+    for missing in sorted(required - given) if isinstance(node, yaml.MappingNode) else ():
+        source.report(node, f"{what} needs {quote(missing)}: {fields_of(cls)[missing].type_words}")
+    return cls(**values) if required | given <= values.keys() else None
 
 
 def place(name: str, targets: Mapping[str, tuple[str, Any] | None], kinds: Kinds) -> tuple[str, Any] | None:

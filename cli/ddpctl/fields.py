@@ -1,12 +1,13 @@
 """What a dataclass's annotations say of its fields: kind, range, choices, documentation.
 
-One reading for the flags' help, the file's errors, the editors' schema and the docs. Knows five
-kinds of values and neither YAML nor pydantic; a field of another kind is a fault of ours.
+One reading for the flags' help, the file's errors, the editors' schema and the docs. Knows a few kinds of
+values and neither YAML nor pydantic; a field of another kind is a fault of ours. A field may hold records: a tuple of
+a frozen dataclass, whose ``from_text``, if it has one, is the short form of an entry.
 """
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -16,7 +17,7 @@ from annotated_types import Ge, Le
 from ddpctl.spec import Doc, Rule
 from ddpctl.words import either
 
-Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table"]
+Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records"]
 
 _KINDS: dict[Any, Kind] = {
     str: "text",
@@ -26,7 +27,12 @@ _KINDS: dict[Any, Kind] = {
     tuple[str, ...]: "list",
     Mapping[str, str]: "table",
 }
-_KIND_WORDS = {"truth value": "true or false", "list": "list of text", "table": "names and their text"}
+_KIND_WORDS = {
+    "truth value": "true or false",
+    "list": "list of text",
+    "table": "names and their text",
+    "records": "list",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +50,7 @@ class Field:
     low: Any = None  # the smallest value; None: no limit
     high: Any = None
     checks: tuple[Callable[[Any], Any], ...] = ()
+    record: type | None = None  # what each entry of records is
 
     @property
     def range_words(self) -> str:
@@ -93,9 +100,10 @@ def _field(name: str, hint: Any, default: Any) -> Field:
     optional = get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
     base = next(part for part in get_args(annotation) if part is not type(None)) if optional else annotation
     choices = get_args(base) if get_origin(base) is Literal else ()
+    record = next((part for part in get_args(base) if is_dataclass(part)), None)
     return Field(
         name=name,
-        kind="choice" if choices else _KINDS[base],
+        kind="choice" if choices else "records" if record else _KINDS[base],
         base=base,
         optional=optional,
         required=default is MISSING,
@@ -105,4 +113,5 @@ def _field(name: str, hint: Any, default: Any) -> Field:
         low=next((note.ge for note in notes if isinstance(note, Ge)), None),
         high=next((note.le for note in notes if isinstance(note, Le)), None),
         checks=tuple(note.check for note in notes if isinstance(note, Rule)),
+        record=record if isinstance(record, type) else None,
     )

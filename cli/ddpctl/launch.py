@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import runs, targets
-from ddpctl.errors import ConfigError, DdpctlError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.runner import Runner
@@ -91,18 +91,21 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
     try:
         runs.save(run)
         submission = desk.runner.perform(target.submit(plan, attached=attached))
-        run = replace(run, handle=submission.handle)
+        checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
+        run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
         runs.save(run)
-    except BaseException:
+    except BaseException as error:
         desk.runner.kill_started()
-        with suppress(DdpctlError):  # what went wrong first is what a person must read
-            desk.runner.perform(target.stop(run, kill=True))
+        if not (isinstance(error, DdpctlError) and error.nothing_started):
+            with suppress(DdpctlError):  # what went wrong first is what a person must read
+                desk.runner.perform(target.stop(run, kill=True))
         runs.discard(folder)
         raise
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     desk.say(f"run {name}: {title(request.job)} on {where} ({request.why})")
-    if submission.note:
-        desk.say(f"  {submission.note}")
+    for line in (*submission.table, submission.note):
+        if line:
+            desk.say(f"  {line}")
     return run
 
 
@@ -116,14 +119,17 @@ def _name(desk: Desk, request: Request) -> str:
     )
 
 
-def follow(desk: Desk, run: Run) -> tuple[RunStatus, int]:
-    """Print an attached run's logs until it ends; how it ended, and ddpctl's exit code.
+def follow(desk: Desk, run: Run, *, tail: int | None = None) -> tuple[RunStatus, int]:
+    """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
 
     Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
     """
     stopper = Stopper(desk, run)
-    desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True)), on_interrupt=stopper)
+    desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
     state = _see_the_end(desk, run, stopper)
+    if state.state == "unknown":
+        desk.say(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
+        return state, Exit.UNAVAILABLE
     if stopper.times:
         return state, Exit.INTERRUPTED
     return state, Exit.KILLED if state.code is None else state.code
@@ -194,6 +200,13 @@ def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
             desk.say(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
         time.sleep(POLL_S)
     return state
+
+
+def execute(desk: Desk, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
+    """Run a command where a node of the run is. Raises NoInputError for a node that there is not."""
+    if not 0 <= node < run.job.max_nodes:
+        raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
+    return desk.runner.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
 def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:

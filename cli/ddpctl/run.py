@@ -1,13 +1,15 @@
 """A run: what is on record of it, and how it fares, as values. Touches nothing."""
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ddpctl.spec import JobSpec
 from ddpwire.exits import Exit
-from ddpwire.node import NodeState
-from ddpwire.outcome import Outcome
+from ddpwire.node import NodeState, read_node
+from ddpwire.outcome import Outcome, read_outcome
 
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost", "unknown"]
 
@@ -30,7 +32,17 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether logs and checkpoints are not in this machine's folders."""
+        return "logs" in self.handle
+
+    @property
+    def logs_at(self) -> str:
+        """Where a person finds the logs: the run's folder, or what the target says."""
+        return str(self.handle.get("logs", self.folder))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +75,16 @@ class RunStatus:
     def alive(self) -> bool:
         """Whether any of its nodes is."""
         return any(report.alive for report in self.nodes)
+
+
+def report_of(node: int, shown: Mapping[str, Any]) -> NodeReport:
+    """What ``nodectl show`` says. What another version wrote and this one cannot read counts as not written."""
+    state = outcome = None
+    with suppress(ValueError):
+        state = read_node(json.dumps(shown["node"])) if shown["node"] else None
+    with suppress(ValueError):
+        outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
 
 
 def fold(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:

@@ -1,4 +1,4 @@
-"""Runs commands: the one place of ddpctl that starts processes.
+"""Runs commands: the one place of ddpctl that starts processes; ``remote`` runs those that have a host.
 
 Each in a session of its own: a terminal's Ctrl-C is ddpctl's to judge, not the commands' to die of.
 It knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
@@ -15,6 +15,7 @@ from typing import TextIO
 
 from ddpctl.command import Command, Output, T, Verb, shell_line
 from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.remote import Remote
 from ddpwire import names
 
 _NOT_FOUND, _TOOK_TOO_LONG = 127, 124
@@ -26,6 +27,7 @@ class Runner:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
+        self._remote = Remote(environ)
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
         self._started: list[int] = []  # leaders of the sessions that were put into the background
 
@@ -60,6 +62,10 @@ class Runner:
             result: T = stop.value
             return result
 
+    def close(self) -> None:
+        """Let go of the other machines."""
+        self._remote.close()
+
     def kill_started(self) -> None:
         """SIGKILL what this runner has put into the background: a launch that came to nothing takes it back."""
         for pid in self._started:
@@ -70,12 +76,38 @@ class Runner:
         self._started.clear()
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
+        if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
+            return self._side_by_side(commands, on_interrupt)
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):
             return tuple(self._run(command, on_interrupt) for command in commands)
         with ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL)) as pool:
             return tuple(pool.map(self._capture, commands))
 
+    def _side_by_side(
+        self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None
+    ) -> tuple[Output, ...]:
+        """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
+        streams = any(command.mode == "stream" for command in commands)
+        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
+        futures = [pool.submit(self._run, command, None) for command in commands]
+        try:
+            while True:
+                try:
+                    return tuple(future.result() for future in futures)
+                except KeyboardInterrupt:
+                    if on_interrupt is None or not streams:
+                        raise
+                    _undisturbed(on_interrupt)
+        except BaseException:
+            self._remote.close()  # what waits for an answer gets none any more
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
     def _run(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+        if command.host:
+            perform = {"capture": self._remote.capture, "stream": self._remote.stream, "tty": self._remote.hand_over}
+            return perform[command.mode](command)
         if command.mode == "background":
             return self._start(command)
         if command.mode == "stream":

@@ -48,9 +48,16 @@ def _json_object(cls: type, *, defaults: bool = True) -> dict[str, Any]:
     for field in fields_of(cls).values():
         properties[field.name] = {"description": field.doc, **_json_value(field)}
         if defaults and not field.required:
-            default = list(field.default) if field.kind == "list" else field.default
+            default = list(field.default) if field.kind in ("list", "records") else field.default
             properties[field.name]["default"] = default
     return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
+
+
+def _json_record(cls: type) -> dict[str, Any]:
+    """An entry of records: an object, or text where it has a short form."""
+    required = [field.name for field in fields_of(cls).values() if field.required]
+    whole = _json_object(cls) | {"type": "object", "required": required}
+    return {"anyOf": [{"type": "string"}, whole]} if hasattr(cls, "from_text") else whole
 
 
 def _json_value(field: Field) -> dict[str, Any]:
@@ -63,6 +70,8 @@ def _json_value(field: Field) -> dict[str, Any]:
         "list": {"type": ["array", "null"], "items": _JSON_TEXT},
         "table": {"type": ["object", "null"], "additionalProperties": _JSON_TEXT},
     }
+    if field.record:
+        return {"type": "array", "items": _json_record(field.record)}
     limits = {"minimum": field.low, "maximum": field.high}
     value = kinds[field.kind] | {word: limit for word, limit in limits.items() if limit is not None}
     return {"anyOf": [value, {"type": "null"}]} if field.optional else value

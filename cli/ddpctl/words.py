@@ -1,7 +1,7 @@
-"""How errors are worded: one line, short, with the nearest of what is allowed. Touches nothing."""
+"""How things are worded: errors on one line with the nearest of what is allowed, rows as a table. Touches nothing."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def quote(value: object) -> str:
@@ -29,3 +29,11 @@ def unknown(name: str, what: str, known: Collection[str]) -> str:
     )
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned lines; the last column is as long as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]

@@ -1,20 +1,12 @@
 """How runs look on a terminal and as JSON: text from values, nothing else."""
 
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from ddpctl.plan import command_line, title
 from ddpctl.run import Run, RunStatus
-
-
-def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned lines; the last column is as long as it is."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
+from ddpctl.words import table
 
 
 def ago(seconds: float) -> str:
@@ -53,7 +45,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     lines = [
         f"{run.name}  {state.state}{ending}: {state.message}",
         f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
-        f"  logs         {run.folder}",
+        f"  logs         {run.logs_at}",
         f"  checkpoints  {run.checkpoint_dir}",
     ]
     rows = [("  NODE", "STATE", "PID", "RANKS", "METRICS")]
@@ -90,7 +82,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """What an attached launch says when its run has ended."""
     ending = f", exit code {state.code}" if state.code else ""
     lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
-    lines += [f"  logs         {run.folder}", f"  checkpoints  {run.checkpoint_dir}"]
+    lines += [f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"]
     metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
     if metrics:
         lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")

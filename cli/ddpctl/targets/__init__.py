@@ -4,11 +4,12 @@ A target touches nothing: its verbs are generators of commands (``ddpctl.command
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Protocol
 
 from ddpctl.command import Verb
+from ddpctl.fields import fields_of
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
 
@@ -19,6 +20,8 @@ class Submission:
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
     note: str = ""  # one line that a person should know: what was decided for them
+    table: tuple[str, ...] = ()  # what was found out about each machine, as lines
+    checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +52,14 @@ class Target(Protocol):
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Let a run save and stop within its grace, or kill it; whether nothing of it is left after the wait."""
 
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+        """Run a command where a node runs: its exit code. ``tty``: the terminal is its own; no arguments: a shell."""
+
 
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
+    "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
 }
 
 
@@ -70,8 +77,18 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
     """A kind's options from a run's record; what this version does not know is passed over."""
-    cls = options_type(kind)
-    return cls(**{item.name: record[item.name] for item in fields(cls) if item.name in record})
+    return _fill(options_type(kind), record)
+
+
+def _fill(cls: type, record: Mapping[str, Any]) -> Any:
+    values = {}
+    for name, field in fields_of(cls).items():
+        if name in record:
+            value = record[name]
+            if field.record:
+                value = tuple(_fill(field.record, item) for item in value)
+            values[name] = tuple(value) if field.kind == "list" else value
+    return cls(**values)
 
 
 def make(kind: str, options: Any) -> Target:

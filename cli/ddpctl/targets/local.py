@@ -6,8 +6,7 @@ side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as
 
 import json
 import sys
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Annotated
 
@@ -15,14 +14,12 @@ from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.local_script import LOOPBACK, render_script
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
-from ddpctl.run import NodeReport, Run, RunStatus, fold
+from ddpctl.run import Run, RunStatus, fold, report_of
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpwire import folder, names
 from ddpwire.exits import Exit
-from ddpwire.node import read_node
-from ddpwire.outcome import read_outcome
 
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
@@ -114,7 +111,7 @@ class LocalTarget:
         return tuple(
             fold(
                 run.name,
-                tuple(_report(node, next(lines)) for node in range(run.job.max_nodes)),
+                tuple(report_of(node, json.loads(next(lines))) for node in range(run.job.max_nodes)),
                 young=now - run.created < YOUNG_S,
             )
             for run in runs
@@ -142,6 +139,17 @@ class LocalTarget:
         if done.returncode:
             raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'nodectl failed')}")
         return not any(json.loads(line)["alive"] for line in done.stdout.splitlines())
+
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+        """Run it in the run's project folder, with the run's variables; every node is this machine."""
+        env = contract(_plan(run), node=node, addr=LOOPBACK, port=str(run.handle["port"]))
+        command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
+        (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
+        return done.returncode
+
+
+def _plan(run: Run) -> Plan:
+    return Plan(run=run.name, job=run.job, cwd=run.cwd, run_dir=run.folder, checkpoint_dir=run.checkpoint_dir)
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:
@@ -175,17 +183,6 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
             "ask for fewer, or --device cpu for CPU ranks"
         )
     return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
-
-
-def _report(node: int, line: str) -> NodeReport:
-    """One line of nodectl's. What another version wrote and this one cannot read counts as not written."""
-    shown = json.loads(line)
-    state = outcome = None
-    with suppress(ValueError):
-        state = read_node(json.dumps(shown["node"])) if shown["node"] else None
-    with suppress(ValueError):
-        outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
 
 
 def _no_torch(python: str, output: Output) -> str:

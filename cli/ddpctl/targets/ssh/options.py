@@ -1,0 +1,129 @@
+"""What a ddpctl.yaml says of SSH machines. Values; touches nothing."""
+
+import re
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from ddpctl.command import Host
+from ddpctl.spec import Doc, Rule, check_size
+
+_SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
+_ADDRESS = re.compile(r"[\w.:-]+")  # a name, or an IP address of either kind
+_PATH = re.compile(r"(~/|/)[^\0\n:,]*")
+
+
+def check_address(address: str) -> str:
+    """What ssh takes, and never an option."""
+    if not _ADDRESS.fullmatch(address) or address.startswith("-"):
+        raise ValueError("a name of ~/.ssh/config, a host name or an IP address")
+    return address
+
+
+def check_user(user: str) -> str:
+    """A log-in name."""
+    if not re.fullmatch(r"[\w.][\w.-]*", user):
+        raise ValueError("a log-in name")
+    return user
+
+
+def check_path(path: str) -> str:
+    """``/…`` or ``~/…`` of the hosts."""
+    if not _PATH.fullmatch(path):
+        raise ValueError("a path that begins with / or ~/, without ':' or ','")
+    return path
+
+
+def check_project(project: str) -> str:
+    """``none``, ``sync`` or a path."""
+    return project if project in ("none", "sync") else check_path(project)
+
+
+def check_network(network: str) -> str:
+    """A network's name."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", network):
+        raise ValueError("host, or a network's name")
+    return network
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshHost:
+    """One machine."""
+
+    address: Annotated[str, Doc("As ssh takes it: a name of ~/.ssh/config, a host name, an address."),
+                       Rule(check_address)]  # fmt: skip
+    user: Annotated[str | None, Doc("Who logs in; null: as ~/.ssh/config has it, else you."), Rule(check_user)] = None
+    port: Annotated[int | None, Doc("Its sshd's port; null: as ~/.ssh/config has it, else 22."), Ge(1), Le(65535)] = (
+        None
+    )
+    key: Annotated[str | None, Doc("The private key's path here; null: the agent's keys and ~/.ssh's.")] = None
+    peer: Annotated[
+        str | None,
+        Doc("The address at which the other hosts reach it; null: the one at which this machine does."),
+        Rule(check_address),
+    ] = None
+    gpus: Annotated[int | None, Doc("How many of its GPUs a run may have; null: all of them."), Ge(0), Le(64)] = None
+
+    @classmethod
+    def from_text(cls, text: str) -> "SshHost":
+        """``alice@box1:2222``. Raises ValueError."""
+        match = _SHORT.fullmatch(text)
+        if not match or text.startswith("-") or not 0 < int(match["port"] or 22) < 65536:
+            raise ValueError("an entry is USER@ADDRESS:PORT, of which ADDRESS is enough, or keys and values")
+        port = int(match["port"]) if match["port"] else None
+        return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
+
+    @property
+    def host(self) -> Host:
+        """Where commands for it go."""
+        return Host(address=self.address, user=self.user, port=self.port, key=self.key)
+
+
+def check_hosts(hosts: tuple[SshHost, ...]) -> tuple[SshHost, ...]:
+    """At least one, and none twice."""
+    if not hosts:
+        raise ValueError("at least one host")
+    places = [(host.address, host.port) for host in hosts]
+    for place in places:
+        if places.count(place) > 1:
+            raise ValueError(f"{place[0]} is there twice, and a host runs one node")
+    return hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SshOptions:
+    """The options of a target of kind ssh."""
+
+    hosts: Annotated[
+        tuple[SshHost, ...],
+        Doc("The machines, in the order in which nodes take them: alice@box1:22, or address, user, port, key, peer "
+            "and gpus."),
+        Rule(check_hosts),
+    ]  # fmt: skip
+    runtime: Annotated[
+        Literal["docker", "podman", "none"],
+        Doc("What runs a node: a container of the job's image, or none: the host's own Python."),
+    ] = "docker"
+    python: Annotated[
+        str, Doc("runtime none: the Python of every host that has ddpctl[train]: a path, or a name on its PATH.")
+    ] = "python3"
+    project: Annotated[
+        str,
+        Doc("The ranks' code: none: what the image has (runtime none: the home folder); sync: this folder is sent to "
+            "every host; or the path of a folder that every host has."),
+        Rule(check_project),
+    ] = "none"  # fmt: skip
+    home: Annotated[str, Doc("The folder of the hosts where runs are kept."), Rule(check_path)] = "~/.ddpctl"
+    checkpoint_dir: Annotated[
+        str | None,
+        Doc("A folder that all hosts share, for the checkpoints of all runs; null: each host's own run folder, in "
+            "which node 0 has them."),
+        Rule(check_path),
+    ] = None  # fmt: skip
+    network: Annotated[
+        str, Doc("The containers' network: host, or one that reaches the other hosts."), Rule(check_network)
+    ] = "host"  # fmt: skip
+    min_disk: Annotated[
+        str, Doc("How much disk every host must have free where runs are kept."), Rule(check_size)
+    ] = "1Gi"  # fmt: skip

@@ -1,0 +1,220 @@
+"""What was found out about every host, and whether a run may start: judged for all hosts at once. Pure."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddpctl.command import Output
+from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.words import one_line, table
+from ddpwire.exits import Exit
+
+CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What one host said of itself."""
+
+    words: dict[str, tuple[str, ...]]  # each word's values, as scripts.look prints them
+    failure: str = ""  # why it said nothing
+    clock_s: float | None = None  # ahead of this machine
+
+    def get(self, word: str) -> str:
+        """The first value, or nothing."""
+        return self.words.get(word, ("",))[0]
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """The UUIDs of all GPUs."""
+        return self.words.get("gpu", ())
+
+    @property
+    def free_gpus(self) -> tuple[str, ...]:
+        """Those on which nothing computes."""
+        return tuple(gpu for gpu in self.gpus if gpu not in self.words.get("busy", ()))
+
+    @property
+    def image_id(self) -> str:
+        """``sha256:…`` of the image, or nothing where it is not there."""
+        return self.get("image").partition(" ")[0]
+
+    @property
+    def digests(self) -> frozenset[str]:
+        """The image's digests in registries, without the registries' names."""
+        text = self.get("image").partition(" ")[2]
+        found: list[str] = json.loads(text) or [] if text else []
+        return frozenset(name.partition("@")[2] for name in found)
+
+    @property
+    def address(self) -> str:
+        """The address at which this machine has reached it."""
+        return (self.get("ssh").split() or ["", "", ""])[2] if len(self.get("ssh").split()) > 2 else ""
+
+
+def parse_facts(output: Output) -> Facts:
+    """What ``scripts.look`` printed; a host that did not come to its end has failed."""
+    words: dict[str, tuple[str, ...]] = {}
+    for line in output.stdout.splitlines():
+        word, _, value = line.partition(" ")
+        words[word] = (*words.get(word, ()), value.strip())
+    if "end" in words:
+        return Facts(words=words)
+    lines = output.stderr.strip().splitlines()
+    return Facts(words=words, failure=one_line(lines[-1] if lines else "it said nothing"))
+
+
+def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
+    """The facts with how far each clock is ahead of this machine's, where both said their time."""
+
+    def seconds(output: Output) -> float | None:
+        try:
+            return float(output.stdout)
+        except ValueError:
+            return None
+
+    now = seconds(here)
+    times = [seconds(output) for output in there]
+    return tuple(
+        fact if now is None or time is None else replace(fact, clock_s=time - now)
+        for fact, time in zip(facts, times, strict=True)
+    )
+
+
+def check(
+    options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None
+) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready."""
+    cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus for fact in facts))
+    wrong: list[tuple[str, type[DdpctlError], str]] = []
+    for host, fact in zip(hosts, facts, strict=True):
+        found = (
+            _alone(options, job, host, fact, script, cuda) if not fact.failure else [(UnavailableError, fact.failure)]
+        )
+        wrong += [(host.address, kind, text) for kind, text in found]
+    if options.runtime != "none":
+        wrong += [(address, ConfigError, text) for address, text in _images(job.image, hosts, facts)]
+    rows = table(list(_rows(options, hosts, facts, {address for address, _, _ in wrong})))
+    if wrong:
+        raise _refusal(hosts, wrong, rows)
+    warnings = [
+        f"{host.address}: its clock is {fact.clock_s:+.0f} s off this machine's"
+        for host, fact in zip(hosts, facts, strict=True)
+        if fact.clock_s is not None and abs(fact.clock_s) > CLOCK_S
+    ]
+    return cuda, tuple(rows), tuple(warnings)
+
+
+def _refusal(
+    hosts: Sequence[SshHost], wrong: Sequence[tuple[str, type[DdpctlError], str]], rows: Iterable[str]
+) -> DdpctlError:
+    bad = {address for address, _, _ in wrong}
+    kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
+    head = f"nothing was started: {len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
+    sentences = [one_line(f"{address}: {text}") for address, _, text in wrong]
+    error = kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
+    error.nothing_started = True
+    return error
+
+
+def _alone(
+    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool
+) -> Iterator[tuple[type[DdpctlError], str]]:
+    """What is wrong with one host."""
+    if fact.get("engine_error"):
+        what = f"{options.python} there" if options.runtime == "none" else options.runtime
+        yield UnavailableError, f"{what}: {fact.get('engine_error')}"
+    if not fact.get("flock"):
+        yield UnavailableError, "flock is missing there: install util-linux"
+    if not fact.get("writable"):
+        yield UnavailableError, f"{options.home} cannot be written there: set the target's 'home' to a folder that can"
+    free = int(fact.get("disk") or 0) * 1024
+    if free < size_bytes(options.min_disk):
+        yield (
+            UnavailableError,
+            f"its disk is full: {free / GIB:.1f} GiB free where runs are kept ({options.home}), "
+            f"{size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk)",
+        )
+    for run in sorted(set(fact.words.get("lock", ()))):
+        yield UnavailableError, f"the run {run} is there, and a host has one run: wait for it, or ddpctl stop {run}"
+    yield from _gpus(options, job, host, fact, cuda)
+    looked = options.runtime == "none" or options.project.startswith(("/", "~"))
+    if script and looked and options.project != "sync" and not fact.get("script"):
+        folder = "the home folder" if options.project == "none" else options.project
+        yield (
+            ConfigError,
+            f"{script}: no such script in {folder} there: give its path, or let 'project: sync' send this folder",
+        )
+
+
+def _gpus(
+    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool
+) -> Iterator[tuple[type[DdpctlError], str]]:
+    if not cuda:
+        return
+    allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
+    if allowed < job.gpus:
+        has = f"{len(fact.gpus)} GPUs" + (f", of which a run may have {host.gpus}" if host.gpus is not None else "")
+        yield ConfigError, f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
+    elif len(fact.free_gpus) < job.gpus:
+        yield (
+            UnavailableError,
+            f"{len(fact.free_gpus)} of its {len(fact.gpus)} GPUs are free, {job.gpus} needed: "
+            "others compute on the rest (nvidia-smi)",
+        )
+    if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
+        yield UnavailableError, "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
+
+
+def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+    """All hosts must hold one image: the same ID, or a digest in common. Yields each host that does not."""
+    present = [(host, fact) for host, fact in zip(hosts, facts, strict=True) if fact.get("engine") and not fact.failure]
+    first: tuple[SshHost, Facts] | None = None
+    for host, fact in present:
+        if not fact.image_id:
+            yield (
+                host.address,
+                f"it does not have the image {image}: ddpctl image ship sends it, or pull it there",
+            )
+        elif first is None:
+            first = (host, fact)
+        elif fact.image_id != first[1].image_id and not fact.digests & first[1].digests:
+            yield (
+                host.address,
+                f"its {image} is {fact.image_id}, {first[0].address} has {first[1].image_id}: "
+                "give all hosts the same one (ddpctl image ship)",
+            )
+
+
+def _rows(
+    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], bad: set[str]
+) -> Iterator[tuple[str, ...]]:
+    yield ("HOST", "SSH", options.runtime.upper() if options.runtime != "none" else "PYTHON", "IMAGE", "GPUS FREE",
+           "DISK FREE", "CLOCK", "STATE")  # fmt: skip
+    for host, fact in zip(hosts, facts, strict=True):
+        state = "not ready" if host.address in bad else "ready"
+        if fact.failure:
+            yield (host.address, "no", "-", "-", "-", "-", "-", state)
+            continue
+        yield (
+            host.address,
+            "yes",
+            fact.get("engine").removeprefix("Python ") or "no",
+            "-" if options.runtime == "none" else fact.image_id.removeprefix("sha256:")[:12] or "no",
+            f"{len(fact.free_gpus)} of {len(fact.gpus)}",
+            f"{int(fact.get('disk') or 0) * 1024 / GIB:.0f} GiB",
+            "-" if fact.clock_s is None else f"{fact.clock_s:+.1f} s",
+            state,
+        )
+
+
+def report(output: Output) -> Any:
+    """One JSON line of scripts.show, or None where the host could not say it."""
+    try:
+        return json.loads(output.stdout.splitlines()[-1]) if output.returncode == Exit.OK else None
+    except (IndexError, ValueError):
+        return None

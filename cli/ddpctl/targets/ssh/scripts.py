@@ -1,0 +1,205 @@
+"""What is run on a host, as texts for its /bin/sh: pure. A host needs sh, flock, coreutils and its runtime, no more.
+
+Every script comes over stdin, so that a process list shows ``/bin/sh`` alone. A node is alive while its ddprun holds a
+lock on a file of the run's folder (ddpwire.folder), which the kernel lets go of; with runtime none the run also holds
+the host's lock that way, by a descriptor that ddprun inherits.
+"""
+
+import shlex
+from collections.abc import Mapping
+
+from ddpctl.containers import NODE_LABEL, RUN_LABEL, container_name
+from ddpctl.targets.ssh.options import SshOptions
+from ddpwire.folder import CHECKPOINTS, LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
+
+BUSY = 75  # the code of a script that found the host taken
+_END = "END_OF_FILE"
+
+
+def path_word(path: str) -> str:
+    """A path of a host as a word of its shell; ``~`` is whoever logs in there."""
+    return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
+
+
+def run_path(home: str, run: str, *parts: str) -> str:
+    """A path in a run's folder on a host."""
+    return "/".join((home.rstrip("/"), "runs", run, *parts))
+
+
+def lock_word(home: str) -> str:
+    """The host's lock. Homes may be shared among hosts, so it bears the host's name."""
+    return f'{path_word(home.rstrip("/") + "/lock-")}"$(uname -n)"'
+
+
+def _labelled(engine: str, run: str | None = None, node: int | None = None) -> str:
+    """The engine's list of our containers that run, or all of one node's."""
+    if run is None:
+        form = f'{{{{.Label "{RUN_LABEL}"}}}}' if engine == "docker" else f'{{{{index .Labels "{RUN_LABEL}"}}}}'
+        return f"{engine} ps --filter label={RUN_LABEL} --format {shlex.quote(form)}"
+    return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
+
+
+def look(options: SshOptions, *, image: str, script: str | None) -> str:
+    """Says what the host has, a word and its value a line; changes nothing. ``parse_facts`` reads it."""
+    home, lock = path_word(options.home), lock_word(options.home)
+    engine = options.runtime
+    lines = [
+        'say() { printf "%s %s\\n" "$1" "$2"; }',
+        'last() { printf "%s" "$1" | tail -n 1; }',
+        'say id "$(id -u):$(id -g)"',
+        'say home "$HOME"',
+        'say ssh "${SSH_CONNECTION:-}"',
+        f'd={home}; while [ ! -d "$d" ]; do d=$(dirname "$d"); done',
+        'if [ -w "$d" ]; then say writable yes; fi',
+        'say disk "$(df -Pk "$d" | awk \'NR == 2 { print $4 }\')"',
+        "if command -v flock >/dev/null; then say flock yes; fi",
+        f'if [ -e {lock} ] && ! flock -n {lock} true; then say lock "$(cat {lock})"; fi',
+        "timeout 10 nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null | "
+        'while read -r gpu; do say gpu "$gpu"; done',
+        "timeout 10 nvidia-smi --query-compute-apps=gpu_uuid --format=csv,noheader 2>/dev/null | "
+        'while read -r gpu; do say busy "$gpu"; done',
+    ]
+    if engine == "none":
+        python = path_word(options.python)
+        find = "import importlib.util as u, sys; sys.exit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
+        lines += [
+            f'if out=$({python} -c {shlex.quote(find)} 2>&1); then say engine "$({python} -V)"; '
+            f'elif [ "$?" -eq 1 ] && [ -z "$out" ]; then say engine_error "no ddpctl[train] in it"; '
+            f'else say engine_error "$(last "$out")"; fi',
+        ]
+        if script and options.project != "sync":
+            folder = path_word("~/" if options.project == "none" else options.project)
+            lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
+    else:
+        version = "{{.Server.Version}}" if engine == "docker" else "{{.Client.Version}}"
+        inspect = "{{.Id}} {{json .RepoDigests}}"
+        lines += [
+            f"if out=$(timeout 10 {engine} version --format {shlex.quote(version)} 2>&1); "
+            'then say engine "$out"; else say engine_error "$(last "$out")"; fi',
+            f"say runtimes \"$(timeout 10 {engine} info --format '{{{{json .Runtimes}}}}' 2>/dev/null)\"",
+            f"if out=$(timeout 10 {engine} image inspect --format {shlex.quote(inspect)} {shlex.quote(image)} "
+            '2>/dev/null); then say image "$out"; fi',
+            f'timeout 10 {_labelled(engine)} 2>/dev/null | while read -r run; do say lock "$run"; done',
+        ]
+        if script and options.project.startswith(("/", "~")):
+            folder = path_word(options.project)
+            lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
+    return "\n".join([*lines, "say end yes"]) + "\n"
+
+
+def _folders(home: str, run: str, node: int) -> str:
+    folders = [run_path(home, run, part) for part in (node_name(node), CHECKPOINTS)]
+    return f"mkdir -p {' '.join(map(path_word, folders))}"
+
+
+def start_container(
+    engine: str, home: str, run: str, node: int, argv: tuple[str, ...], env_file: str, owner: str | None
+) -> str:
+    """Start a node's container, unless another run is on the host. ``owner``: whom the run's folder is given to."""
+    folder = path_word(run_path(home, run))
+    # The one word that is not known here: the file's name.
+    words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
+    give = f"chown -R {shlex.quote(owner)} {folder}\n" if owner else ""
+    return f"""\
+set -eu
+{_folders(home, run, node)}
+{give}exec 9>>{lock_word(home)}
+flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
+other=$({_labelled(engine)} | grep -vxF {shlex.quote(run)} | head -n 1 || true)
+if [ -n "$other" ]; then echo "the run $other is there" >&2; exit {BUSY}; fi
+env=$(umask 077 && mktemp {folder}/env.XXXXXX)
+trap 'rm -f "$env"' EXIT
+cat >"$env" <<'{_END}'
+{env_file}{_END}
+{words} >/dev/null 9>&-
+"""
+
+
+def start_process(home: str, run: str, node: int, argv: tuple[str, ...], env: Mapping[str, str], folder: str) -> str:
+    """Start a node's ddprun in a session of its own, which holds the host's lock for as long as it lives."""
+    lock = lock_word(home)
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
+    log = path_word(run_path(home, run, node_name(node), NODE_LOG))
+    python, *rest = argv
+    return f"""\
+set -eu
+{_folders(home, run, node)}
+exec 9>>{lock}
+flock -n 9 || {{ echo "the run $(cat {lock}) is there" >&2; exit {BUSY}; }}
+echo {shlex.quote(run)} >{lock}
+cd {path_word(folder)}
+{exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 &
+"""
+
+
+def show(options: SshOptions, run: str, node: int) -> str:
+    """One JSON line, as ``nodectl show`` prints it: alive, node.json, outcome.json."""
+    folder = path_word(run_path(options.home, run, node_name(node)))
+    lock = lock_word(options.home)
+    if options.runtime == "none":
+        there = f'[ "$(cat {lock} 2>/dev/null)" = {shlex.quote(run)} ] && ! flock -n {lock} true'
+    else:
+        there = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
+    return f"""\
+cd {folder} 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; exit 0; }}
+alive=false
+if [ -e {LOCK} ] && ! flock -n -s {LOCK} true; then alive=true
+elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
+node=$(cat {NODE} 2>/dev/null | tr -d '\\n')
+outcome=$(cat {OUTCOME} 2>/dev/null | tr -d '\\n')
+printf '{{"alive": %s, "node": %s, "outcome": %s}}\\n' "$alive" "${{node:-null}}" "${{outcome:-null}}"
+"""
+
+
+def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | None, follow: bool) -> str:
+    """Print the node's log, or some ranks'; follow them until its ddprun lets go of its lock."""
+    folder = path_word(run_path(home, run, node_name(node)))
+    begin = "+1" if tail is None else str(tail)
+    files = {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
+    if not follow:
+        lines = [f"cd {folder} 2>/dev/null || exit 66", "found=66"]
+        for name, prefix in files.items():
+            mark = f" | sed 's/^/{prefix}/'" if prefix else ""
+            lines.append(f"if [ -e {name} ]; then found=0; tail -n {begin} {name}{mark}; fi")
+        return "\n".join([*lines, "exit $found"]) + "\n"
+    lines = [
+        "n=0",
+        f"while [ ! -e {folder}/{LOCK} ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done",
+        "if [ $n -gt 0 ]; then sleep 0.2; fi",  # its file is there an instant before it is held
+        f"cd {folder} 2>/dev/null || exit 66",
+        f"( [ ! -e {LOCK} ] || exec flock -s {LOCK} true ) & ends=$!",
+        "trap 'kill \"$ends\" 2>/dev/null' EXIT",
+    ]
+    for name, prefix in files.items():
+        mark = f" | sed -u 's/^/{prefix}/'" if prefix else ""
+        lines.append(f'tail --pid="$ends" -s 0.1 -n {begin} -F {name} 2>/dev/null{mark} & tails="${{tails:-}} $!"')
+    return "\n".join([*lines, "wait $tails"]) + "\n"
+
+
+def signal_container(engine: str, home: str, run: str, node: int, *, kill: bool, wait_s: float, last_word: str) -> str:
+    """Signal a node's container by its label; whether anything of it is left, as nodectl says it."""
+    folder = path_word(run_path(home, run, node_name(node)))
+    ours = _labelled(engine, run, node)
+    name = container_name(run, node)
+    if kill:
+        outcome = f"printf '%s\\n' {shlex.quote(last_word)} >{folder}/{OUTCOME}"
+        act = f'if [ -n "$ids" ]; then {engine} rm --force $ids >/dev/null; [ -e {folder}/{OUTCOME} ] || {outcome}; fi'
+    else:
+        act = f'[ -z "$ids" ] || {engine} kill --signal TERM $ids >/dev/null 2>&1 || true'
+    return f"""\
+ids=$({ours}) || exit
+{act}
+if [ -n "$ids" ]; then timeout {wait_s:g} {engine} wait {name} >/dev/null 2>&1; fi
+n=0
+while ids=$({ours}) && [ -n "$ids" ] && [ $n -lt {10 if wait_s else 0} ]; do sleep 0.2; n=$((n + 1)); done
+if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}'; fi
+"""
+
+
+def signal_process(options: SshOptions, run: str, node: int, name: str, wait_s: float) -> str:
+    """Signal a node's ddprun; nodectl says whether anything of it is left, and with KILL sees to it."""
+    folder = path_word(run_path(options.home, run, node_name(node)))
+    return (
+        f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
+        f"{path_word(options.python)} -P -m ddprun.nodectl signal --signal {name} --wait {wait_s:g} {folder}\n"
+    )

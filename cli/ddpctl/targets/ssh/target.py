@@ -1,0 +1,239 @@
+"""The verbs of the target ssh: look at all hosts, start a node on each, ask, follow, stop. Yields commands only."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.containers import container_name
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.plan import Plan, counted, script_of
+from ddpctl.run import NodeReport, Run, RunStatus, fold, report_of
+from ddpctl.secrets import read_secrets
+from ddpctl.targets import LogQuery, Submission
+from ddpctl.targets.ssh import preflight, scripts, start
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.project import sync
+from ddpwire.exits import Exit
+from ddpwire.outcome import Outcome
+
+YOUNG_S = 30.0  # how long a launch may take from its record to its first container
+STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
+KILL_WAIT_S = 5.0
+LOOK_S = 45.0
+START_S = 120.0
+UNREACHED = 255
+_KILLED = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+
+
+class SshTarget:
+    """Nodes on machines that SSH reaches."""
+
+    def __init__(self, options: SshOptions) -> None:
+        self.options = options
+
+    def render(self, plan: Plan) -> str:
+        """There is none: what is run depends on what the hosts answer. Raises UsageError."""
+        raise UsageError(
+            f"render: {plan.run} would run on SSH hosts, and what is run there depends on what they have: "
+            "ddpctl launch --dry-run asks them and prints it"
+        )
+
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
+        """Look at every host, and when all are ready start one node on each."""
+        options, job = self.options, plan.job
+        try:
+            hosts = self._hosts(plan)
+            secrets = yield from read_secrets(job)
+            facts, cuda, rows, warnings = yield from self._look(plan, hosts)
+        except DdpctlError as error:
+            error.nothing_started = True
+            raise
+        if options.project == "sync":
+            yield from sync([host.host for host in hosts], cwd=plan.cwd, home=options.home, run=plan.run)
+        address = hosts[0].peer or facts[0].address or hosts[0].address
+        (port,) = yield (start.port_command(options, hosts[0].host, job, facts[0], address),)
+        if port.returncode:
+            raise UnavailableError(f"{hosts[0].address}: {_last_line(port, 'no free port')}")
+        number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
+        nodes = start.nodes(options, plan, hosts, facts, cuda=cuda, address=address, port=number, secrets=secrets)
+        outputs = yield tuple(
+            Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
+            for host, text in zip(hosts, nodes, strict=True)
+        )
+        failed = [
+            f"{host.address}: {_last_line(output, f'exit code {output.returncode}')}"
+            for host, output in zip(hosts, outputs, strict=True)
+            if output.returncode
+        ]
+        if failed:
+            raise UnavailableError("\n".join(["a node could not be started, and the others were taken back", *failed]))
+        notes = [*warnings]
+        if not cuda and job.device != "cpu":
+            notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} under gloo")
+        return Submission(
+            handle={"port": number, "address": address, "logs": f"ddpctl logs {plan.run}"},
+            note="; ".join(notes),
+            table=rows,
+            checkpoint_dir=start.checkpoints_shown(options, plan, hosts[0]),
+        )
+
+    def _look(
+        self, plan: Plan, hosts: Sequence[SshHost]
+    ) -> Verb[tuple[tuple[preflight.Facts, ...], bool, tuple[str, ...], tuple[str, ...]]]:
+        """What the hosts have, whether there are GPUs for all, the table, and warnings."""
+        script = script_of(plan.job.command)
+        text = scripts.look(self.options, image=plan.job.image, script=script)
+        local: tuple[Command, ...] = ()
+        if script and self.options.project == "sync":
+            local = (Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),)
+        outputs = yield (
+            *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=LOOK_S) for host in hosts),
+            *local,
+        )
+        if local and outputs[-1].returncode:
+            raise NoInputError(f"{script}: no such script in {plan.cwd}")
+        facts = tuple(map(preflight.parse_facts, outputs[: len(hosts)]))
+        reached = [host for host, fact in zip(hosts, facts, strict=True) if not fact.failure]
+        date = ("date", "+%s.%N")
+        here, *there = yield (
+            Command(argv=date, probe=True),
+            *(Command(argv=date, host=host.host, probe=True) for host in reached),
+        )
+        said = dict(zip((host.address for host in reached), there, strict=True))
+        times = [said.get(host.address, Output(returncode=1)) for host in hosts]
+        facts = preflight.clocks(facts, here, times)
+        return (facts, *preflight.check(self.options, plan.job, hosts, facts, script))
+
+    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
+        """Ask every host of every run."""
+        asked = [(run, node, host) for run in runs for node, host in enumerate(self._hosts_of(run))]
+        outputs = yield tuple(
+            Command(argv=("/bin/sh",), stdin=scripts.show(self.options, run.name, node), host=host.host)
+            for run, node, host in asked
+        )
+        answers: dict[str, list[tuple[SshHost, Output]]] = {run.name: [] for run in runs}
+        for (run, _, host), output in zip(asked, outputs, strict=True):
+            answers[run.name].append((host, output))
+        return tuple(_status(run, answers[run.name], now) for run in runs)
+
+    def logs(self, run: Run, query: LogQuery) -> Verb[None]:
+        """Print the nodes' logs, all hosts' side by side."""
+        places = _places(run, query)
+        outputs = yield tuple(
+            Command(
+                argv=("/bin/sh",),
+                stdin=scripts.logs(self.options.home, run.name, node, ranks, tail=query.tail, follow=query.follow),
+                host=self._hosts_of(run)[node].host,
+                mode="stream",
+                timeout_s=None,
+            )
+            for node, ranks in places
+        )
+        if all(output.returncode == Exit.NO_INPUT for output in outputs):
+            last = run.job.max_nodes * run.job.gpus - 1
+            raise NoInputError(
+                f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
+            )
+        lost = [
+            f"{self._hosts_of(run)[node].address} (node {node}): {_last_line(output, 'lost')}"
+            for (node, _), output in zip(places, outputs, strict=True)
+            if output.returncode == UNREACHED
+        ]
+        if lost and not query.follow:  # who follows is told by the status that comes next
+            raise UnavailableError("\n".join(lost))
+
+    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+        """Signal every node, and wait until nothing of the run is left on any host."""
+        wait_s = 0.0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
+        hosts = self._hosts_of(run)
+        outputs = yield tuple(
+            self._signal(run, node, host.host, kill=kill, wait_s=wait_s) for node, host in enumerate(hosts)
+        )
+        failed = [
+            f"{host.address} (node {node}): {_last_line(output, f'exit code {output.returncode}')}"
+            for node, (host, output) in enumerate(zip(hosts, outputs, strict=True))
+            if output.returncode
+        ]
+        if failed:
+            raise UnavailableError("\n".join([f"{run.name} could not be stopped everywhere", *failed]))
+        return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
+
+    def _signal(self, run: Run, node: int, host: Host, *, kill: bool, wait_s: float) -> Command:
+        home, engine = self.options.home, self.options.runtime
+        if engine == "none":
+            name = "KILL" if kill else "TERM"
+            text = scripts.signal_process(self.options, run.name, node, name, wait_s)
+        else:
+            word = json.dumps(vars(replace(_KILLED, node=node)))
+            text = scripts.signal_container(engine, home, run.name, node, kill=kill, wait_s=wait_s, last_word=word)
+        return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
+
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+        """In the node's container, or in its folder with its variables."""
+        engine, host = self.options.runtime, self._hosts_of(run)[node].host
+        if engine == "none":
+            folder = start.folder(self.options, run.name)
+            line = shlex.join(argv) if argv else '"${SHELL:-/bin/sh}"'
+            words = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.job.env.items())
+            inner = f"cd {scripts.path_word(folder)} && {words}{' ' if words else ''}{line}"
+            command = Command(argv=("/bin/sh", "-c", inner), host=host)
+        else:
+            flags = ("--interactive", "--tty") if tty else ()
+            inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
+            command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
+        (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
+        if done.returncode == UNREACHED and done.stderr:
+            raise UnavailableError(f"{host}: {done.stderr}")
+        return done.returncode
+
+    def _hosts(self, plan: Plan) -> tuple[SshHost, ...]:
+        """The first hosts, one a node. Raises ConfigError where they are too few."""
+        if plan.job.max_nodes > len(self.options.hosts):
+            raise ConfigError(
+                f"--nodes {plan.job.nodes}: the target has {counted(len(self.options.hosts), 'host')}: "
+                "ask for fewer nodes, or add hosts"
+            )
+        return self.options.hosts[: plan.job.max_nodes]
+
+    def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
+        return self.options.hosts[: run.job.max_nodes]
+
+
+def _status(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> RunStatus:
+    """One run's status; a host that does not answer counts as a node of which nothing is known."""
+    shown = [preflight.report(output) for _, output in answers]
+    silent = [
+        f"{host.address} (node {node}) does not answer: {_last_line(output, f'exit code {output.returncode}')}"
+        for node, ((host, output), said) in enumerate(zip(answers, shown, strict=True))
+        if said is None
+    ]
+    nodes = tuple(
+        report_of(node, said) if said else NodeReport(node=node, alive=False, state=None, outcome=None)
+        for node, said in enumerate(shown)
+    )
+    state = fold(run.name, nodes, young=now - run.created < YOUNG_S)
+    if not silent:
+        return state
+    if len(silent) == len(answers) or not (state.alive or state.outcome):
+        return RunStatus(run=run.name, state="unknown", message="; ".join(silent), nodes=nodes)
+    return replace(state, message="; ".join([state.message, *silent]))
+
+
+def _places(run: Run, query: LogQuery) -> list[tuple[int, tuple[int, ...]]]:
+    """Which node is asked for which ranks; of a rank that is asked for, its own node."""
+    gpus = run.job.gpus
+    by_node: Mapping[int, tuple[int, ...]] = {
+        node: tuple(rank for rank in query.ranks if rank // gpus == node) for node in range(run.job.max_nodes)
+    }
+    return [
+        (node, ranks)
+        for node, ranks in by_node.items()
+        if (ranks or not query.ranks) and (not query.nodes or node in query.nodes)
+    ]
+
+
+def _last_line(output: Output, otherwise: str) -> str:
+    lines = output.stderr.strip().splitlines()
+    return lines[-1] if lines else otherwise
