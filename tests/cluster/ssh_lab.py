@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.road.driver import wait_until
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 KEYGEN = shutil.which("ssh-keygen", path="/usr/bin:/bin")
 MISSING = None if SSHD and KEYGEN else "needs sshd and ssh-keygen (apt install openssh-server)"
+PACKAGES = os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer")))
 ROOT_MISSING = MISSING or (None if os.geteuid() == 0 and shutil.which("ip") else "needs root and iproute2")
 
 
@@ -106,7 +108,7 @@ def box(
         f"HostKey {folder}/host_key",
         f"AuthorizedKeysFile {folder}/authorized_keys",
         f"PidFile {folder}/pid",
-        f"SetEnv HOME={home} PATH={os.defpath}:/usr/sbin PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+        f"SetEnv HOME={home} PATH={os.defpath}:/usr/sbin PYTHONPATH={PACKAGES}",
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",

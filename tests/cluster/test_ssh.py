@@ -1,0 +1,310 @@
+"""The target ssh with real sshds: a laptop and two machines out of network namespaces, runtime none. Needs root."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from bench.lab import Machine, machines
+from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box, fingerprint, make_key
+from tests.road.driver import wait_until
+
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
+CLI = (sys.executable, "-P", "-m", "ddpctl")
+FOREVER = ("--", "--epochs", "5000")
+
+
+@dataclass
+class Lab:
+    """A laptop that may log in to two boxes."""
+
+    folder: Path
+    laptop: Machine
+    machines: tuple[Machine, ...]
+    boxes: tuple[Box, ...]
+    person: Person
+    variables: dict[str, str]
+
+    def write(self, text: str = "", *, hosts: str | None = None, options: str = "") -> None:
+        """A ddpctl.yaml for the boxes."""
+        listed = hosts or f"[{', '.join(one.address for one in self.boxes)}]"
+        (self.folder / "ddpctl.yaml").write_text(
+            f"job: {{name: digits, nodes: 2, gpus: 2, device: cpu}}\n{text}target: boxes\ntargets:\n  boxes:\n"
+            f"    kind: ssh\n    runtime: none\n    python: {sys.executable}\n    hosts: {listed}\n{options}"
+        )
+
+    def environ(self, **more: str) -> dict[str, str]:
+        return {**self.variables, "DDPCTL_STATE_DIR": str(self.folder / "runs"), **more}
+
+    def ddpctl(self, *args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.laptop.command(*CLI, *args),
+            env=self.environ(**more),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.laptop.command(*CLI, *args),
+            env=self.environ(),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def log(self, run: str, node: int = 0) -> str:
+        path = self.boxes[node].home / ".ddpctl/runs" / run / f"node-{node}/node.log"
+        return path.read_text() if path.exists() else ""
+
+    def alive(self, run: str) -> dict[int, str]:
+        """Every process of a run, on whichever machine: they share this one's /proc."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                environ = (process / "environ").read_bytes().split(b"\0")
+                ours = str(self.folder).encode()
+                if f"DDP_RUN_ID={run}".encode() in environ and state != "Z" and any(ours in word for word in environ):
+                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder = tmp_path_factory.mktemp("ssh")
+    person = Person(folder / "me")
+    with machines(3, prefix="sshlab") as made, contextlib.ExitStack() as stack:
+        laptop, *rest = made
+        boxes = [stack.enter_context(box(folder / one.name, person, address=one.address, machine=one)) for one in rest]
+        variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
+        yield Lab(
+            folder=folder,
+            laptop=laptop,
+            machines=tuple(rest),
+            boxes=tuple(boxes),
+            person=person,
+            variables=variables,
+        )
+
+
+@pytest.fixture
+def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """The lab, without runs of an earlier test; a test that leaves a process behind fails."""
+    monkeypatch.setenv("PATH", built.variables["PATH"])
+    for folder in (built.folder / "runs", *(one.home / ".ddpctl" for one in built.boxes)):
+        shutil.rmtree(folder, ignore_errors=True)
+    (built.person.home / ".ssh/config").unlink(missing_ok=True)
+    built.write()
+    yield built
+    names = [path.name for path in (built.folder / "runs").glob("*")]
+    left = {pid: line for name in names for pid, line in built.alive(name).items()}
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == {}
+
+
+def weights(text: str) -> str:
+    match = re.search(r"weights sha256 (\w+)", text)
+    assert match, text
+    return match[1]
+
+
+def test_two_machines_train_as_one_does(lab: Lab) -> None:
+    """The same weights bit for bit; logs of both nodes; status; nothing left."""
+    program = ("--", "--epochs", "4", "--deterministic")
+    there = lab.ddpctl("launch", "--name", "night", *program)
+    assert there.returncode == 0, there.stderr + there.stdout
+    here = lab.ddpctl("launch", "--name", "here", "--target", "local", *program)
+    assert here.returncode == 0, here.stderr + here.stdout
+    assert weights(there.stdout) == weights(here.stdout)
+    assert lab.ddpctl("logs", "night").stdout == lab.log("night", 0) + lab.log("night", 1)
+    one = lab.ddpctl("logs", "night", "--rank", "2", "--tail", "1")
+    assert re.fullmatch(r"\[node1 rank2\] .*\n", one.stdout) or one.stdout == "", one
+    state = json.loads(lab.ddpctl("status", "night", "--json").stdout)
+    assert (state["state"], state["code"], state["checkpoint_dir"]) == (
+        "succeeded",
+        0,
+        f"{lab.boxes[0].address}:~/.ddpctl/runs/night/checkpoints",
+    )
+    again = lab.ddpctl("launch", "--resume", "night", "--name", "more", "--", "--epochs", "5", "--deterministic")
+    assert again.returncode == 0, again.stderr
+    assert "epoch  5/5" in again.stdout
+    assert "epoch  4/5" not in again.stdout
+
+
+def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
+    """Row 18: keys refused, host keys unknown and changed, hosts down: one table within 10 s for 8 hosts."""
+    first, second = lab.boxes
+    stranger, impostor = "10.77.1.1", "10.77.1.2"
+    lab.machines[0].ip("addr", "add", f"{stranger}/16", "dev", "eth0")
+    lab.machines[0].ip("addr", "add", f"{impostor}/16", "dev", "eth0")
+    lab.laptop.ip("addr", "add", "10.77.1.10/16", "dev", "eth0")
+    other = make_key(lab.folder / "other_key")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            box(lab.folder / "stranger", lab.person, address=stranger, machine=lab.machines[0], trusted=False)
+        )
+        bad = stack.enter_context(
+            box(lab.folder / "impostor", lab.person, address=impostor, machine=lab.machines[0], trusted=False)
+        )
+        lab.person.trusts(impostor, other)
+        unknown = fingerprint((lab.folder / "stranger/host_key.pub").read_text())
+        lab.write(
+            hosts=f"[{first.address}, {second.address}, nobody@{second.address}:22, {stranger}, {impostor}, "
+            f"10.77.0.99, {lab.laptop.address}, no-such-host.invalid]"
+        )
+        started = time.monotonic()
+        done = lab.ddpctl("launch", "--nodes", "8", "--name", "night")
+        seconds = time.monotonic() - started
+    assert done.returncode == 69, done.stderr
+    head, *rows = done.stderr.splitlines()
+    assert head == "ddpctl: nothing was started: 6 of 8 hosts are not ready"
+    assert [(row.split()[0], row.split()[1], row.endswith("not ready")) for row in rows[1:9]] == [
+        (first.address, "yes", False),
+        (second.address, "yes", False),
+        (second.address, "no", True),
+        (stranger, "no", True),
+        (impostor, "no", True),
+        ("10.77.0.99", "no", True),
+        (lab.laptop.address, "no", True),
+        ("no-such-host.invalid", "no", True),
+    ]
+    key = lab.person.home / ".ssh/id_ed25519"
+    assert rows[9:-1] == [
+        f"{second.address}: it refuses every key of nobody (the agent's and {key}): put one there with "
+        f"ssh-copy-id -p 22 nobody@{second.address}, or name the right one as key",
+        f"{stranger}: its host key ED25519 {unknown} is not in known_hosts: compare it on the machine itself "
+        f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then trust it with: ssh {stranger}",
+        f"{impostor}: its host key has CHANGED: known_hosts has ED25519 {fingerprint(other)}, it shows "
+        f"ED25519 {fingerprint(bad.host_key)}: the machine was set up anew, or somebody is in between; "
+        f"if you know that it was set up anew: ssh-keygen -R {impostor}, then ssh {impostor}",
+        "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
+        f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
+    ]
+    assert rows[-1].startswith("no-such-host.invalid: no-such-host.invalid does not resolve: ")
+    assert seconds < 10
+    assert not list(lab.folder.glob("*/home/.ddpctl"))
+    assert not (lab.folder / "runs/night").exists()
+
+
+def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
+    """Row 19: within the grace and 5 s."""
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +2/", lab.log("night")), "the second epoch")
+    os.killpg(launched.pid, signal.SIGINT)
+    said, _ = launched.communicate(timeout=35 + 20)
+    assert launched.returncode == 130
+    assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "run night stopped, exit code 143" in said
+    assert list((lab.boxes[0].home / ".ddpctl/runs/night/checkpoints").iterdir())
+    assert lab.alive("night") == {}
+
+    launched = lab.start("launch", "--name", "late", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +2/", lab.log("late")), "the second epoch")
+    pids = list(lab.alive("late"))
+    for pid in pids:  # nobody can save: the second Ctrl-C has to kill
+        with contextlib.suppress(ProcessLookupError):
+            if b"ddptrain" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGSTOP)
+    os.killpg(launched.pid, signal.SIGINT)
+    time.sleep(1)
+    os.killpg(launched.pid, signal.SIGINT)
+    said, _ = launched.communicate(timeout=60)
+    assert launched.returncode == 130
+    assert "killing late\n" in said
+    assert lab.alive("late") == {}
+
+
+def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab) -> None:
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")
+    os.killpg(launched.pid, signal.SIGKILL)
+    launched.communicate(timeout=20)
+    before = lab.log("night").count("epoch ")
+    wait_until(lambda: lab.log("night").count("epoch ") > before + 2, "more epochs")
+
+    shutil.copytree(lab.folder / "runs/night", lab.folder / "elsewhere/night")
+    other = {"DDPCTL_STATE_DIR": str(lab.folder / "elsewhere")}
+    attached = subprocess.Popen(
+        lab.machines[1].command(*CLI, "attach", "night", "--tail", "1"),
+        env={**lab.variables, **other},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert attached.stdout is not None
+    assert "epoch" in attached.stdout.readline()
+    busy = lab.ddpctl("launch", "--name", "second", *FOREVER)
+    assert busy.returncode == 69
+    assert busy.stderr.splitlines()[4:] == [
+        f"{one.address}: the run night is there, and a host has one run: wait for it, or ddpctl stop night"
+        for one in lab.boxes
+    ]
+    inside = lab.ddpctl("exec", "night", "--node", "1", "--", "uname", "-n")
+    assert (inside.returncode, inside.stdout) == (0, f"{lab.machines[1].name}\n")
+    stopped = lab.ddpctl("stop", "night")
+    assert stopped.returncode == 0, stopped.stderr
+    said, _ = attached.communicate(timeout=60)
+    assert attached.returncode == 143, said
+    assert lab.alive("night") == {}
+
+
+def test_a_lost_host_is_named_within_ten_seconds(lab: Lab) -> None:
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")
+    lost = lab.machines[1]
+    lost.ip("link", "set", "eth0", "down")
+    try:
+        started = time.monotonic()
+        wait_until(lambda: "node-1" in lab.log("night").split("started (attempt 1)")[-1], "a word about node 1")
+        named = time.monotonic() - started
+        state = lab.ddpctl("status", "night")
+        assert f"{lost.address} (node 1) does not answer: " in state.stdout
+        assert named < 10
+    finally:
+        lost.ip("link", "set", "eth0", "up")
+        lab.ddpctl("stop", "--kill", "night")
+        launched.communicate(timeout=60)
+
+
+def test_a_secret_is_nowhere(lab: Lab) -> None:
+    canary = "canary-7c1f0e"
+    script = "import os, time, hashlib\nprint(hashlib.sha256(os.environ['TOKEN'].encode()).hexdigest(), flush=True)\n"
+    (lab.folder / "project").mkdir(exist_ok=True)
+    (lab.folder / "project/show.py").write_text(script + "time.sleep(3)\n")
+    lab.write(options="    project: sync\n")
+    text = (lab.folder / "ddpctl.yaml").read_text().replace("device: cpu}", "device: cpu, secrets: [TOKEN]}")
+    (lab.folder / "project/ddpctl.yaml").write_text(text)
+    asked = lab.laptop.command(*CLI, "launch", "--name", "night", "--", "show.py")
+    environ = {**lab.environ(), "TOKEN": canary}
+    dry = subprocess.run([*asked[:-4], "--dry-run", "--", "show.py"], env=environ, cwd=lab.folder / "project",
+                         capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert dry.returncode == 0, dry.stderr
+    launched = subprocess.Popen(asked, env=environ, cwd=lab.folder / "project", stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    listed = ""
+    while launched.poll() is None:
+        listed += subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20).stdout
+        time.sleep(0.2)
+    said = launched.stdout.read() if launched.stdout else ""
+    import hashlib
+
+    assert said.count(hashlib.sha256(canary.encode()).hexdigest()) == 4, said
+    written = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    assert (written, canary in listed, canary in said, canary in dry.stdout) == ([], False, False, False)
