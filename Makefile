@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 
-.PHONY: demo test check specs cluster bench help clean
+.PHONY: demo test check specs cluster bench dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,6 +25,8 @@ check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
+	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint
+	$(BIN)/zizmor --offline --quiet .github/workflows
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
 specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
@@ -37,6 +39,24 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/signals.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
+
+dist: $(VENV)/.dev  ## build wheel and sdist into dist/, and try the wheel where there is no torch
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/twine check --strict dist/*
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT \
+	&& $(BIN)/python -m venv "$$fresh" \
+	&& "$$fresh/bin/pip" install --quiet --disable-pip-version-check dist/*.whl \
+	&& cd "$$fresh" && bin/ddpctl --version \
+	&& bin/ddpctl launch --dry-run 2>&1 | grep 'has no torch: install it with'
+
+sbom: $(VENV)/.dev  ## what the wheel and the image are made of, as CycloneDX, into dist/
+	mkdir -p dist
+	$(BIN)/uvx --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py requirements docker/requirements/ddpctl.txt \
+	  --pyproject pyproject.toml --output-file dist/ddpctl.cdx.json
+
+lock: $(VENV)/.dev  ## lock the image's requirements anew
+	PATH="$(abspath $(BIN)):$$PATH" docker/requirements/lock.sh
 
 clean:  ## remove the virtual environment
 	rm -rf $(VENV)

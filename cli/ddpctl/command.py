@@ -32,6 +32,15 @@ class Host:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FilePart:
+    """A piece of a file of this machine."""
+
+    path: str
+    start: int  # in bytes, as is
+    length: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """One process to run."""
 
@@ -40,6 +49,7 @@ class Command:
     env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     cwd: str | None = None
     stdin: str | None = None  # capture: what it reads; None: nothing
+    part: FilePart | None = None  # capture, on a host: what it reads, in the place of stdin
     secret: bool = False  # what it reads is for no eye: a dry run does not show it
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
@@ -83,6 +93,9 @@ def shell_line(command: Command) -> str:
         line = shlex.join([*_ssh(command.host), *tty, "--", command.host.address, line])
     if command.mode == "background":
         line += f" >{shlex.quote(command.output or '/dev/null')} 2>&1 &"
+    if command.part is not None:
+        part = command.part
+        line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
     if command.stdin is not None:
         text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")
         line += f" <<'{_END}'\n{text}\n{_END}"

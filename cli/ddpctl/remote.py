@@ -8,11 +8,11 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from ddpctl.command import Command, Host, Output, process_line
+from ddpctl.command import Command, FilePart, Host, Output, process_line
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -84,6 +84,9 @@ class Remote:
             channel.exec_command(process_line(command))
             if command.stdin is not None:
                 channel.sendall(command.stdin.encode(errors="surrogateescape"))
+            if command.part is not None:
+                for data in _read(command.part):
+                    channel.sendall(data)
             channel.shutdown_write()
             code = _pump(channel, deadline, out, err)
         except TimeoutError:
@@ -126,6 +129,15 @@ class Remote:
             connection = self._connections.pop(host, None)
         if connection is not None:
             connection.close()
+
+
+def _read(part: FilePart) -> Iterator[bytes]:
+    with Path(part.path).open("rb") as file:
+        file.seek(part.start)
+        left = part.length
+        while left and (data := file.read(min(left, _CHUNK))):
+            left -= len(data)
+            yield data
 
 
 def _host(command: Command) -> Host:

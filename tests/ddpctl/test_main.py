@@ -11,7 +11,21 @@ from platform import python_version
 import pytest
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
-VERBS = ("launch", "render", "ps", "status", "logs", "stop", "attach", "exec", "shell", "init", "schema", "version")
+VERBS = (
+    "launch",
+    "render",
+    "ps",
+    "status",
+    "logs",
+    "stop",
+    "attach",
+    "exec",
+    "shell",
+    "init",
+    "schema",
+    "version",
+    "image",
+)
 
 
 def ddpctl(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -14,7 +14,8 @@ COMMENT = re.compile(r"\s+#.*")
 
 def shown(program: str) -> list[str]:
     """The lines of the docs' code blocks that begin with that program, without their comments."""
-    blocks = [block for page in PAGES for block in re.findall(r"^```\n(.*?)^```", page.read_text(), re.M | re.S)]
+    fences = [fence for page in PAGES for fence in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)]
+    blocks = [block for language, block in fences if not language]
     lines = [COMMENT.sub("", line) for block in blocks for line in block.splitlines()]
     return sorted({line for line in lines if line.startswith(f"{program} ")})
 
@@ -24,7 +25,7 @@ def test_the_docs_show_commands() -> None:
     assert len(shown("make")) > 4
 
 
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if " launch" in line])
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] == "launch"])
 def test_launches(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)[1:]
     if "--resume" in words:
@@ -37,10 +38,19 @@ def test_launches(line: str, tmp_path: Path) -> None:
     assert " -m ddprun --run-id " in done.stdout
 
 
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
+def test_what_is_about_images(line: str, tmp_path: Path) -> None:
+    """Built and pushed as dry runs; what needs an engine or a host is parsed."""
+    words = shlex.split(line)[1:]
+    (tmp_path / "Dockerfile").write_text("")
+    done = ddpctl(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_other_verbs() -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
-    lines = [line for line in shown("ddpctl") if " launch" not in line]
+    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image")]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop"}
     for line in lines:
         done = ddpctl(*shlex.split(line)[1:])

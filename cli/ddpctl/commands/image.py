@@ -1,0 +1,183 @@
+"""``ddpctl image``: build, push, ship, inspect: the verbs about the container image of a job."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ddpctl.commands import flags
+from ddpctl.errors import NoInputError, UnavailableError, UsageError
+from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from ddpctl.command import Command, Host, Output, Verb
+    from ddpctl.config import Settings
+    from ddpctl.launch import Desk
+
+app = typer.Typer(
+    name="image",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Build, push, ship and inspect the container image of a job.",
+)
+DOCKERFILES = ("Dockerfile", "docker/Dockerfile")
+
+Reference = Annotated[
+    str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the one of ./ddpctl.yaml].")
+]
+EngineName = Annotated[
+    Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="Who holds the images.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+
+
+@app.command()
+def build(
+    image: Reference = None,
+    dockerfile: Annotated[
+        Path | None,
+        typer.Option("--dockerfile", "-f", help="The Dockerfile [default: ./Dockerfile, else ./docker/Dockerfile]."),
+    ] = None,
+    context: Annotated[Path, typer.Option("--context", help="The folder that it may copy from.")] = Path(),
+    build_arg: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="An ARG of it; may be repeated.")
+    ] = None,
+    engine: EngineName = "docker",
+    dry_run: DryRun = False,
+) -> None:
+    """Build the image of the project in this folder."""
+    from ddpctl import images
+
+    tag = _reference(image)
+    found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
+    if found is None or not found.is_file():
+        looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
+        raise NoInputError(f"no {looked} to build from: write one (three lines: docs/image.md), or name it with -f")
+    argv = images.build_line(
+        engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
+    )
+    _run(argv, {"DOCKER_BUILDKIT": "1"} if engine == "docker" else {}, dry_run=dry_run)
+
+
+@app.command()
+def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
+    """Push the image to the registry of its name. Log in with the engine's own login."""
+    from ddpctl import images
+
+    _run(images.push_line(engine, _reference(image)), {}, dry_run=dry_run)
+
+
+@app.command()
+def ship(
+    hosts: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[HOST...]", help="[USER@]ADDRESS[:PORT], as ssh knows it [default: the target's]."),
+    ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the one of ./ddpctl.yaml].")
+    ] = None,
+    target: flags.TargetName = None,
+    file: flags.File = None,
+    engine: EngineName = "docker",
+    as_json: Annotated[
+        bool, typer.Option("--json", help="What each host got, as one JSON document on stdout.")
+    ] = False,
+) -> None:
+    """Bring the image to machines without a registry.
+
+    Layers that a host has are not sent again, and a ship that was cut off goes on where it was.
+    """
+    from ddpctl.ship import Shipper
+
+    settings = _settings(image, target, file)
+    places = [parse_host(text) for text in hosts or ()]
+    if not places and settings.kind == "ssh":
+        places = [host.host for host in settings.options.hosts]
+        engine = engine if settings.options.runtime == "none" else settings.options.runtime
+    if not places:
+        raise UsageError("image ship: name hosts, or a target of kind ssh with --target")
+    desk = _desk()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
+    shipper = Shipper(runner=desk.runner, say=desk.say, engine=engine, folder=folder)
+    deliveries = shipper.ship(settings.job.image, tuple(dict.fromkeys(places)))
+    if as_json:
+        print(json.dumps([asdict(one) for one in deliveries], indent=1))
+    failed = [one.host for one in deliveries if one.error]
+    if failed:
+        raise UnavailableError(f"{len(failed)} of {len(deliveries)} hosts have not got it: {', '.join(failed)}")
+
+
+@app.command()
+def inspect(
+    image: Reference = None,
+    engine: EngineName = "docker",
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
+) -> None:
+    """Show an image's digest, size, layers, and the versions inside."""
+    from ddpctl import archive, images
+    from ddpctl.command import Command
+
+    desk = _desk()
+    found = desk.runner.perform(archive.look_at(engine, _reference(image)))
+    (asked,) = desk.runner.perform(_once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
+    versions = asked.stdout if asked.returncode == Exit.OK else ""
+    if as_json:
+        pairs = dict(line.split(" ", 1) for line in versions.splitlines())
+        print(json.dumps({**asdict(found), "versions": pairs}, indent=1))
+        return
+    for line in images.show(found, versions):
+        print(line)
+
+
+def parse_host(text: str) -> "Host":
+    """``alice@box1:2222``. Raises UsageError."""
+    from ddpctl.targets.ssh.options import SshHost
+
+    try:
+        return SshHost.from_text(text).host
+    except ValueError:
+        raise UsageError(f"'{text}' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222") from None
+
+
+def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
+    """The configuration here, with the image that was named. Raises ConfigError."""
+    from ddpctl import config, targets
+
+    overrides = {"image": image} if image else {}
+    found = None if image and not (target or file) else config.find_file(file, Path.cwd())
+    return config.load(file=found, profile=None, target=target, overrides=overrides, kinds=targets.kinds())
+
+
+def _reference(given: str | None) -> str:
+    """The image that was named, or that of the configuration here. Raises ConfigError."""
+    return _settings(given).job.image
+
+
+def _desk() -> "Desk":
+    from ddpctl import launch
+
+    return launch.open_desk(os.environ)
+
+
+def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
+    return (yield (command,))
+
+
+def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
+    """Run it where a person sees it. Raises UnavailableError."""
+    from ddpctl.command import Command
+
+    desk = _desk()
+    verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
+    (done,) = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    if done.returncode:
+        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: its own words stand above")
+
+
+def register(program: typer.Typer) -> None:
+    """Add these verbs to the program."""
+    program.add_typer(app)
