@@ -6,15 +6,14 @@ folder, which is a folder of the machine and belongs to ``user``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from ddpctl.errors import ConfigError
+from ddpctl.images import Engine
 from ddpctl.plan import Plan, ddprun_args
 from ddpctl.spec import size_bytes
 from ddpwire import names
 from ddpwire.folder import NODE_LOG, node_name
 
-Engine = Literal["docker", "podman"]
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
 RUNS = "/runs"

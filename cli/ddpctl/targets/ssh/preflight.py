@@ -7,6 +7,8 @@ from typing import Any
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.images import Image, difference, read_inspect
+from ddpctl.plan import counted
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.words import one_line, table
@@ -40,16 +42,17 @@ class Facts:
         return tuple(gpu for gpu in self.gpus if gpu not in self.words.get("busy", ()))
 
     @property
-    def image_id(self) -> str:
-        """``sha256:…`` of the image, or nothing where it is not there."""
-        return self.get("image").partition(" ")[0]
+    def image(self) -> Image | None:
+        """The job's image as the engine there has it, or None where it does not."""
+        try:
+            return read_inspect(self.get("asked"), self.get("image")) if self.get("image") else None
+        except ValueError:
+            return None
 
     @property
-    def digests(self) -> frozenset[str]:
-        """The image's digests in registries, without the registries' names."""
-        text = self.get("image").partition(" ")[2]
-        found: list[str] = json.loads(text) or [] if text else []
-        return frozenset(name.partition("@")[2] for name in found)
+    def image_id(self) -> str:
+        """``sha256:…`` of the image, or nothing where it is not there."""
+        return self.image.id if self.image else ""
 
     @property
     def address(self) -> str:
@@ -157,12 +160,15 @@ def _gpus(
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
     if allowed < job.gpus:
-        has = f"{len(fact.gpus)} GPUs" + (f", of which a run may have {host.gpus}" if host.gpus is not None else "")
+        has = counted(len(fact.gpus), "GPU") + (
+            f", of which a run may have {host.gpus}" if host.gpus is not None else ""
+        )
         yield ConfigError, f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
     elif len(fact.free_gpus) < job.gpus:
+        verb = "is" if len(fact.free_gpus) == 1 else "are"
         yield (
             UnavailableError,
-            f"{len(fact.free_gpus)} of its {len(fact.gpus)} GPUs are free, {job.gpus} needed: "
+            f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, {job.gpus} needed: "
             "others compute on the rest (nvidia-smi)",
         )
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
@@ -171,23 +177,16 @@ def _gpus(
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
     """All hosts must hold one image: the same ID, or a digest in common. Yields each host that does not."""
-    first: tuple[SshHost, Facts] | None = None
+    first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
             continue
-        if not fact.image_id:
-            yield (
-                number,
-                f"it does not have the image {image}: ddpctl image ship sends it, or pull it there",
-            )
+        if (found := fact.image) is None:
+            yield number, f"it does not have the image {image}: ddpctl image ship sends it, or pull it there"
         elif first is None:
-            first = (host, fact)
-        elif fact.image_id != first[1].image_id and not fact.digests & first[1].digests:
-            yield (
-                number,
-                f"its {image} is {fact.image_id}, {first[0].address} has {first[1].image_id}: "
-                "give all hosts the same one (ddpctl image ship)",
-            )
+            first = (host.address, found)
+        elif why := difference(first[1], found):
+            yield number, f"{why}, as on {first[0]}: give all hosts the same one (ddpctl image ship)"
 
 
 def _rows(
