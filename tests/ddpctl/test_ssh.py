@@ -110,7 +110,7 @@ set -eu
 mkdir -p "$HOME"/.ddpctl/runs/night/node-0 "$HOME"/.ddpctl/runs/night/checkpoints
 exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
 flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
-other=$(docker ps --filter label=ddpctl.run --format '{{{{.Label "ddpctl.run"}}}}' \
+other=$(docker ps --filter label=ddpctl.run --format '{{{{.Label "ddpctl.run"}}}}' \\
 | grep -vxF night | head -n 1 || true)
 if [ -n "$other" ]; then echo "the run $other is there" >&2; exit 75; fi
 env=$(umask 077 && mktemp "$HOME"/.ddpctl/runs/night/env.XXXXXX)

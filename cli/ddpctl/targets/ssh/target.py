@@ -95,14 +95,17 @@ class SshTarget:
         if local and outputs[-1].returncode:
             raise NoInputError(f"{script}: no such script in {plan.cwd}")
         facts = tuple(map(preflight.parse_facts, outputs[: len(hosts)]))
-        reached = [host for host, fact in zip(hosts, facts, strict=True) if not fact.failure]
         date = ("date", "+%s.%N")
         here, *there = yield (
             Command(argv=date, probe=True),
-            *(Command(argv=date, host=host.host, probe=True) for host in reached),
+            *(
+                Command(argv=date, host=host.host, probe=True)
+                for host, fact in zip(hosts, facts, strict=True)
+                if not fact.failure
+            ),
         )
-        said = dict(zip((host.address for host in reached), there, strict=True))
-        times = [said.get(host.address, Output(returncode=1)) for host in hosts]
+        said = iter(there)
+        times = [Output(returncode=1) if fact.failure else next(said) for fact in facts]
         facts = preflight.clocks(facts, here, times)
         return (facts, *preflight.check(self.options, plan.job, hosts, facts, script))
 
