@@ -1,7 +1,7 @@
 """How long a status of many SSH hosts takes, against Fabric's bare group call and `xargs -P ssh`.
 
-One sshd answers for 127.0.1.1, .2, ...; each of them is a host with a key in known_hosts and a node that is alive. Every
-turn starts a new process and new connections; the three are interleaved.
+One sshd answers for 127.0.1.1, .2, ...; each of them is a host with a key in known_hosts and a node that is alive.
+Every turn starts a new process and new connections; the three are interleaved.
 
     python bench/ssh.py --hosts 64 --turns 5
 """
@@ -89,8 +89,8 @@ def measure(number: int, turns: int) -> dict[str, list[float]]:
                "PYTHONPATH": os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])}  # fmt: skip
         key = str(person.home / ".ssh" / "id_ed25519")
         ssh = (
-            f"printf '%s\\n' {' '.join(places)} | xargs -P{number} -I_ ssh -F none -p {port} -i {key} "
-            f"-o UserKnownHostsFile={person.known_hosts} -o BatchMode=yes _ true"
+            f"printf '%s\\n' {' '.join(places)} | xargs -P{number} -I{{}} ssh -F none -p {port} -i {key} "
+            f"-o UserKnownHostsFile={person.known_hosts} -o BatchMode=yes {{}} true"
         )
         for _ in range(turns):
             took, said = seconds([sys.executable, "-P", "-m", "ddpctl", "status", "night"], env)
