@@ -60,7 +60,6 @@ def engine() -> Iterator[dict[str, str]]:
         return
     kept = os.environ.get("DDPCTL_TEST_DOCKER_ROOT")
     folder = Path(kept or tempfile.mkdtemp(prefix="ddpctl-test-docker-"))
-    folder.mkdir(parents=True, exist_ok=True)
     env = environ(folder / "docker.sock")
     if kept and answers(env):
         yield env
@@ -73,7 +72,8 @@ def engine() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def dockerd(folder: Path, *options: str) -> Iterator[dict[str, str]]:
-    """A Docker daemon with all that is its own in one folder."""
+    """A Docker daemon with all that is its own in one folder, whose path is short: it holds sockets."""
+    folder.mkdir(parents=True, exist_ok=True)
     env = environ(folder / "docker.sock")
     argv = ["dockerd", f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     argv += [f"--host=unix://{folder}/docker.sock", *options]

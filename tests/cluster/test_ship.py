@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from tests.cluster import docker_lab, ssh_lab
@@ -46,8 +47,9 @@ def hosts(tmp_path: Path, home: Path, docker_env: dict[str, str]) -> Iterator[li
             folder = tmp_path / f"box{number}"
             port = ssh_lab.free_port()
             box = stack.enter_context(ssh_lab.box(folder, person, address=f"127.0.1.{number}", port=port))
+            own = Path(stack.enter_context(TemporaryDirectory(prefix="ddpctl-test-docker-")))
             lone = ("--bridge=none", "--iptables=false")
-            env = stack.enter_context(docker_lab.dockerd(folder / "docker", *lone))
+            env = stack.enter_context(docker_lab.dockerd(own, *lone))
             there = {**env, "HOME": str(box.home)}  # its own Docker is what docker means there
             docker_lab.docker(there, "context", "create", "own", f"--docker=host={env['DOCKER_HOST']}")
             docker_lab.docker({k: v for k, v in there.items() if k != "DOCKER_HOST"}, "context", "use", "own")
