@@ -57,8 +57,6 @@ def run_args(plan: Plan, node: Node, *, env_file: str) -> tuple[str, ...]:
         f"--user={node.user}",
         f"--env-file={env_file}",
         f"--shm-size={size_bytes(job.shm)}",
-        "--ulimit=memlock=-1:-1",
-        "--ulimit=nofile=65536:65536",
         *confined(),
         f"--volume={node.run_dir}:{plan.run_dir}",
     ]
@@ -89,9 +87,14 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: Node) -> list[str]:
+    """The GPUs, and with them no limit on the memory that NCCL may lock; a rootless engine could not lift it."""
+    if not node.gpus:
+        return []
     if node.engine == "podman":
-        return [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
-    return [f'--gpus="device={",".join(node.gpus)}"'] if node.gpus else []
+        devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
+    else:
+        devices = [f'--gpus="device={",".join(node.gpus)}"']
+    return [*devices, "--ulimit=memlock=-1:-1"]
 
 
 def env_file(env: Mapping[str, str]) -> str:

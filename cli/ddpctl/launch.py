@@ -3,6 +3,7 @@
 ``Desk`` is where a verb finds what it needs: the environment's runner, the folder of runs, and where to talk.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -216,8 +217,11 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
         for run in asked
         if run.kind not in targets.kinds()
     }
-    for target_key in {(run.kind, run.target) for run in asked if run.name not in found}:
-        group = tuple(run for run in asked if (run.kind, run.target) == target_key)
+    groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
+    for run in asked:
+        if run.name not in found:
+            groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
+    for group in map(tuple, groups.values()):
         for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
             found[state.run] = state
     return tuple(found[run.name] for run in asked)

@@ -131,9 +131,10 @@ DDP_CHECKPOINT_DIR=/runs/night/checkpoints
 DDP_IMAGE={ID}
 END_OF_FILE
 docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night --label=ddpctl.node=0 --network=host \
---user=1000:1000 "--env-file=$env" --shm-size=8589934592 --ulimit=memlock=-1:-1 --ulimit=nofile=65536:65536 \
+--user=1000:1000 "--env-file=$env" --shm-size=8589934592 \
 --cap-drop=ALL --security-opt=no-new-privileges --read-only --tmpfs=/tmp:rw,exec,nosuid,nodev \
 --volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/data:/data:ro '--gpus="device=GPU-0,GPU-2"' \
+--ulimit=memlock=-1:-1 \
 --entrypoint=/bin/sh {ID} -c 'exec ddprun "$@" >>"$DDP_RUN_DIR/node-$PET_NODE_RANK/node.log" 2>&1' ddprun \
 --run-id night --grace 30 -m ddptrain >/dev/null 9>&-
 """
