@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import runs, targets
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.runner import Runner
@@ -169,7 +169,10 @@ class Stopper:
         else:
             self._desk.say(f"killing {self._run.name}")
         kill = self.times > 1
-        self._desk.runner.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+        try:
+            self._desk.runner.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+        except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
+            self._desk.say(str(error))
 
 
 def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:

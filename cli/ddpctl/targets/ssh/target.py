@@ -18,7 +18,7 @@ from ddpctl.targets.ssh.project import sync
 from ddpwire.exits import Exit
 from ddpwire.outcome import Outcome
 
-YOUNG_S = 30.0  # how long a launch may take from its record to its first container
+YOUNG_S = 600.0  # how long a launch may take from its record to its last container (a project is sent)
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 LOOK_S = 45.0
@@ -216,7 +216,7 @@ def _status(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> 
         report_of(node, said) if said else NodeReport(node=node, alive=False, state=None, outcome=None)
         for node, said in enumerate(shown)
     )
-    state = fold(run.name, nodes, young=now - run.created < YOUNG_S)
+    state = fold(run.name, nodes, young=not run.handle and now - run.created < YOUNG_S)
     if not silent:
         return state
     if len(silent) == len(answers) or not (state.alive or state.outcome):
