@@ -1,104 +1,30 @@
 """The target ssh with real sshds: a laptop and two machines out of network namespaces, runtime none. Needs root."""
 
 import contextlib
+import hashlib
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from bench.lab import Machine, machines
-from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box, fingerprint, make_key
+from tests.cluster.ssh_cluster import CLI, Lab, cluster
+from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
 from tests.road.driver import wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
-CLI = (sys.executable, "-P", "-m", "ddpctl")
 FOREVER = ("--", "--epochs", "5000")
-
-
-@dataclass
-class Lab:
-    """A laptop that may log in to two boxes."""
-
-    folder: Path
-    laptop: Machine
-    machines: tuple[Machine, ...]
-    boxes: tuple[Box, ...]
-    person: Person
-    variables: dict[str, str]
-
-    def write(self, text: str = "", *, hosts: str | None = None, options: str = "") -> None:
-        """A ddpctl.yaml for the boxes."""
-        listed = hosts or f"[{', '.join(one.address for one in self.boxes)}]"
-        (self.folder / "ddpctl.yaml").write_text(
-            f"job: {{name: digits, nodes: 2, gpus: 2, device: cpu}}\n{text}target: boxes\ntargets:\n  boxes:\n"
-            f"    kind: ssh\n    runtime: none\n    python: {sys.executable}\n    hosts: {listed}\n{options}"
-        )
-
-    def environ(self, **more: str) -> dict[str, str]:
-        return {**self.variables, "DDPCTL_STATE_DIR": str(self.folder / "runs"), **more}
-
-    def ddpctl(self, *args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.laptop.command(*CLI, *args),
-            env=self.environ(**more),
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
-
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.laptop.command(*CLI, *args),
-            env=self.environ(),
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-
-    def log(self, run: str, node: int = 0) -> str:
-        path = self.boxes[node].home / ".ddpctl/runs" / run / f"node-{node}/node.log"
-        return path.read_text() if path.exists() else ""
-
-    def alive(self, run: str) -> dict[int, str]:
-        """Every process of a run, on whichever machine: they share this one's /proc."""
-        found = {}
-        for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
-                environ = (process / "environ").read_bytes().split(b"\0")
-                ours = str(self.folder).encode()
-                if f"DDP_RUN_ID={run}".encode() in environ and state != "Z" and any(ours in word for word in environ):
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    folder = tmp_path_factory.mktemp("ssh")
-    person = Person(folder / "me")
-    with machines(3, prefix="sshlab") as made, contextlib.ExitStack() as stack:
-        laptop, *rest = made
-        boxes = [stack.enter_context(box(folder / one.name, person, address=one.address, machine=one)) for one in rest]
-        variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
-        yield Lab(
-            folder=folder,
-            laptop=laptop,
-            machines=tuple(rest),
-            boxes=tuple(boxes),
-            person=person,
-            variables=variables,
-        )
+    with cluster(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -303,8 +229,6 @@ def test_a_secret_is_nowhere(lab: Lab) -> None:
         listed += subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20).stdout
         time.sleep(0.2)
     said = launched.stdout.read() if launched.stdout else ""
-    import hashlib
-
     assert said.count(hashlib.sha256(canary.encode()).hexdigest()) == 4, said
     written = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert (written, canary in listed, canary in said, canary in dry.stdout) == ([], False, False, False)

@@ -1,93 +1,18 @@
-"""The target ssh: whole command lines and scripts against recorded answers, and what it says of each answer."""
+"""The target ssh starts a node on every host: whole command lines and scripts against recorded answers."""
 
-import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ddpctl.ssh_answers import BARE, CLOCKS, GPUS, ID, JOB, OK, OPTIONS, PLAN, PORT, RUN, facts, play, submit
 
-from ddpctl.command import Command, Host, Output, T, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.plan import Plan
-from ddpctl.run import Run
-from ddpctl.spec import JobSpec
-from ddpctl.targets import LogQuery
-from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget, scripts
-
-HOSTS = (SshHost(address="box1", peer="10.0.0.1"), SshHost(address="box2", user="alice", port=2222))
-OPTIONS = SshOptions(hosts=HOSTS)
-BARE = SshOptions(hosts=HOSTS, runtime="none", python="~/venv/bin/python")
-JOB = JobSpec(name="digits", nodes="2", gpus=2, env={"A": "b c"}, image="ddpctl:1", mounts=("/data:/data:ro",))
-PLAN = Plan(run="night", job=JOB, cwd="/project", run_dir="/s/night", checkpoint_dir="/s/night/checkpoints")
-ID = "sha256:" + "a" * 64
-OK = Output(returncode=0)
-GPUS = ("GPU-0", "GPU-1", "GPU-2")
-RUN = Run(
-    name="night",
-    created=1000.0,
-    target="boxes",
-    kind="ssh",
-    options={},
-    job=JOB,
-    cwd="/project",
-    folder="/s/night",
-    checkpoint_dir="box1:~/.ddpctl/runs/night/checkpoints",
-    version="0.1.0",
-)
-
-
-def inspected(image_id: str = ID, digests: tuple[str, ...] = ()) -> str:
-    said = {"Id": image_id, "RepoDigests": list(digests), "RootFS": {"Layers": []}, "Size": 1, "Created": "",
-            "Os": "linux", "Architecture": "amd64"}  # fmt: skip
-    return json.dumps([said])
-
-
-def facts(number: int = 1, **words: str | tuple[str, ...] | None) -> Output:
-    """What a host that is ready says, with other words laid over it."""
-    said: dict[str, Any] = {
-        "id": "1000:1000",
-        "home": "/home/alice",
-        "ssh": f"10.0.0.9 4000 10.0.0.{number} 22",
-        "writable": "yes",
-        "disk": "104857600",
-        "flock": "yes",
-        "engine": "28.2.2",
-        "runtimes": '{"nvidia":{}}',
-        "asked": "ddpctl:1",
-        "image": inspected(),
-        "end": "yes",
-        **words,
-    }
-    lines = [
-        f"{word} {one}"
-        for word, value in said.items()
-        if value is not None
-        for one in (value if isinstance(value, tuple) else (value,))
-    ]
-    return Output(returncode=0, stdout="\n".join(lines) + "\n")
-
-
-CLOCKS = tuple(Output(returncode=0, stdout=f"{1000 + ahead}.5\n") for ahead in (0, 0, 0))
-PORT = (Output(returncode=0, stdout='{"port": 61000}\n'),)
-
-
-def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
-    asked = [next(verb)]
-    try:
-        for answer in answers:
-            asked.append(verb.send(answer))
-    except StopIteration as stop:
-        return asked, stop.value
-    raise AssertionError(f"it wants another answer, to {asked[-1]}")
-
-
-def submit(*said: Output, options: SshOptions = OPTIONS, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]], Any]:
-    return play(SshTarget(options).submit(plan, attached=True), [said, CLOCKS, PORT, (OK, OK)])
+from ddpctl.command import Host, Output
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.targets.ssh import SshTarget, scripts
 
 
 def test_a_container_on_every_host() -> None:
@@ -198,74 +123,6 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
     assert "--volume=/home/alice/.ddpctl/runs/night/checkpoints:/checkpoints " in (asked[-1][0].stdin or "")
 
 
-REFUSALS: list[tuple[dict[str, Any], type[DdpctlError], str]] = [
-    ({"end": None}, UnavailableError, "it said nothing"),
-    (
-        {"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"},
-        UnavailableError,
-        "docker: Cannot connect to the Docker daemon",
-    ),
-    ({"flock": None}, UnavailableError, "flock is missing there: install util-linux"),
-    (
-        {"writable": None},
-        UnavailableError,
-        "~/.ddpctl cannot be written there: set the target's 'home' to a folder that can",
-    ),
-    (
-        {"disk": "1024"},
-        UnavailableError,
-        "its disk is full: 0.0 GiB free where runs are kept (~/.ddpctl), 1 GiB needed (min_disk)",
-    ),
-    (
-        {"lock": ("old", "old")},
-        UnavailableError,
-        "the run old is there, and a host has one run: wait for it, or ddpctl stop old",
-    ),
-    (
-        {"image": None},
-        ConfigError,
-        "it does not have the image ddpctl:1: ddpctl image ship sends it, or pull it there",
-    ),
-    (
-        {"image": inspected("sha256:bb")},
-        ConfigError,
-        f"ddpctl:1 is sha256:bb there, but {ID} is wanted, as on box1: give all hosts the same one (ddpctl image ship)",
-    ),
-    (
-        {"gpu": GPUS[:1]},
-        ConfigError,
-        "it has 1 GPU, 2 needed: ask for fewer, or --device cpu for CPU ranks",
-    ),
-    (
-        {"gpu": GPUS, "busy": GPUS[:2]},
-        UnavailableError,
-        "1 of its 3 GPUs is free, 2 needed: others compute on the rest (nvidia-smi)",
-    ),
-    (
-        {"gpu": GPUS, "runtimes": "{}"},
-        UnavailableError,
-        "docker has no NVIDIA runtime there: install nvidia-container-toolkit",
-    ),
-]
-
-
-@pytest.mark.parametrize(("words", "kind", "sentence"), REFUSALS, ids=[next(iter(words)) for words, _, _ in REFUSALS])
-def test_a_host_that_is_not_ready_is_refused(words: dict[str, Any], kind: type[DdpctlError], sentence: str) -> None:
-    gpus = {"gpu": GPUS} if "gpu" in words else {}
-    with pytest.raises(kind) as error:
-        submit(facts(1, **gpus), facts(2, **words))
-    lines = str(error.value).splitlines()
-    assert (type(error.value), error.value.nothing_started) == (kind, True)
-    assert lines[0] == "nothing was started: 1 of 2 hosts is not ready"
-    assert [(line.split()[0], line.endswith("not ready")) for line in lines[2:4]] == [("box1", False), ("box2", True)]
-    assert lines[4:] == [f"box2: {sentence}"]
-
-
-def test_an_image_is_the_same_by_a_registrys_digest() -> None:
-    digest = "reg/ddpctl@sha256:" + "c" * 64
-    submit(facts(1, image=inspected(digests=(digest,))), facts(2, image=inspected("sha256:bb", (digest,))))
-
-
 def test_more_nodes_than_hosts() -> None:
     with pytest.raises(ConfigError) as error:
         next(SshTarget(OPTIONS).submit(replace(PLAN, job=replace(JOB, nodes="3")), attached=True))
@@ -287,96 +144,6 @@ def test_the_script_must_be_there() -> None:
     assert str(error.value).splitlines()[-1] == (
         "box2: train.py: no such script in /code there: give its path, or let 'project: sync' send this folder"
     )
-
-
-def shown(alive: bool, state: str | None = None, code: int | None = None) -> Output:
-    node = {"run": "night", "node": 0, "pid": 1, "state": state, "started": 1.0} if state else None
-    outcome = (
-        {"code": code, "cause": "error" if code else "ok", "message": f"code {code}"} if code is not None else None
-    )
-    return Output(returncode=0, stdout=json.dumps({"alive": alive, "node": node, "outcome": outcome}) + "\n")
-
-
-GONE = Output(returncode=255, stderr="the connection was lost: the host is gone")
-
-
-@pytest.mark.parametrize(
-    ("said", "expected"),
-    [
-        ((shown(True, "training"), shown(True, "rendezvous")), ("rendezvous", None, "2 of 2 nodes alive")),
-        ((shown(False, "succeeded", 0), shown(False, "succeeded", 0)), ("succeeded", 0, "code 0")),
-        (
-            (shown(True, "training"), GONE),
-            (
-                "training",
-                None,
-                "1 of 2 nodes alive; box2 (node 1) does not answer: the connection was lost: the host is gone",
-            ),
-        ),
-        (
-            (shown(False, "failed", 3), GONE),
-            ("failed", 3, "code 3; box2 (node 1) does not answer: the connection was lost: the host is gone"),
-        ),
-        (
-            (GONE, GONE),
-            (
-                "unknown",
-                None,
-                "box1 (node 0) does not answer: the connection was lost: the host is gone; "
-                "box2 (node 1) does not answer: the connection was lost: the host is gone",
-            ),
-        ),
-        ((shown(False), shown(False)), ("starting", None, "no node has said a word yet")),
-    ],
-)
-def test_status(said: tuple[Output, ...], expected: tuple[str, int | None, str]) -> None:
-    (asked,), (state,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [said])
-    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, "night", node) for node in (0, 1)]
-    assert (state.state, state.code, state.message) == expected
-
-
-def test_logs_ask_the_node_of_a_rank() -> None:
-    query = LogQuery(follow=True, ranks=(2, 3), tail=5)
-    ((asked,),), _ = play(SshTarget(OPTIONS).logs(RUN, query), [(OK,)])
-    assert (asked.host, asked.mode, asked.timeout_s) == (HOSTS[1].host, "stream", None)
-    assert asked.stdin == scripts.logs("~/.ddpctl", "night", 1, (2, 3), tail=5, follow=True)
-    with pytest.raises(NoInputError) as error:
-        play(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), [(Output(returncode=66),)])
-    assert str(error.value) == "night has no such log: its nodes are 0 to 1, its ranks 0 to 3"
-
-
-def test_stop_asks_every_host() -> None:
-    answers = (Output(returncode=0, stdout='{"alive": false}\n'), Output(returncode=0, stdout='{"alive": true}\n'))
-    (asked,), gone = play(SshTarget(OPTIONS).stop(RUN, kill=False), [answers])
-    assert not gone
-    assert asked[0].stdin == (
-        "ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) || exit\n"
-        '[ -z "$ids" ] || docker kill --signal TERM $ids >/dev/null 2>&1 || true\n'
-        'if [ -n "$ids" ]; then timeout 35 docker wait ddpctl-night-0 >/dev/null 2>&1; fi\n'
-        "n=0\n"
-        "while ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) "
-        '&& [ -n "$ids" ] && [ $n -lt 10 ]; do sleep 0.2; n=$((n + 1)); done\n'
-        """if [ -z "$ids" ]; then echo '{"alive": false}'; else echo '{"alive": true}'; fi\n"""
-    )
-    with pytest.raises(UnavailableError) as error:
-        play(SshTarget(BARE).stop(RUN, kill=True), [(answers[0], GONE)])
-    assert str(error.value) == (
-        "night could not be stopped everywhere\nbox2 (node 1): the connection was lost: the host is gone"
-    )
-
-
-def test_execute_goes_into_the_container() -> None:
-    ((asked,),), code = play(
-        SshTarget(OPTIONS).execute(RUN, node=1, argv=("nvidia-smi",), tty=False), [(Output(returncode=9),)]
-    )
-    assert (asked.argv, asked.host, asked.mode, code) == (
-        ("docker", "exec", "ddpctl-night-1", "nvidia-smi"),
-        HOSTS[1].host,
-        "stream",
-        9,
-    )
-    ((asked,),), _ = play(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), [(OK,)])
-    assert (asked.argv, asked.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
 
 
 @pytest.mark.parametrize("runtime", ["docker", "podman", "none"])
