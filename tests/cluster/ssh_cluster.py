@@ -46,16 +46,21 @@ class Lab:
             timeout=timeout,
         )
 
-    def start(self, *args: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            self.laptop.command(*CLI, *args),
-            env=self.environ(),
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, *args: str, machine: Machine | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """An attached ddpctl in a session of its own; what it says goes to a file, as nobody reads a pipe meanwhile."""
+        with (self.folder / "said.txt").open("wb") as file:
+            return subprocess.Popen(
+                (machine or self.laptop).command(*CLI, *args),
+                env=self.environ(**more),
+                cwd=self.folder,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """What the last ddpctl that was started has said so far."""
+        return (self.folder / "said.txt").read_text()
 
     def log(self, run: str, node: int = 0) -> str:
         path = self.boxes[node].home / ".ddpctl/runs" / run / f"node-{node}/node.log"

@@ -133,7 +133,8 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     launched = lab.start("launch", "--name", "night", *FOREVER)
     wait_until(lambda: re.search(r"epoch +2/", lab.log("night")), "the second epoch")
     os.killpg(launched.pid, signal.SIGINT)
-    said, _ = launched.communicate(timeout=35 + 20)
+    launched.wait(35 + 20)
+    said = lab.said()
     assert launched.returncode == 130
     assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
     assert "run night stopped, exit code 143" in said
@@ -150,7 +151,8 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     os.killpg(launched.pid, signal.SIGINT)
     time.sleep(1)
     os.killpg(launched.pid, signal.SIGINT)
-    said, _ = launched.communicate(timeout=60)
+    launched.wait(60)
+    said = lab.said()
     assert launched.returncode == 130
     assert "killing late\n" in said
     assert lab.alive("late") == {}
@@ -160,22 +162,14 @@ def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab
     launched = lab.start("launch", "--name", "night", *FOREVER)
     wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")
     os.killpg(launched.pid, signal.SIGKILL)
-    launched.communicate(timeout=20)
+    launched.wait(20)
     before = lab.log("night").count("epoch ")
     wait_until(lambda: lab.log("night").count("epoch ") > before + 2, "more epochs")
 
     shutil.copytree(lab.folder / "runs/night", lab.folder / "elsewhere/night")
     other = {"DDPCTL_STATE_DIR": str(lab.folder / "elsewhere")}
-    attached = subprocess.Popen(
-        lab.machines[1].command(*CLI, "attach", "night", "--tail", "1"),
-        env={**lab.variables, **other},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert attached.stdout is not None
-    assert "epoch" in attached.stdout.readline()
+    attached = lab.start("attach", "night", "--tail", "1", machine=lab.machines[1], **other)
+    wait_until(lambda: lab.said().count("epoch ") > 2, "the log")
     busy = lab.ddpctl("launch", "--name", "second", *FOREVER)
     assert busy.returncode == 69
     assert busy.stderr.splitlines()[4:] == [
@@ -186,8 +180,7 @@ def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab
     assert (inside.returncode, inside.stdout) == (0, f"{lab.machines[1].name}\n")
     stopped = lab.ddpctl("stop", "night")
     assert stopped.returncode == 0, stopped.stderr
-    said, _ = attached.communicate(timeout=60)
-    assert attached.returncode == 143, said
+    assert attached.wait(60) == 143, lab.said()
     assert lab.alive("night") == {}
 
 
@@ -198,7 +191,8 @@ def test_a_lost_host_is_named_within_ten_seconds(lab: Lab) -> None:
     lost.ip("link", "set", "eth0", "down")
     try:
         started = time.monotonic()
-        wait_until(lambda: "node-1" in lab.log("night").split("started (attempt 1)")[-1], "a word about node 1")
+        wait_until(lambda: f"{lost.address}: the connection was lost: " in lab.said(), "the follower's word")
+        wait_until(lambda: "node-1" in lab.log("night").split("started (attempt 1)")[-1], "the agent's word")
         named = time.monotonic() - started
         state = lab.ddpctl("status", "night")
         assert f"{lost.address} (node 1) does not answer: " in state.stdout
@@ -206,7 +200,7 @@ def test_a_lost_host_is_named_within_ten_seconds(lab: Lab) -> None:
     finally:
         lost.ip("link", "set", "eth0", "up")
         lab.ddpctl("stop", "--kill", "night")
-        launched.communicate(timeout=60)
+        launched.wait(60)
 
 
 def test_a_secret_is_nowhere(lab: Lab) -> None:
@@ -222,13 +216,13 @@ def test_a_secret_is_nowhere(lab: Lab) -> None:
     dry = subprocess.run([*asked[:-4], "--dry-run", "--", "show.py"], env=environ, cwd=lab.folder / "project",
                          capture_output=True, text=True, timeout=60)  # fmt: skip
     assert dry.returncode == 0, dry.stderr
-    launched = subprocess.Popen(asked, env=environ, cwd=lab.folder / "project", stdout=subprocess.PIPE,
-                                stderr=subprocess.STDOUT, text=True)  # fmt: skip
     listed = ""
+    with (lab.folder / "said.txt").open("wb") as file:
+        launched = subprocess.Popen(asked, env=environ, cwd=lab.folder / "project", stdout=file, stderr=file)
     while launched.poll() is None:
         listed += subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20).stdout
         time.sleep(0.2)
-    said = launched.stdout.read() if launched.stdout else ""
+    said = lab.said()
     assert said.count(hashlib.sha256(canary.encode()).hexdigest()) == 4, said
     written = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert (written, canary in listed, canary in said, canary in dry.stdout) == ([], False, False, False)

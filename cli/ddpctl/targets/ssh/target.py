@@ -139,13 +139,9 @@ class SshTarget:
             raise NoInputError(
                 f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
             )
-        lost = [
-            f"{self._hosts_of(run)[node].address} (node {node}): {_last_line(output, 'lost')}"
-            for (node, _), output in zip(places, outputs, strict=True)
-            if output.returncode == UNREACHED
-        ]
+        lost = sum(output.returncode == UNREACHED for output in outputs)
         if lost and not query.follow:  # who follows is told by the status that comes next
-            raise UnavailableError("\n".join(lost))
+            raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""
@@ -187,7 +183,7 @@ class SshTarget:
             inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
-        if done.returncode == UNREACHED and done.stderr:
+        if tty and done.returncode == UNREACHED and done.stderr:
             raise UnavailableError(f"{host}: {done.stderr}")
         return done.returncode
 
