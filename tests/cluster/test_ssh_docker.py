@@ -164,7 +164,7 @@ def test_ctrl_c_twice_kills(lab: Lab) -> None:
 
 
 def refusal(lab: Lab) -> list[str]:
-    done = lab.ddpctl("launch", "--name", "never")
+    done = lab.ddpctl("launch", "--name", "never", timeout=60)
     assert done.returncode in (69, 78), done.stderr
     assert not (lab.folder / "runs/never").exists()
     assert lab.containers() == ""
@@ -191,14 +191,16 @@ def test_a_full_disk(lab: Lab) -> None:
     second = lab.docks[1]
     home = second.box.home / ".ddpctl"
     home.mkdir(exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True, env={"PATH": PATH})
+    assert second.box.process
+    inside = ["nsenter", f"--target={second.box.process.pid}", "--mount"]  # sshd's mounts are its own
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", home], check=True, env={"PATH": PATH})
     try:
         assert refusal(lab)[4:] == [
             f"{second.box.address}: its disk is full: 0.0 GiB free where runs are kept (~/.ddpctl), "
             "1 GiB needed (min_disk)"
         ]
     finally:
-        subprocess.run(["umount", home], check=True, env={"PATH": PATH})
+        subprocess.run([*inside, "umount", home], check=True, env={"PATH": PATH})
 
 
 def test_a_stopped_docker(lab: Lab) -> None:
