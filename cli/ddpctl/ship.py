@@ -15,6 +15,7 @@ from ddpctl.archive import Blob, Survey
 from ddpctl.command import Host
 from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
 from ddpctl.images import Engine, Image, difference, human_size
+from ddpctl.plan import counted
 from ddpctl.runner import Runner
 
 MAX_PARALLEL = 16
@@ -41,7 +42,7 @@ class Shipper:
     def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
         """Bring an image to all hosts, each layer that is missing there once. Raises UnavailableError."""
         image = self.runner.perform(archive.look_at(self.engine, reference))
-        self.say(f"{reference}: {human_size(image.size)} in {len(image.layers)} layers")
+        self.say(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
         surveys = self.runner.perform(archive.survey(self.engine, reference, hosts))
         ready, done = [], []
         for survey in surveys:
@@ -63,7 +64,8 @@ class Shipper:
         for one in done:
             if one.error:
                 self.say(f"{one.host}: {one.error}")
-        return tuple(done)
+        order = [str(host) for host in hosts]
+        return tuple(sorted(done, key=lambda one: order.index(one.host)))
 
     def _pack(self, image: Image, surveys: tuple[Survey, ...]) -> tuple[Blob, tuple[Blob, ...]]:
         digests = [archive.digest_hex(layer) for layer in image.layers]
@@ -77,7 +79,7 @@ class Shipper:
         except OSError as error:
             raise CannotWriteError(f"cannot write {self.folder}: {error.strerror}") from None
         started = time.monotonic()
-        self.say(f"packing {len(missing)} layers that are missing somewhere")
+        self.say(f"packing {counted(len(missing), 'layer')} that not every host has")
         with scratch as path:
             verb = archive.pack(self.engine, image, missing, codec, str(self.folder), path)
             config, layers = self.runner.perform(verb)

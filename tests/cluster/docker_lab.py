@@ -27,6 +27,7 @@ STAND_IN = "ddpctl-test:base"
 TORCH = "2.13.0"
 TORCH_CPU = "https://download.pytorch.org/whl/cpu"
 BUILD_S = 900
+INDEX_PORT = 28731
 
 
 def environ(socket: Path | None = None) -> dict[str, str]:
@@ -117,7 +118,10 @@ def torch_index() -> Iterator[str]:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=20"]
         argv += [f"--extra-index-url={TORCH_CPU}", f"--dest={folder}/torch", f"torch=={TORCH}"]
         subprocess.run(argv, check=True, timeout=BUILD_S, env={**os.environ, "PATH": PATH})
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
+        try:  # always the same address: it is a build argument, and another one would build torch's layer anew
+            server = ThreadingHTTPServer(("127.0.0.1", INDEX_PORT), partial(_Quiet, directory=folder))
+        except OSError:
+            server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))
         threading.Thread(target=server.serve_forever, daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_port}/"
