@@ -6,15 +6,14 @@ folder, which is a folder of the machine and belongs to ``user``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from ddpctl.errors import ConfigError
+from ddpctl.images import Engine
 from ddpctl.plan import Plan, ddprun_args
 from ddpctl.spec import size_bytes
 from ddpwire import names
 from ddpwire.folder import NODE_LOG, node_name
 
-Engine = Literal["docker", "podman"]
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
 RUNS = "/runs"
@@ -58,8 +57,6 @@ def run_args(plan: Plan, node: Node, *, env_file: str) -> tuple[str, ...]:
         f"--user={node.user}",
         f"--env-file={env_file}",
         f"--shm-size={size_bytes(job.shm)}",
-        "--ulimit=memlock=-1:-1",
-        "--ulimit=nofile=65536:65536",
         *confined(),
         f"--volume={node.run_dir}:{plan.run_dir}",
     ]
@@ -90,9 +87,14 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: Node) -> list[str]:
+    """The GPUs, and with them no limit on the memory that NCCL may lock; a rootless engine could not lift it."""
+    if not node.gpus:
+        return []
     if node.engine == "podman":
-        return [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
-    return [f'--gpus="device={",".join(node.gpus)}"'] if node.gpus else []
+        devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
+    else:
+        devices = [f'--gpus="device={",".join(node.gpus)}"']
+    return [*devices, "--ulimit=memlock=-1:-1"]
 
 
 def env_file(env: Mapping[str, str]) -> str:

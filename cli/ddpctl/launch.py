@@ -3,6 +3,7 @@
 ``Desk`` is where a verb finds what it needs: the environment's runner, the folder of runs, and where to talk.
 """
 
+import json
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl import runs, targets
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.runner import Runner
@@ -168,7 +169,10 @@ class Stopper:
         else:
             self._desk.say(f"killing {self._run.name}")
         kill = self.times > 1
-        self._desk.runner.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+        try:
+            self._desk.runner.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+        except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
+            self._desk.say(str(error))
 
 
 def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
@@ -216,8 +220,11 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
         for run in asked
         if run.kind not in targets.kinds()
     }
-    for target_key in {(run.kind, run.target) for run in asked if run.name not in found}:
-        group = tuple(run for run in asked if (run.kind, run.target) == target_key)
+    groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
+    for run in asked:
+        if run.name not in found:
+            groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
+    for group in map(tuple, groups.values()):
         for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
             found[state.run] = state
     return tuple(found[run.name] for run in asked)

@@ -45,9 +45,14 @@ class Remote:
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for it; what it writes is ours, whole lines at a time, so that many may go on side by side."""
+        """Wait for it; what it writes is ours, whole lines at a time, so that many may go on side by side.
+
+        A host that is lost is named at once: the others may go on for days.
+        """
         out, err = _Lines(sys.stdout), _Lines(sys.stderr)
         done = self._run(command, out, err)
+        if done.stderr:
+            err(f"{command.host}: {done.stderr}\n".encode())
         out.close()
         err.close()
         return done

@@ -50,10 +50,11 @@ class Runner:
         try:
             commands = next(verb)
             while True:
+                looked = iter(self._run_all(tuple(command for command in commands if command.probe), None))
                 outputs: list[Output] = []
                 for command in commands:
                     if command.probe:
-                        outputs += self._run_all((command,), None)
+                        outputs.append(next(looked))
                     else:
                         print(shell_line(command), file=out)
                         outputs.append(Output(returncode=0, stdout=command.placeholder))
@@ -76,6 +77,8 @@ class Runner:
         self._started.clear()
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
+        if not commands:
+            return ()
         if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
             return self._side_by_side(commands, on_interrupt)
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):

@@ -83,28 +83,33 @@ def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
     """The keys of a host, by the name that known_hosts has for it: ``box1``, or ``[box1]:2222``."""
     keys: list[PKey] = []
     revoked: list[PKey] = []
-    for marker, entry in _entries(files):
-        if entry.key is not None and _matches(entry.hostnames or (), name.lower()):
-            (revoked if marker == "@revoked" else keys).append(entry.key)
+    for marker, names, line in _entries(files):
+        if _matches(names, name.lower()) and (key := _key(line)) is not None:
+            (revoked if marker == "@revoked" else keys).append(key)
     return KnownKeys(keys=tuple(keys), revoked=tuple(revoked))
 
 
-def _entries(files: Iterable[Path]) -> Iterator[tuple[str, HostKeyEntry]]:
+def _entries(files: Iterable[Path]) -> Iterator[tuple[str, list[str], str]]:
+    """Each line's marker, its names, and what is left of it without the marker."""
     for path in files:
         try:
             lines = path.read_text(errors="replace").splitlines()
         except OSError:
             continue  # as OpenSSH: most of the four are not there
         for line in lines:
-            marker, rest = line.split(maxsplit=1) if line.startswith("@") and " " in line else ("", line.strip())
-            if marker == "@cert-authority" or not rest or rest.startswith("#"):
-                continue  # certificates of hosts are not supported: such a host counts as unknown
-            try:
-                entry = HostKeyEntry.from_line(" ".join(rest.split()))
-            except SSHException:
-                continue
-            if entry is not None:
-                yield marker, entry
+            words = line.split()
+            marker = words.pop(0) if words and words[0].startswith("@") else ""
+            # Certificates of hosts are not supported: such a host counts as unknown.
+            if words and not words[0].startswith("#") and marker != "@cert-authority":
+                yield marker, words[0].split(","), " ".join(words)
+
+
+def _key(line: str) -> PKey | None:
+    try:
+        entry = HostKeyEntry.from_line(line)
+    except SSHException:
+        return None
+    return entry.key if entry else None
 
 
 def _matches(patterns: Iterable[str], name: str) -> bool:

@@ -10,16 +10,19 @@ import os
 import shutil
 import socket
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.lab import Machine
 from tests.road.driver import wait_until
 
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")
 KEYGEN = shutil.which("ssh-keygen", path="/usr/bin:/bin")
 MISSING = None if SSHD and KEYGEN else "needs sshd and ssh-keygen (apt install openssh-server)"
+PACKAGES = os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer")))
 ROOT_MISSING = MISSING or (None if os.geteuid() == 0 and shutil.which("ip") else "needs root and iproute2")
 
 
@@ -93,7 +96,7 @@ def box(
     listen: Sequence[str] = (),
     port: int = 22,
     machine: Machine | None = None,
-    lines: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
     trusted: bool = True,
 ) -> Iterator[Box]:
     """An sshd on ``address`` (or on all of ``listen``) that lets the person in as the user of this process."""
@@ -101,12 +104,14 @@ def box(
     home.mkdir(parents=True)
     host_key = make_key(folder / "host_key")
     (folder / "authorized_keys").write_text(person.public_key + "\n")
+    variables = {"HOME": home, "PATH": f"{os.defpath}:/usr/sbin", "PYTHONPATH": PACKAGES, **(environ or {})}
     settings = [
         *(f"ListenAddress {one}:{port}" for one in listen or (address,)),
         f"HostKey {folder}/host_key",
         f"AuthorizedKeysFile {folder}/authorized_keys",
         f"PidFile {folder}/pid",
-        f"SetEnv HOME={home} PATH={os.defpath}:/usr/sbin PYTHONPATH={os.environ.get('PYTHONPATH', '')}",
+        # The first SetEnv of a configuration counts, so that there is one.
+        f"SetEnv {' '.join(f'{name}={value}' for name, value in variables.items())}",
         "PermitRootLogin prohibit-password",
         "PasswordAuthentication no",
         "KbdInteractiveAuthentication no",
@@ -116,16 +121,18 @@ def box(
         "MaxSessions 100",
         "UseDNS no",
         "PrintMotd no",
-        *lines,
     ]
     (folder / "sshd_config").write_text("\n".join(settings) + "\n")
     Path("/run/sshd").mkdir(exist_ok=True)
     argv = [str(SSHD), "-D", "-e", "-f", str(folder / "sshd_config")]
     made = Box(folder=folder, address=address, port=port, host_key=host_key, home=home)
     with (folder / "sshd.log").open("wb") as log:
-        environ = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         made.process = subprocess.Popen(
-            machine.command(*argv) if machine else argv, stdout=log, stderr=log, env=environ, start_new_session=True
+            machine.command(*argv) if machine else argv,
+            stdout=log,
+            stderr=log,
+            env={"PATH": PATH},
+            start_new_session=True,
         )
     if trusted:
         person.trusts(made.known_name, host_key)

@@ -33,9 +33,21 @@ def test_launches(line: str, tmp_path: Path) -> None:
     for script in ("train.py", "examples/plain_ddp.py"):
         (tmp_path / script).parent.mkdir(exist_ok=True)
         (tmp_path / script).write_text("")
+    if "boxes" in words:
+        check_words_of_a_target(words, tmp_path)
+        return
     done = ddpctl(words[0], "--dry-run", *words[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert " -m ddprun --run-id " in done.stdout
+
+
+def check_words_of_a_target(words: list[str], folder: Path) -> None:
+    """A launch on machines that are not here: its flags, and the file that the guide shows, up to the first host."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)[:1]
+    (folder / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
+    done = ddpctl(words[0], *words[1:], cwd=folder)
+    assert done.returncode == 69, done.stderr
+    assert done.stderr.startswith("ddpctl: nothing was started: 4 of 4 hosts are not ready\n"), done.stderr
 
 
 @pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
@@ -50,7 +62,8 @@ def test_what_is_about_images(line: str, tmp_path: Path) -> None:
 def test_the_other_verbs() -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
-    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image")]
+    on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
+    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop"}
     for line in lines:
         done = ddpctl(*shlex.split(line)[1:])

@@ -184,7 +184,7 @@ def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":
     settings = config.load(
         file=None,
         profile=None,
-        target=run.kind,
+        target="local",  # the job is what is checked; the run keeps its own target
         overrides={**vars(run.job), **given, "env": env},
         kinds=targets.kinds(),
     )

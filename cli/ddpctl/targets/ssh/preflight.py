@@ -7,6 +7,8 @@ from typing import Any
 
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.images import Image, difference, read_inspect
+from ddpctl.plan import counted
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.words import one_line, table
@@ -14,6 +16,7 @@ from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
 GIB = 1 << 30
+Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, the sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,16 +42,17 @@ class Facts:
         return tuple(gpu for gpu in self.gpus if gpu not in self.words.get("busy", ()))
 
     @property
-    def image_id(self) -> str:
-        """``sha256:…`` of the image, or nothing where it is not there."""
-        return self.get("image").partition(" ")[0]
+    def image(self) -> Image | None:
+        """The job's image as the engine there has it, or None where it does not."""
+        try:
+            return read_inspect(self.get("asked"), self.get("image")) if self.get("image") else None
+        except ValueError:
+            return None
 
     @property
-    def digests(self) -> frozenset[str]:
-        """The image's digests in registries, without the registries' names."""
-        text = self.get("image").partition(" ")[2]
-        found: list[str] = json.loads(text) or [] if text else []
-        return frozenset(name.partition("@")[2] for name in found)
+    def image_id(self) -> str:
+        """``sha256:…`` of the image, or nothing where it is not there."""
+        return self.image.id if self.image else ""
 
     @property
     def address(self) -> str:
@@ -90,17 +94,17 @@ def check(
 ) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
     """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus for fact in facts))
-    wrong: list[tuple[str, type[DdpctlError], str]] = []
-    for host, fact in zip(hosts, facts, strict=True):
+    wrong: list[Wrong] = []
+    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         found = (
             _alone(options, job, host, fact, script, cuda) if not fact.failure else [(UnavailableError, fact.failure)]
         )
-        wrong += [(host.address, kind, text) for kind, text in found]
+        wrong += [(number, kind, text) for kind, text in found]
     if options.runtime != "none":
-        wrong += [(address, ConfigError, text) for address, text in _images(job.image, hosts, facts)]
-    rows = table(list(_rows(options, hosts, facts, {address for address, _, _ in wrong})))
+        wrong += [(number, ConfigError, text) for number, text in _images(job.image, hosts, facts)]
+    rows = table(list(_rows(options, hosts, facts, {number for number, _, _ in wrong})))
     if wrong:
-        raise _refusal(hosts, wrong, rows)
+        raise _refusal(hosts, sorted(wrong, key=lambda one: one[0]), rows)
     warnings = [
         f"{host.address}: its clock is {fact.clock_s:+.0f} s off this machine's"
         for host, fact in zip(hosts, facts, strict=True)
@@ -109,13 +113,11 @@ def check(
     return cuda, tuple(rows), tuple(warnings)
 
 
-def _refusal(
-    hosts: Sequence[SshHost], wrong: Sequence[tuple[str, type[DdpctlError], str]], rows: Iterable[str]
-) -> DdpctlError:
-    bad = {address for address, _, _ in wrong}
+def _refusal(hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
+    bad = {number for number, _, _ in wrong}
     kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
     head = f"nothing was started: {len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
-    sentences = [one_line(f"{address}: {text}") for address, _, text in wrong]
+    sentences = [one_line(f"{hosts[number].address}: {text}") for number, _, text in wrong]
     error = kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
     error.nothing_started = True
     return error
@@ -158,45 +160,42 @@ def _gpus(
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
     if allowed < job.gpus:
-        has = f"{len(fact.gpus)} GPUs" + (f", of which a run may have {host.gpus}" if host.gpus is not None else "")
+        has = counted(len(fact.gpus), "GPU") + (
+            f", of which a run may have {host.gpus}" if host.gpus is not None else ""
+        )
         yield ConfigError, f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
     elif len(fact.free_gpus) < job.gpus:
+        verb = "is" if len(fact.free_gpus) == 1 else "are"
         yield (
             UnavailableError,
-            f"{len(fact.free_gpus)} of its {len(fact.gpus)} GPUs are free, {job.gpus} needed: "
+            f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, {job.gpus} needed: "
             "others compute on the rest (nvidia-smi)",
         )
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
         yield UnavailableError, "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
 
 
-def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[str, str]]:
+def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
     """All hosts must hold one image: the same ID, or a digest in common. Yields each host that does not."""
-    present = [(host, fact) for host, fact in zip(hosts, facts, strict=True) if fact.get("engine") and not fact.failure]
-    first: tuple[SshHost, Facts] | None = None
-    for host, fact in present:
-        if not fact.image_id:
-            yield (
-                host.address,
-                f"it does not have the image {image}: ddpctl image ship sends it, or pull it there",
-            )
+    first: tuple[str, Image] | None = None
+    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
+        if fact.failure or not fact.get("engine"):
+            continue
+        if (found := fact.image) is None:
+            yield number, f"it does not have the image {image}: ddpctl image ship sends it, or pull it there"
         elif first is None:
-            first = (host, fact)
-        elif fact.image_id != first[1].image_id and not fact.digests & first[1].digests:
-            yield (
-                host.address,
-                f"its {image} is {fact.image_id}, {first[0].address} has {first[1].image_id}: "
-                "give all hosts the same one (ddpctl image ship)",
-            )
+            first = (host.address, found)
+        elif why := difference(first[1], found):
+            yield number, f"{why}, as on {first[0]}: give all hosts the same one (ddpctl image ship)"
 
 
 def _rows(
-    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], bad: set[str]
+    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], bad: set[int]
 ) -> Iterator[tuple[str, ...]]:
     yield ("HOST", "SSH", options.runtime.upper() if options.runtime != "none" else "PYTHON", "IMAGE", "GPUS FREE",
            "DISK FREE", "CLOCK", "STATE")  # fmt: skip
-    for host, fact in zip(hosts, facts, strict=True):
-        state = "not ready" if host.address in bad else "ready"
+    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
+        state = "not ready" if number in bad else "ready"
         if fact.failure:
             yield (host.address, "no", "-", "-", "-", "-", "-", state)
             continue

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping
 
 from ddpctl.containers import NODE_LABEL, RUN_LABEL, container_name
+from ddpctl.images import inspect_line
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire.folder import CHECKPOINTS, LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
@@ -72,13 +73,13 @@ def look(options: SshOptions, *, image: str, script: str | None) -> str:
             lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
     else:
         version = "{{.Server.Version}}" if engine == "docker" else "{{.Client.Version}}"
-        inspect = "{{.Id}} {{json .RepoDigests}}"
         lines += [
             f"if out=$(timeout 10 {engine} version --format {shlex.quote(version)} 2>&1); "
             'then say engine "$out"; else say engine_error "$(last "$out")"; fi',
             f"say runtimes \"$(timeout 10 {engine} info --format '{{{{json .Runtimes}}}}' 2>/dev/null)\"",
-            f"if out=$(timeout 10 {engine} image inspect --format {shlex.quote(inspect)} {shlex.quote(image)} "
-            '2>/dev/null); then say image "$out"; fi',
+            f"say asked {shlex.quote(image)}",
+            f"if out=$(timeout 10 {shlex.join(inspect_line(engine, image))} 2>/dev/null); then "
+            "say image \"$(printf '%s' \"$out\" | tr -d '\\n')\"; fi",
             f'timeout 10 {_labelled(engine)} 2>/dev/null | while read -r run; do say lock "$run"; done',
         ]
         if script and options.project.startswith(("/", "~")):
@@ -105,7 +106,8 @@ set -eu
 {_folders(home, run, node)}
 {give}exec 9>>{lock_word(home)}
 flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
-other=$({_labelled(engine)} | grep -vxF {shlex.quote(run)} | head -n 1 || true)
+other=$({_labelled(engine)} \\
+| grep -vxF {shlex.quote(run)} | head -n 1 || true)
 if [ -n "$other" ]; then echo "the run $other is there" >&2; exit {BUSY}; fi
 env=$(umask 077 && mktemp {folder}/env.XXXXXX)
 trap 'rm -f "$env"' EXIT

@@ -18,7 +18,7 @@ from ddpctl.targets.ssh.project import sync
 from ddpwire.exits import Exit
 from ddpwire.outcome import Outcome
 
-YOUNG_S = 30.0  # how long a launch may take from its record to its first container
+YOUNG_S = 600.0  # how long a launch may take from its record to its last container (a project is sent)
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 LOOK_S = 45.0
@@ -95,14 +95,17 @@ class SshTarget:
         if local and outputs[-1].returncode:
             raise NoInputError(f"{script}: no such script in {plan.cwd}")
         facts = tuple(map(preflight.parse_facts, outputs[: len(hosts)]))
-        reached = [host for host, fact in zip(hosts, facts, strict=True) if not fact.failure]
         date = ("date", "+%s.%N")
         here, *there = yield (
             Command(argv=date, probe=True),
-            *(Command(argv=date, host=host.host, probe=True) for host in reached),
+            *(
+                Command(argv=date, host=host.host, probe=True)
+                for host, fact in zip(hosts, facts, strict=True)
+                if not fact.failure
+            ),
         )
-        said = dict(zip((host.address for host in reached), there, strict=True))
-        times = [said.get(host.address, Output(returncode=1)) for host in hosts]
+        said = iter(there)
+        times = [Output(returncode=1) if fact.failure else next(said) for fact in facts]
         facts = preflight.clocks(facts, here, times)
         return (facts, *preflight.check(self.options, plan.job, hosts, facts, script))
 
@@ -136,13 +139,9 @@ class SshTarget:
             raise NoInputError(
                 f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
             )
-        lost = [
-            f"{self._hosts_of(run)[node].address} (node {node}): {_last_line(output, 'lost')}"
-            for (node, _), output in zip(places, outputs, strict=True)
-            if output.returncode == UNREACHED
-        ]
+        lost = sum(output.returncode == UNREACHED for output in outputs)
         if lost and not query.follow:  # who follows is told by the status that comes next
-            raise UnavailableError("\n".join(lost))
+            raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""
@@ -184,7 +183,7 @@ class SshTarget:
             inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
-        if done.returncode == UNREACHED and done.stderr:
+        if tty and done.returncode == UNREACHED and done.stderr:
             raise UnavailableError(f"{host}: {done.stderr}")
         return done.returncode
 
@@ -213,7 +212,7 @@ def _status(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> 
         report_of(node, said) if said else NodeReport(node=node, alive=False, state=None, outcome=None)
         for node, said in enumerate(shown)
     )
-    state = fold(run.name, nodes, young=now - run.created < YOUNG_S)
+    state = fold(run.name, nodes, young=not run.handle and now - run.created < YOUNG_S)
     if not silent:
         return state
     if len(silent) == len(answers) or not (state.alive or state.outcome):

@@ -1,0 +1,97 @@
+"""A laptop and two SSH machines out of namespaces, and ddpctl on them. Needs root; the sshds are ssh_lab.py's."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.lab import Machine, machines
+from tests.cluster.ssh_lab import PACKAGES, Box, Person, box
+
+CLI = (sys.executable, "-P", "-m", "ddpctl")
+
+
+@dataclass
+class Lab:
+    """A laptop that may log in to two boxes."""
+
+    folder: Path
+    laptop: Machine
+    machines: tuple[Machine, ...]
+    boxes: tuple[Box, ...]
+    person: Person
+    variables: dict[str, str]
+
+    def write(self, text: str = "", *, hosts: str | None = None, options: str = "") -> None:
+        """A ddpctl.yaml for the boxes."""
+        listed = hosts or f"[{', '.join(one.address for one in self.boxes)}]"
+        (self.folder / "ddpctl.yaml").write_text(
+            f"job: {{name: digits, nodes: 2, gpus: 2, device: cpu}}\n{text}target: boxes\ntargets:\n  boxes:\n"
+            f"    kind: ssh\n    runtime: none\n    python: {sys.executable}\n    hosts: {listed}\n{options}"
+        )
+
+    def environ(self, **more: str) -> dict[str, str]:
+        return {**self.variables, "DDPCTL_STATE_DIR": str(self.folder / "runs"), **more}
+
+    def ddpctl(self, *args: str, timeout: float = 120, **more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.laptop.command(*CLI, *args),
+            env=self.environ(**more),
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    def start(self, *args: str, machine: Machine | None = None, **more: str) -> subprocess.Popen[bytes]:
+        """An attached ddpctl in a session of its own; what it says goes to a file, as nobody reads a pipe meanwhile."""
+        with (self.folder / "said.txt").open("wb") as file:
+            return subprocess.Popen(
+                (machine or self.laptop).command(*CLI, *args),
+                env=self.environ(**more),
+                cwd=self.folder,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+
+    def said(self) -> str:
+        """What the last ddpctl that was started has said so far."""
+        return (self.folder / "said.txt").read_text()
+
+    def log(self, run: str, node: int = 0) -> str:
+        path = self.boxes[node].home / ".ddpctl/runs" / run / f"node-{node}/node.log"
+        return path.read_text() if path.exists() else ""
+
+    def alive(self, run: str) -> dict[int, str]:
+        """Every process of a run, on whichever machine: they share this one's /proc."""
+        found = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state = (process / "stat").read_text().rsplit(")", 1)[1].split()[0]
+                environ = (process / "environ").read_bytes().split(b"\0")
+                ours = str(self.folder).encode()
+                if f"DDP_RUN_ID={run}".encode() in environ and state != "Z" and any(ours in word for word in environ):
+                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return found
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[Lab]:
+    """The machines, with sshds that let the person in."""
+    person = Person(folder / "me")
+    with machines(3, prefix="sshlab") as made, contextlib.ExitStack() as stack:
+        laptop, *rest = made
+        boxes = [stack.enter_context(box(folder / one.name, person, address=one.address, machine=one)) for one in rest]
+        variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
+        yield Lab(
+            folder=folder,
+            laptop=laptop,
+            machines=tuple(rest),
+            boxes=tuple(boxes),
+            person=person,
+            variables=variables,
+        )

@@ -1,0 +1,228 @@
+"""The target ssh with real sshds: a laptop and two machines out of network namespaces, runtime none. Needs root."""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.cluster.ssh_cluster import CLI, Lab, cluster
+from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
+from tests.road.driver import wait_until
+
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
+FOREVER = ("--", "--epochs", "5000")
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with cluster(tmp_path_factory.mktemp("ssh")) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """The lab, without runs of an earlier test; a test that leaves a process behind fails."""
+    monkeypatch.setenv("PATH", built.variables["PATH"])
+    for folder in (built.folder / "runs", *(one.home / ".ddpctl" for one in built.boxes)):
+        shutil.rmtree(folder, ignore_errors=True)
+    (built.person.home / ".ssh/config").unlink(missing_ok=True)
+    built.write()
+    yield built
+    names = [path.name for path in (built.folder / "runs").glob("*")]
+    left = {pid: line for name in names for pid, line in built.alive(name).items()}
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert left == {}
+
+
+def weights(text: str) -> str:
+    match = re.search(r"weights sha256 (\w+)", text)
+    assert match, text
+    return match[1]
+
+
+def test_two_machines_train_as_one_does(lab: Lab) -> None:
+    """The same weights bit for bit; logs of both nodes; status; nothing left."""
+    program = ("--", "--epochs", "4", "--deterministic")
+    there = lab.ddpctl("launch", "--name", "night", *program)
+    assert there.returncode == 0, there.stderr + there.stdout
+    here = lab.ddpctl("launch", "--name", "here", "--target", "local", *program)
+    assert here.returncode == 0, here.stderr + here.stdout
+    assert weights(there.stdout) == weights(here.stdout)
+    assert lab.ddpctl("logs", "night").stdout == lab.log("night", 0) + lab.log("night", 1)
+    one = lab.ddpctl("logs", "night", "--rank", "2", "--tail", "1")
+    assert re.fullmatch(r"\[node1 rank2\] .*\n", one.stdout) or one.stdout == "", one
+    state = json.loads(lab.ddpctl("status", "night", "--json").stdout)
+    assert (state["state"], state["code"], state["checkpoint_dir"]) == (
+        "succeeded",
+        0,
+        f"{lab.boxes[0].address}:~/.ddpctl/runs/night/checkpoints",
+    )
+    again = lab.ddpctl("launch", "--resume", "night", "--name", "more", "--", "--epochs", "5", "--deterministic")
+    assert again.returncode == 0, again.stderr
+    assert "epoch  5/5" in again.stdout
+    assert "epoch  4/5" not in again.stdout
+
+
+def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
+    """Row 18: keys refused, host keys unknown and changed, hosts down: one table within 10 s for 8 hosts."""
+    first, second = lab.boxes
+    stranger, impostor = "10.77.1.1", "10.77.1.2"
+    lab.machines[0].ip("addr", "add", f"{stranger}/16", "dev", "eth0")
+    lab.machines[0].ip("addr", "add", f"{impostor}/16", "dev", "eth0")
+    lab.laptop.ip("addr", "add", "10.77.1.10/16", "dev", "eth0")
+    other = make_key(lab.folder / "other_key")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(
+            box(lab.folder / "stranger", lab.person, address=stranger, machine=lab.machines[0], trusted=False)
+        )
+        bad = stack.enter_context(
+            box(lab.folder / "impostor", lab.person, address=impostor, machine=lab.machines[0], trusted=False)
+        )
+        lab.person.trusts(impostor, other)
+        unknown = fingerprint((lab.folder / "stranger/host_key.pub").read_text())
+        lab.write(
+            hosts=f"[{first.address}, {second.address}, nobody@{second.address}:22, {stranger}, {impostor}, "
+            f"10.77.0.99, {lab.laptop.address}, no-such-host.invalid]"
+        )
+        started = time.monotonic()
+        done = lab.ddpctl("launch", "--nodes", "8", "--name", "night")
+        seconds = time.monotonic() - started
+    assert done.returncode == 69, done.stderr
+    head, *rows = done.stderr.splitlines()
+    assert head == "ddpctl: nothing was started: 6 of 8 hosts are not ready"
+    assert [(row.split()[0], row.split()[1], row.endswith("not ready")) for row in rows[1:9]] == [
+        (first.address, "yes", False),
+        (second.address, "yes", False),
+        (second.address, "no", True),
+        (stranger, "no", True),
+        (impostor, "no", True),
+        ("10.77.0.99", "no", True),
+        (lab.laptop.address, "no", True),
+        ("no-such-host.invalid", "no", True),
+    ]
+    key = lab.person.home / ".ssh/id_ed25519"
+    assert rows[9:-1] == [
+        f"{second.address}: it refuses every key of nobody (the agent's and {key}): put one there with "
+        f"ssh-copy-id -p 22 nobody@{second.address}, or name the right one as key",
+        f"{stranger}: its host key ED25519 {unknown} is not in known_hosts: compare it on the machine itself "
+        f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then trust it with: ssh {stranger}",
+        f"{impostor}: its host key has CHANGED: known_hosts has ED25519 {fingerprint(other)}, it shows "
+        f"ED25519 {fingerprint(bad.host_key)}: the machine was set up anew, or somebody is in between; "
+        f"if you know that it was set up anew: ssh-keygen -R {impostor}, then ssh {impostor}",
+        "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
+        f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
+    ]
+    assert rows[-1].startswith("no-such-host.invalid: no-such-host.invalid does not resolve: ")
+    assert seconds < 10
+    assert not list(lab.folder.glob("*/home/.ddpctl"))
+    assert not (lab.folder / "runs/night").exists()
+
+
+def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
+    """Row 19: within the grace and 5 s."""
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +2/", lab.log("night")), "the second epoch")
+    os.killpg(launched.pid, signal.SIGINT)
+    launched.wait(35 + 20)
+    said = lab.said()
+    assert launched.returncode == 130
+    assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "run night stopped, exit code 143" in said
+    assert list((lab.boxes[0].home / ".ddpctl/runs/night/checkpoints").iterdir())
+    assert lab.alive("night") == {}
+
+    launched = lab.start("launch", "--name", "late", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +2/", lab.log("late")), "the second epoch")
+    pids = list(lab.alive("late"))
+    for pid in pids:  # nobody can save: the second Ctrl-C has to kill
+        with contextlib.suppress(ProcessLookupError):
+            if b"ddptrain" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGSTOP)
+    os.killpg(launched.pid, signal.SIGINT)
+    time.sleep(1)
+    os.killpg(launched.pid, signal.SIGINT)
+    launched.wait(60)
+    said = lab.said()
+    assert launched.returncode == 130
+    assert "killing late\n" in said
+    assert lab.alive("late") == {}
+
+
+def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab) -> None:
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")
+    os.killpg(launched.pid, signal.SIGKILL)
+    launched.wait(20)
+    before = lab.log("night").count("epoch ")
+    wait_until(lambda: lab.log("night").count("epoch ") > before + 2, "more epochs")
+
+    shutil.copytree(lab.folder / "runs/night", lab.folder / "elsewhere/night")
+    other = {"DDPCTL_STATE_DIR": str(lab.folder / "elsewhere")}
+    attached = lab.start("attach", "night", "--tail", "1", machine=lab.machines[1], **other)
+    wait_until(lambda: lab.said().count("epoch ") > 2, "the log")
+    busy = lab.ddpctl("launch", "--name", "second", *FOREVER)
+    assert busy.returncode == 69
+    assert busy.stderr.splitlines()[4:] == [
+        f"{one.address}: the run night is there, and a host has one run: wait for it, or ddpctl stop night"
+        for one in lab.boxes
+    ]
+    inside = lab.ddpctl("exec", "night", "--node", "1", "--", "uname", "-n")
+    assert (inside.returncode, inside.stdout) == (0, f"{lab.machines[1].name}\n")
+    stopped = lab.ddpctl("stop", "night")
+    assert stopped.returncode == 0, stopped.stderr
+    assert attached.wait(60) == 143, lab.said()
+    assert lab.alive("night") == {}
+
+
+def test_a_lost_host_is_named_within_ten_seconds(lab: Lab) -> None:
+    launched = lab.start("launch", "--name", "night", *FOREVER)
+    wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch")
+    lost = lab.machines[1]
+    lost.ip("link", "set", "eth0", "down")
+    try:
+        started = time.monotonic()
+        wait_until(lambda: f"{lost.address}: the connection was lost: " in lab.said(), "the follower's word")
+        wait_until(lambda: "node-1" in lab.log("night").split("started (attempt 1)")[-1], "the agent's word")
+        named = time.monotonic() - started
+        state = lab.ddpctl("status", "night")
+        assert f"{lost.address} (node 1) does not answer: " in state.stdout
+        assert named < 10
+    finally:
+        lost.ip("link", "set", "eth0", "up")
+        lab.ddpctl("stop", "--kill", "night")
+        launched.wait(60)
+
+
+def test_a_secret_is_nowhere(lab: Lab) -> None:
+    canary = "canary-7c1f0e"
+    script = "import os, time, hashlib\nprint(hashlib.sha256(os.environ['TOKEN'].encode()).hexdigest(), flush=True)\n"
+    (lab.folder / "project").mkdir(exist_ok=True)
+    (lab.folder / "project/show.py").write_text(script + "time.sleep(3)\n")
+    lab.write(options="    project: sync\n")
+    text = (lab.folder / "ddpctl.yaml").read_text().replace("device: cpu}", "device: cpu, secrets: [TOKEN]}")
+    (lab.folder / "project/ddpctl.yaml").write_text(text)
+    asked = lab.laptop.command(*CLI, "launch", "--name", "night", "--", "show.py")
+    environ = {**lab.environ(), "TOKEN": canary}
+    dry = subprocess.run([*asked[:-4], "--dry-run", "--", "show.py"], env=environ, cwd=lab.folder / "project",
+                         capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert dry.returncode == 0, dry.stderr
+    listed = ""
+    with (lab.folder / "said.txt").open("wb") as file:
+        launched = subprocess.Popen(asked, env=environ, cwd=lab.folder / "project", stdout=file, stderr=file)
+    while launched.poll() is None:
+        listed += subprocess.run(["ps", "axww"], capture_output=True, text=True, timeout=20).stdout
+        time.sleep(0.2)
+    said = lab.said()
+    assert said.count(hashlib.sha256(canary.encode()).hexdigest()) == 4, said
+    written = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
+    assert (written, canary in listed, canary in said, canary in dry.stdout) == ([], False, False, False)

@@ -1,0 +1,183 @@
+"""Commands on other machines by real sshds on the loopback; no root is needed."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.cluster.ssh_lab import MISSING, PATH, Box, Person, box, fingerprint, free_port, make_key
+
+from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.runner import Runner
+from ddpctl.targets.ssh.project import sync
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
+
+
+class Lab:
+    """Two hosts, and a runner that may be made anew."""
+
+    def __init__(self, person: Person, boxes: tuple[Box, Box]) -> None:
+        self.person, self.boxes = person, boxes
+        self.runner = Runner({"HOME": str(person.home), "PATH": PATH})
+
+    def host(self, number: int = 0) -> Host:
+        return Host(address=self.boxes[number].address, port=self.boxes[number].port)
+
+    def run(self, *commands: Command) -> tuple[Output, ...]:
+        def verb() -> Verb[tuple[Output, ...]]:
+            return (yield commands)
+
+        return self.runner.perform(verb())
+
+    def configure(self, text: str) -> None:
+        """Another ~/.ssh/config, and no connection left of before."""
+        (self.person.home / ".ssh/config").write_text(text)
+        self.runner.close()
+        self.runner = Runner({"HOME": str(self.person.home), "PATH": PATH})
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setenv("PATH", PATH)
+    person = Person(tmp_path / "me")
+    with ExitStack() as stack:
+        boxes = [
+            stack.enter_context(box(tmp_path / name, person, address="127.0.0.1", port=free_port()))
+            for name in ("box1", "box2")
+        ]
+        found = Lab(person, (boxes[0], boxes[1]))
+        yield found
+        found.runner.close()
+
+
+def test_commands_and_their_answers(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    here = lab.host()
+    text = "é" * 300_000
+    outputs = lab.run(
+        Command(argv=("/bin/sh",), stdin="echo $HOME; echo word >&2; exit 3\n", host=here),
+        Command(argv=("cat",), stdin=text, host=here),
+        Command(argv=("printf", "%s|", "a b", "it's", "$HOME"), env={"A": "1"}, cwd="/tmp", host=here),
+        Command(argv=("sleep", "30"), timeout_s=0.5, host=here),
+        Command(argv=("echo", "here")),
+    )
+    assert outputs == (
+        Output(returncode=3, stdout=f"{lab.boxes[0].home}\n", stderr="word\n"),
+        Output(returncode=0, stdout=text),
+        Output(returncode=0, stdout="a b|it's|$HOME|"),
+        Output(returncode=124, stderr="no answer within 0.5 s"),
+        Output(returncode=0, stdout="here\n"),
+    )
+    line = "for i in 1 2 3; do printf a; sleep 0.05; echo $0$i; done; echo e >&2; exit 4"
+    streams = [Command(argv=("sh", "-c", line, name), mode="stream", host=here) for name in "xyz"]
+    assert [output.returncode for output in lab.run(*streams)] == [4, 4, 4]
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == sorted(f"a{name}{i}" for name in "xyz" for i in "123")
+    assert said.err == "e\ne\ne\n"
+
+
+def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
+    """Also a jump host, which Fabric would let in unasked; Include is heard."""
+    gate, inner = lab.boxes
+    jump = f"Host gate\n  HostName 127.0.0.1\n  Port {gate.port}\n"
+    (lab.person.home / ".ssh/inner").write_text(
+        f"Host inner\n  HostName 127.0.0.1\n  Port {inner.port}\n  ProxyJump gate\n"
+    )
+    ask = Command(argv=("sh", "-c", "echo $HOME"), host=Host(address="inner"))
+    lab.configure(f"Include inner\n{jump}")
+    assert lab.run(ask) == (Output(returncode=0, stdout=f"{inner.home}\n"),)
+
+    lab.person.known_hosts.write_text("")
+    lab.person.trusts(inner.known_name, inner.host_key)
+    lab.configure(f"Include inner\n{jump}")
+    (refused,) = lab.run(ask)
+    assert refused == Output(
+        returncode=255,
+        stderr=f"its jump host gate: its host key ED25519 {fingerprint(gate.host_key)} is not in known_hosts: "
+        "compare it on the machine itself (ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), "
+        "then trust it with: ssh gate",
+    )
+
+    lab.person.trusts("the-gate", gate.host_key)
+    lab.configure(f"Include inner\n{jump}  HostKeyAlias the-gate\n")
+    assert lab.run(ask)[0].returncode == 0
+
+    lab.configure(f"Include inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
+    assert lab.run(ask)[0].stderr == "its ProxyJump leads in a circle: inner -> gate -> inner"
+
+
+def test_a_revoked_key_and_one_among_several(lab: Lab, tmp_path: Path) -> None:
+    here, there = lab.boxes
+    other = make_key(tmp_path / "rsa", "rsa")
+    lab.person.known_hosts.write_text("")
+    lab.person.trusts(here.known_name, other)  # another kind of key comes first
+    lab.person.trusts(here.known_name, here.host_key)
+    revoked = " ".join(there.host_key.split()[:2])
+    with lab.person.known_hosts.open("a") as file:
+        file.write(f"{there.known_name} {revoked}\n@revoked * {revoked}\n")
+    lab.configure("")
+    ask = [Command(argv=("true",), host=lab.host(number)) for number in (0, 1)]
+    assert lab.run(*ask) == (
+        Output(returncode=0),
+        Output(
+            returncode=255,
+            stderr=f"its host key ED25519 {fingerprint(there.host_key)} is revoked in known_hosts: "
+            "do not connect to it",
+        ),
+    )
+
+
+def test_a_lost_connection_is_made_anew(lab: Lab) -> None:
+    """A host that went away in the middle answers 255; one that is back is asked as if nothing had been."""
+    here = lab.host()
+    (pid,) = lab.run(Command(argv=("sh", "-c", "echo $PPID"), host=here))
+    (lost,) = lab.run(Command(argv=("sh", "-c", "kill -9 $PPID; sleep 30"), host=here))
+    assert (lost.returncode, lost.stderr) == (255, "the connection was lost: the host is gone")
+    started = time.monotonic()
+    (again,) = lab.run(Command(argv=("sh", "-c", "echo $PPID"), host=here))
+    assert (again.returncode, again.stdout != pid.stdout) == (0, True)
+    assert time.monotonic() - started < 30
+
+
+def test_a_project_is_sent_by_content(lab: Lab, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    (project / "pkg dir").mkdir(parents=True)
+    (project / "train.py").write_text("print(1)\n")
+    (project / "run.sh").write_text("#!/bin/sh\n")
+    (project / "run.sh").chmod(0o755)
+    (project / "pkg dir/it's é.py").write_bytes(bytes(range(256)))
+    (project / ".hidden").mkdir()
+    (project / ".hidden/x").write_text("no")
+    hosts = [lab.host(0), lab.host(1)]
+    sent: list[int] = []
+
+    def watched(run: str) -> Verb[None]:
+        verb = sync(hosts, cwd=str(project), home="~/.ddpctl", run=run)
+        commands = next(verb)
+        try:
+            while True:
+                sent.append(sum(len(one.stdin or "") for one in commands if "base64" in " ".join(one.argv)))
+                commands = verb.send((yield commands))
+        except StopIteration:
+            return
+
+    def arrived(number: int, run: str) -> dict[str, bytes]:
+        folder = lab.boxes[number].home / ".ddpctl/runs" / run / "project"
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    wanted = {"train.py": b"print(1)\n", "run.sh": b"#!/bin/sh\n", "pkg dir/it's é.py": bytes(range(256))}
+    lab.runner.perform(watched("first"))
+    assert [arrived(number, "first") for number in (0, 1)] == [wanted, wanted]
+    assert os.access(lab.boxes[0].home / ".ddpctl/runs/first/project/run.sh", os.X_OK)
+    assert sum(sent) > 0
+    sent.clear()
+    (project / "run.sh").unlink()
+    lab.runner.perform(watched("second"))
+    assert sum(sent) == 0  # what is there is not sent again
+    assert arrived(1, "second") == {name: data for name, data in wanted.items() if name != "run.sh"}
+    (project / "train.py").write_text("print(2)\n")
+    lab.runner.perform(watched("third"))
+    assert arrived(0, "third")["train.py"] == b"print(2)\n"
+    assert arrived(0, "first") == wanted  # a run keeps what it was started with

@@ -1,0 +1,173 @@
+"""The target ssh starts a node on every host: whole command lines and scripts against recorded answers."""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ddpctl.ssh_answers import BARE, CLOCKS, GPUS, ID, JOB, OK, OPTIONS, PLAN, PORT, RUN, facts, play, submit
+
+from ddpctl.command import Host, Output
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.targets.ssh import SshTarget, scripts
+
+
+def test_a_container_on_every_host() -> None:
+    asked, submission = submit(facts(1, gpu=GPUS, busy=("GPU-1",)), facts(2, gpu=GPUS))
+    looks, clocks, port, starts = asked
+    assert [(command.argv, command.host, command.probe) for command in looks] == [
+        (("/bin/sh",), Host(address="box1"), True),
+        (("/bin/sh",), Host(address="box2", user="alice", port=2222), True),
+    ]
+    assert [command.argv for command in clocks] == [("date", "+%s.%N")] * 3
+    assert port[0].argv == (
+        "docker", "run", "--rm", "--network=host", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+        "--read-only", "--tmpfs=/tmp:rw,exec,nosuid,nodev", "--entrypoint=python3", ID, "-P", "-m", "ddprun.nodectl",
+        "port", "--host", "10.0.0.1",
+    )  # fmt: skip
+    assert (
+        starts[0].stdin
+        == f"""\
+set -eu
+mkdir -p "$HOME"/.ddpctl/runs/night/node-0 "$HOME"/.ddpctl/runs/night/checkpoints
+exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
+flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
+other=$(docker ps --filter label=ddpctl.run --format '{{{{.Label "ddpctl.run"}}}}' \\
+| grep -vxF night | head -n 1 || true)
+if [ -n "$other" ]; then echo "the run $other is there" >&2; exit 75; fi
+env=$(umask 077 && mktemp "$HOME"/.ddpctl/runs/night/env.XXXXXX)
+trap 'rm -f "$env"' EXIT
+cat >"$env" <<'END_OF_FILE'
+HOME=/tmp
+USER=ddp
+A=b c
+DDP_DEVICE=cuda
+PET_NNODES=2
+PET_NPROC_PER_NODE=2
+PET_NODE_RANK=0
+PET_MASTER_ADDR=10.0.0.1
+PET_MASTER_PORT=61000
+DDP_RUN_ID=night
+DDP_RUN_DIR=/runs/night
+DDP_CHECKPOINT_DIR=/runs/night/checkpoints
+DDP_IMAGE={ID}
+END_OF_FILE
+docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night --label=ddpctl.node=0 --network=host \
+--user=1000:1000 "--env-file=$env" --shm-size=8589934592 \
+--cap-drop=ALL --security-opt=no-new-privileges --read-only --tmpfs=/tmp:rw,exec,nosuid,nodev \
+--volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/data:/data:ro '--gpus="device=GPU-0,GPU-2"' \
+--ulimit=memlock=-1:-1 \
+--entrypoint=/bin/sh {ID} -c 'exec ddprun "$@" >>"$DDP_RUN_DIR/node-$PET_NODE_RANK/node.log" 2>&1' ddprun \
+--run-id night --grace 30 -m ddptrain >/dev/null 9>&-
+"""
+    )
+    assert "PET_NODE_RANK=1\n" in (starts[1].stdin or "")
+    assert '--gpus="device=GPU-0,GPU-1"' in (starts[1].stdin or "")
+    assert submission.handle == {"port": "61000", "address": "10.0.0.1", "logs": "ddpctl logs night"}
+    assert submission.checkpoint_dir == "box1:~/.ddpctl/runs/night/checkpoints"
+    assert submission.table == (
+        "HOST  SSH  DOCKER  IMAGE         GPUS FREE  DISK FREE  CLOCK   STATE",
+        "box1  yes  28.2.2  aaaaaaaaaaaa  2 of 3     100 GiB    +0.0 s  ready",
+        "box2  yes  28.2.2  aaaaaaaaaaaa  3 of 3     100 GiB    +0.0 s  ready",
+    )
+
+
+def test_root_gives_the_folder_to_the_images_user() -> None:
+    asked, _ = submit(*(facts(number, id="0:0", home="/root") for number in (1, 2)))
+    text = asked[-1][0].stdin or ""
+    assert 'chown -R 10001:10001 "$HOME"/.ddpctl/runs/night\n' in text
+    assert "--user=10001:10001 " in text
+
+
+def test_a_process_where_there_is_no_container() -> None:
+    asked, _ = submit(*(facts(number, image=None, engine="Python 3.11.2") for number in (1, 2)), options=BARE)
+    assert asked[2][0].stdin == '"$HOME"/venv/bin/python -P -m ddprun.nodectl port --host 10.0.0.1\n'
+    assert (
+        asked[3][1].stdin
+        == """\
+set -eu
+mkdir -p "$HOME"/.ddpctl/runs/night/node-1 "$HOME"/.ddpctl/runs/night/checkpoints
+exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
+flock -n 9 || { echo "the run $(cat "$HOME"/.ddpctl/lock-"$(uname -n)") is there" >&2; exit 75; }
+echo night >"$HOME"/.ddpctl/lock-"$(uname -n)"
+cd "$HOME"/
+export A='b c'
+export DDP_DEVICE=cpu
+export PET_NNODES=2
+export PET_NPROC_PER_NODE=2
+export PET_NODE_RANK=1
+export PET_MASTER_ADDR=10.0.0.1
+export PET_MASTER_PORT=61000
+export DDP_RUN_ID=night
+export DDP_RUN_DIR=/home/alice/.ddpctl/runs/night
+export DDP_CHECKPOINT_DIR=/home/alice/.ddpctl/runs/night/checkpoints
+export CUDA_VISIBLE_DEVICES=''
+setsid "$HOME"/venv/bin/python -P -m ddprun --run-id night --grace 30 -m ddptrain </dev/null \
+>>"$HOME"/.ddpctl/runs/night/node-1/node.log 2>&1 &
+"""
+    )
+
+
+def test_checkpoints_are_where_they_are_shared_or_were() -> None:
+    shared = replace(OPTIONS, checkpoint_dir="/nfs/ckpt/")
+    asked, submission = submit(facts(1), facts(2), options=shared)
+    assert submission.checkpoint_dir == "box1:/nfs/ckpt/night"
+    assert "--volume=/nfs/ckpt/night:/checkpoints " in (asked[-1][0].stdin or "")
+    assert "DDP_CHECKPOINT_DIR=/checkpoints\n" in (asked[-1][0].stdin or "")
+    again = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)
+    asked, submission = submit(facts(1), facts(2), plan=again)
+    assert submission.checkpoint_dir == RUN.checkpoint_dir
+    assert "--volume=/home/alice/.ddpctl/runs/night/checkpoints:/checkpoints " in (asked[-1][0].stdin or "")
+
+
+def test_more_nodes_than_hosts() -> None:
+    with pytest.raises(ConfigError) as error:
+        next(SshTarget(OPTIONS).submit(replace(PLAN, job=replace(JOB, nodes="3")), attached=True))
+    assert str(error.value) == "--nodes 3: the target has 2 hosts: ask for fewer nodes, or add hosts"
+
+
+def test_a_node_that_does_not_start_takes_the_others_back() -> None:
+    verb = SshTarget(OPTIONS).submit(PLAN, attached=True)
+    with pytest.raises(UnavailableError) as error:
+        play(verb, [(facts(1), facts(2)), CLOCKS, PORT, (OK, Output(returncode=125, stderr="a\nno space left\n"))])
+    assert str(error.value) == "a node could not be started, and the others were taken back\nbox2: no space left"
+    assert not error.value.nothing_started
+
+
+def test_the_script_must_be_there() -> None:
+    plan = replace(PLAN, job=replace(JOB, command=("train.py",)))
+    with pytest.raises(ConfigError) as error:
+        submit(facts(1, script="yes"), facts(2), options=replace(OPTIONS, project="/code"), plan=plan)
+    assert str(error.value).splitlines()[-1] == (
+        "box2: train.py: no such script in /code there: give its path, or let 'project: sync' send this folder"
+    )
+
+
+@pytest.mark.parametrize("runtime", ["docker", "podman", "none"])
+def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> None:
+    options = replace(OPTIONS, runtime=runtime, home="~/my runs", project="/a b")
+    plan = replace(PLAN, job=replace(JOB, command=("train me.py", "it's")))
+    asked, _ = play(
+        SshTarget(options).submit(plan, attached=True),
+        [(facts(1, script="yes"), facts(2, script="yes")), CLOCKS, PORT, (OK, OK)],
+    )
+    texts = [command.stdin for commands in asked for command in commands if command.argv == ("/bin/sh",)]
+    texts += [scripts.show(options, "night", 0), scripts.signal_process(options, "night", 0, "TERM", 5)]
+    texts += [scripts.logs(options.home, "night", 0, (1, 2), tail=3, follow=follow) for follow in (True, False)]
+    texts += [
+        scripts.signal_container("docker", options.home, "night", 0, kill=kill, wait_s=1, last_word="{}")
+        for kill in (True, False)
+    ]
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    assert shellcheck
+    for number, text in enumerate(texts):
+        path = tmp_path / f"{number}.sh"
+        path.write_text(f"#!/bin/sh\n{text}")
+        # The list of ids is to be split; what a trap runs is never reached by the text.
+        done = subprocess.run(
+            [shellcheck, "-s", "sh", "-e", "SC2086,SC2317", path], capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout

@@ -1,0 +1,101 @@
+"""What the target ssh asks and tells the hosts of a run that goes on."""
+
+import json
+
+import pytest
+from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, RUN, play
+
+from ddpctl.command import Output
+from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.targets import LogQuery
+from ddpctl.targets.ssh import SshTarget, scripts
+
+
+def shown(alive: bool, state: str | None = None, code: int | None = None) -> Output:
+    node = {"run": "night", "node": 0, "pid": 1, "state": state, "started": 1.0} if state else None
+    outcome = (
+        {"code": code, "cause": "error" if code else "ok", "message": f"code {code}"} if code is not None else None
+    )
+    return Output(returncode=0, stdout=json.dumps({"alive": alive, "node": node, "outcome": outcome}) + "\n")
+
+
+GONE = Output(returncode=255, stderr="the connection was lost: the host is gone")
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((shown(True, "training"), shown(True, "rendezvous")), ("rendezvous", None, "2 of 2 nodes alive")),
+        ((shown(False, "succeeded", 0), shown(False, "succeeded", 0)), ("succeeded", 0, "code 0")),
+        (
+            (shown(True, "training"), GONE),
+            (
+                "training",
+                None,
+                "1 of 2 nodes alive; box2 (node 1) does not answer: the connection was lost: the host is gone",
+            ),
+        ),
+        (
+            (shown(False, "failed", 3), GONE),
+            ("failed", 3, "code 3; box2 (node 1) does not answer: the connection was lost: the host is gone"),
+        ),
+        (
+            (GONE, GONE),
+            (
+                "unknown",
+                None,
+                "box1 (node 0) does not answer: the connection was lost: the host is gone; "
+                "box2 (node 1) does not answer: the connection was lost: the host is gone",
+            ),
+        ),
+        ((shown(False), shown(False)), ("starting", None, "no node has said a word yet")),
+    ],
+)
+def test_status(said: tuple[Output, ...], expected: tuple[str, int | None, str]) -> None:
+    (asked,), (state,) = play(SshTarget(OPTIONS).status((RUN,), now=1001.0), [said])
+    assert [command.stdin for command in asked] == [scripts.show(OPTIONS, "night", node) for node in (0, 1)]
+    assert (state.state, state.code, state.message) == expected
+
+
+def test_logs_ask_the_node_of_a_rank() -> None:
+    query = LogQuery(follow=True, ranks=(2, 3), tail=5)
+    ((asked,),), _ = play(SshTarget(OPTIONS).logs(RUN, query), [(OK,)])
+    assert (asked.host, asked.mode, asked.timeout_s) == (HOSTS[1].host, "stream", None)
+    assert asked.stdin == scripts.logs("~/.ddpctl", "night", 1, (2, 3), tail=5, follow=True)
+    with pytest.raises(NoInputError) as error:
+        play(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), [(Output(returncode=66),)])
+    assert str(error.value) == "night has no such log: its nodes are 0 to 1, its ranks 0 to 3"
+
+
+def test_stop_asks_every_host() -> None:
+    answers = (Output(returncode=0, stdout='{"alive": false}\n'), Output(returncode=0, stdout='{"alive": true}\n'))
+    (asked,), gone = play(SshTarget(OPTIONS).stop(RUN, kill=False), [answers])
+    assert not gone
+    assert asked[0].stdin == (
+        "ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) || exit\n"
+        '[ -z "$ids" ] || docker kill --signal TERM $ids >/dev/null 2>&1 || true\n'
+        'if [ -n "$ids" ]; then timeout 35 docker wait ddpctl-night-0 >/dev/null 2>&1; fi\n'
+        "n=0\n"
+        "while ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) "
+        '&& [ -n "$ids" ] && [ $n -lt 10 ]; do sleep 0.2; n=$((n + 1)); done\n'
+        """if [ -z "$ids" ]; then echo '{"alive": false}'; else echo '{"alive": true}'; fi\n"""
+    )
+    with pytest.raises(UnavailableError) as error:
+        play(SshTarget(BARE).stop(RUN, kill=True), [(answers[0], GONE)])
+    assert str(error.value) == (
+        "night could not be stopped everywhere\nbox2 (node 1): the connection was lost: the host is gone"
+    )
+
+
+def test_execute_goes_into_the_container() -> None:
+    ((asked,),), code = play(
+        SshTarget(OPTIONS).execute(RUN, node=1, argv=("nvidia-smi",), tty=False), [(Output(returncode=9),)]
+    )
+    assert (asked.argv, asked.host, asked.mode, code) == (
+        ("docker", "exec", "ddpctl-night-1", "nvidia-smi"),
+        HOSTS[1].host,
+        "stream",
+        9,
+    )
+    ((asked,),), _ = play(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), [(OK,)])
+    assert (asked.argv, asked.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
