@@ -196,6 +196,14 @@ def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
     return state
 
 
+def suspend(desk: Desk, run: Run, *, again: bool) -> None:
+    """Let a run rest, or go on (``again``). Raises ConfigError where its target cannot."""
+    target = target_of(run)
+    if not isinstance(target, targets.Suspending):
+        raise ConfigError(f"{run.name}: a target of kind {run.kind} cannot suspend a run: ddpctl stop {run.name}")
+    desk.runner.perform(target.resume(run) if again else target.suspend(run))
+
+
 def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     """How these runs fare, in the same order: each target is asked once."""
     found = {

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import launch, runs, setup
+from ddpctl.commands import launch, pause, runs, setup
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -62,6 +62,7 @@ def options(
 
 launch.register(app)
 runs.register(app)
+pause.register(app)
 setup.register(app)
 
 

@@ -72,6 +72,15 @@ Image = Annotated[
     str | None,
     typer.Option("--image", envvar="DDPCTL_IMAGE", metavar="REF", help="The container image of every node."),
 ]
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        envvar="DDPCTL_KIND",
+        metavar="auto|pytorchjob|trainjob|job",
+        help="What runs it on Kubernetes; auto: what the cluster serves.",
+    ),
+]
 Resume = Annotated[
     str | None,
     typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),
