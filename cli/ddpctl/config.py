@@ -82,10 +82,10 @@ def load(
     elif said.target is not None:
         chosen, why = said.target, str(file)
     found = None
-    if target is not None or not file_errors:
-        try:
-            found = place(chosen, said.targets, kinds)
-        except ValueError as error:
+    try:
+        found = place(chosen, said.targets, kinds)
+    except ValueError as error:
+        if target is not None or not file_errors:
             flag_errors.append(one_line(f"--target: {error}"))
     layers = (said.job, said.profiles.get(profile or "", {}), flags)
     values = {name: value for layer in layers for name, value in layer.items()}

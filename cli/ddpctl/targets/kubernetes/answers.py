@@ -14,6 +14,10 @@ _Make = Callable[[re.Match[str]], str]
 
 # The cluster cannot be asked at all.
 _AWAY: tuple[tuple[str, _Make], ...] = (
+    (
+        r"failed calling webhook \"([^\"]+)\"",
+        lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
+    ),
     (r"^kubectl: not found", lambda _: "kubectl is not here: install it (https://kubernetes.io/docs/tasks/tools)"),
     (
         r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)",
@@ -49,12 +53,15 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
 # It was asked, and said no.
 _REFUSED: tuple[tuple[str, _Make], ...] = (
     (
-        r"failed calling webhook \"([^\"]+)\"",
-        lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
-    ),
-    (
         r"admission webhook \"([^\"]+)\" denied the request: (.*)",
         lambda m: f"the operator refuses it ({m[1]}): {m[2]}",
+    ),
+    (
+        r"violates PodSecurity .*init-pytorch",
+        lambda _: (
+            "the namespace's Pod Security forbids the container init-pytorch, which the operator puts beside a Master: "
+            "master: false has none"
+        ),
     ),
     (
         r"violates PodSecurity \"([^\"]+)\": (.*)",
@@ -64,10 +71,10 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
         ),
     ),
     (
-        r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)",
+        r"exceeded quota: (\S+), requested: (\S+)=(\S+), used: \S+=(\S+), limited: \S+=(\S+)",
         lambda m: (
-            f"the namespace's quota {m[1]} is used up: {m[2]} asked for, {m[3]} used, {m[4]} allowed: ask for less, "
-            "or wait for other jobs"
+            f"the namespace's quota {m[1]} is used up: {m[2]}: {m[3]} asked for, {m[4]} used, {m[5]} allowed: "
+            "ask for less, or wait for other jobs"
         ),
     ),
     (
@@ -90,6 +97,7 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
     ),
     (r"strict decoding error: (.*)", lambda m: f"the cluster's version does not know it: {m[1]}"),
     (r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)", lambda m: f"the cluster refuses it: {m[3]}"),
+    (r"\(NotFound\): (\S+) \"([^\"]+)\" not found", lambda m: f"there is no {m[2]} among the cluster's {m[1]}"),
     (r"Error from server \((\w+)\): (.*)", lambda m: f"the cluster refuses it ({m[1]}): {m[2]}"),
 )
 

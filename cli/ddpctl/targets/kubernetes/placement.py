@@ -9,7 +9,7 @@ _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """The fields of a pod's spec; ``selector``: the labels that all its run's pods have; ``taken``: scarce resources."""
+    """The fields of a pod's spec; ``selector``: the labels of all its run's pods; ``taken``: scarce resources."""
     return drop_empty(
         {
             "schedulerName": options.scheduler,

@@ -87,19 +87,19 @@ def report(pod: Object, container: str, events: Sequence[Object] = ()) -> PodRep
         )
 
     if status.get("reason") == "Evicted":
-        return say("failed", f"evicted: {_short(status.get('message', ''))}", ill=True)
+        return say("failed", _evicted(status.get("message", "")), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
         return say("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
-        unexplained = words == state["waiting"].get("reason", "")
-        creating = state["waiting"].get("reason") in ("ContainerCreating", "PodInitializing")
-        return say("waiting", words, ill=not creating or not unexplained, unexplained=unexplained)
+        return say("waiting", words or "its container is being made", ill=bool(words), unexplained=not words)
     if "terminated" in state:
         ended = state["terminated"]
         if ended["exitCode"] == 0:
             return say("succeeded", "done")
-        return say("failed", _ended(ended), ill=True)
+        if status.get("phase") == "Failed":
+            return say("failed", _ended(ended), ill=True)
+        return say("waiting", f"about to start again: {_ended(ended)}", ill=True)
     if "running" in state:
         again = f", started again {_times(restarts)}; before, {_ended(last)}" if restarts and last else ""
         return say("running", f"running{again}")
@@ -127,7 +127,16 @@ def _unscheduled(message: str) -> str:
     return f"no machine takes it: {_short(said)}"
 
 
+def _evicted(message: str) -> str:
+    if "emptyDir" in message.lower() or "EmptyDir" in message:
+        return f"evicted: {_short(message)}: write less there, or mount a claim"
+    if "low on resource" in message:
+        return f"evicted: {_short(message)}: request_memory reserves what it needs"
+    return f"evicted: {_short(message)}"
+
+
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
+    """Empty where only time, or an event, can tell."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     image = found.get("image", "")
     match reason:
@@ -153,7 +162,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
                 if "Pod" not in event["reason"]
                 else _short(event["message"])
             )
-    return str(reason)
+    return "" if reason in ("", "ContainerCreating", "PodInitializing") else f"{reason}: {_short(message)}"
 
 
 def _unconfigured(message: str) -> str:
@@ -174,8 +183,8 @@ def _ended(ended: Object) -> str:
     if code is None:
         return "it does not say why"
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
-    said = _short(lines[-1]) if lines else _EXITS.get(code, "")
-    return f"exit code {code}" + (f": {said}" if said else "")
+    said = _short(lines[-1]) if lines else _EXITS.get(code, "the script's own" if code < 128 else "a signal")
+    return f"exit code {code}: {said}"
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:

@@ -108,7 +108,7 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
     if options.gang and options.workload == "job":
         yield "target.gang", "a plain Job has no gang: a queue of Kueue, or another workload"
     if options.metrics_port == (job.port or 0):
-        yield "target.metrics_port", f"{job.port} is the rendezvous port already: give another"
+        yield "job.port", f"{job.port} is the port of the metrics already (metrics_port): give another"
     if options.restart == "Never" and job.max_restarts:
         yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: one of the two"
 

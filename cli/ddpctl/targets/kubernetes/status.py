@@ -106,6 +106,8 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     again = f", {restarts} restart{'s' * (restarts != 1)} so far" if restarts else ""
     if any(pod.phase == "stopping" for pod in pods.values()):
         return f"{_counted(pods, run)}{again}: a pod is being replaced"
+    if not pods and "Restarting" in conditions(job):
+        return f"the {workload.kind} is making new pods for those that failed"
     if not pods:
         return f"the {workload.kind} has no pods yet"
     return f"{_counted(pods, run)}{again}"
