@@ -54,7 +54,7 @@ def recorded(path: str) -> Output:
 def as_run(path: str, run: str, old: str) -> Output:
     """A recorded list or object, as if it had been of our run: with its label and its name."""
     output = recorded(path)
-    answer = json.loads(output.stdout.replace(old, run))
+    answer = json.loads(output.stdout.replace(f'"{old}-', f'"{run}-').replace(f': "{old}"', f': "{run}"'))
     for thing in answer.get("items", [answer]):
         thing["metadata"].setdefault("labels", {})["ddpctl.run"] = run
     return replace(output, stdout=json.dumps(answer))

@@ -1,4 +1,4 @@
-"""What a cluster would swallow, or refuse late, is an error of ddpctl with the line of the file: nothing is asked before.
+"""What a cluster would swallow, or refuse late, is an error with the line of the file, before anything is asked.
 
 In refusals.txt: the file, "----", what ddpctl says of it, "====".
 """

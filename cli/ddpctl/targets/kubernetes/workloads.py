@@ -119,10 +119,11 @@ def _job_restart(draft: Draft) -> str:
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
     """What a Job does when a pod fails; a pod that was evicted or deleted costs nothing."""
     rules = [
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
             "onExitCodes": {"containerName": container, "operator": "NotIn", "values": list(RETRIED)},
+            "onPodConditions": [],  # required by the schema of Kubernetes 1.27
         },
     ]
     judged = draft.options.restart in ("auto", "ExitCode")
