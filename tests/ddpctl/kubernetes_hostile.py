@@ -40,8 +40,12 @@ NASTY = st.sampled_from(
         "",
     ]
 )
-TEXT = NASTY | st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20) | st.text(max_size=8).filter(
-    lambda text: "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+TEXT = (
+    NASTY
+    | st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20)
+    | st.text(max_size=8).filter(
+        lambda text: "\0" not in text and not any("\ud800" <= char <= "\udfff" for char in text)
+    )
 )
 NAME = st.from_regex(r"[a-z]([-a-z0-9]{0,18}[a-z0-9])?", fullmatch=True)
 VARIABLE = st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True).filter(
@@ -62,43 +66,56 @@ def table(**strategies: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, A
     return st.fixed_dictionaries({}, optional=strategies)
 
 
-JOBS = table(
-    name=NAME | TEXT,
-    nodes=st.sampled_from(["1", "2", "3:5", "1:9999", "9999", "0", "two"]),
-    gpus=st.integers(-1, 65),
-    device=st.sampled_from(["auto", "cuda", "cpu"]),
-    command=st.lists(TEXT, max_size=5).map(tuple),
-    env=st.dictionaries(VARIABLE | TEXT, TEXT, max_size=4),
-    port=st.integers(0, 65536),
-    grace=st.floats(0, 3600),
-    cpus=st.integers(1, 1024),
-    memory=SIZE | TEXT,
-    shm=SIZE,
-    mounts=st.lists(MOUNT | TEXT, max_size=3).map(tuple),
-    time_limit=st.sampled_from(["1s", "12h", "3d"]),
-    image=st.sampled_from(["a", "registry.example.com/team/train:1", "x@sha256:" + "0" * 64]) | TEXT,
-)
-OPTIONS = table(
-    workload=st.sampled_from(["auto", *WORKLOADS]),
-    namespace=NAME | TEXT,
-    master=st.booleans(),
-    restart=st.sampled_from(["auto", "OnFailure", "ExitCode", "Never"]),
-    failures=st.integers(0, 1001),
-    keep=st.sampled_from(["7d", "1h", "x"]),
-    gpu_resource=st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"]) | TEXT,
-    request_cpus=st.integers(1, 1024),
-    request_memory=SIZE,
-    image_pull_secrets=st.lists(NAME | TEXT, max_size=2).map(tuple),
-    env_secrets=st.dictionaries(VARIABLE, st.builds("{}/{}".format, NAME, NAME) | TEXT, max_size=2),
-    node_selector=st.dictionaries(NAME | TEXT, NAME | TEXT, max_size=2),
-    tolerations=st.lists(st.sampled_from(["a", "a=b", "a/b=c:NoSchedule"]) | TEXT, max_size=2).map(tuple),
-    spread=st.sampled_from(["prefer", "require", "none"]),
-    together=st.sampled_from(["topology.kubernetes.io/zone"]) | TEXT,
-    priority_class=NAME | TEXT,
-    queue=NAME,
-    gang=st.booleans(),
-    profile=st.sampled_from(["restricted", "rdma"]),
-    labels=st.dictionaries(NAME | TEXT, NAME | TEXT, max_size=2),
-    network_policy=st.booleans(),
-)
-CONFIGURATIONS = st.tuples(JOBS, OPTIONS)
+def configurations(wild: bool) -> st.SearchStrategy[tuple[dict[str, Any], dict[str, Any]]]:
+    """A job and the options of its target. ``wild``: any value may be anything; else each is right by itself."""
+
+    def maybe(right: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return right | TEXT if wild else right
+
+    jobs = table(
+        name=maybe(NAME),
+        nodes=maybe(st.sampled_from(["1", "2", "3:5", "1:9999", "9999"])),
+        gpus=st.integers(-1, 65) if wild else st.integers(1, 64),
+        device=st.sampled_from(["auto", "cuda", "cpu"]),
+        command=st.lists(TEXT, max_size=5).map(tuple),
+        env=st.dictionaries(maybe(VARIABLE), TEXT, max_size=4),
+        port=st.integers(0, 65536) if wild else st.integers(1024, 9000),
+        grace=st.floats(0, 3600),
+        cpus=st.integers(64, 1024),
+        memory=maybe(st.sampled_from(["64Gi", "1Ti"])),
+        shm=SIZE if wild else st.sampled_from(["64Mi", "8Gi"]),
+        mounts=st.lists(
+            maybe(MOUNT), max_size=3, unique_by=lambda text: text.split(":", 2)[1] if ":" in text else text
+        ).map(tuple),
+        time_limit=st.sampled_from(["1s", "12h", "3d"]),
+        image=maybe(st.sampled_from(["a", "registry.example.com/team/train:1", "x@sha256:" + "0" * 64])),
+    )
+    options = table(
+        namespace=maybe(NAME),
+        master=st.booleans() if wild else st.just(False),
+        restart=st.sampled_from(["auto", "OnFailure", "ExitCode", "Never"]),
+        failures=st.integers(0, 1001) if wild else st.integers(1, 1000),
+        keep=st.sampled_from(["7d", "1h", "x"] if wild else ["7d", "90s"]),
+        gpu_resource=maybe(st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"])),
+        **({"request_cpus": st.integers(1, 1024), "request_memory": SIZE} if wild else {}),
+        image_pull_secrets=st.lists(maybe(NAME), max_size=2).map(tuple),
+        env_secrets=st.dictionaries(
+            st.sampled_from(["A_KEY", "B_KEY"]), maybe(st.builds("{}/{}".format, NAME, NAME)), max_size=2
+        ),
+        node_selector=st.dictionaries(maybe(NAME), maybe(NAME), max_size=2),
+        tolerations=st.lists(maybe(st.sampled_from(["a", "a=b", "a/b=c:NoSchedule"])), max_size=2).map(tuple),
+        spread=st.sampled_from(["prefer", "require", "none"]),
+        together=maybe(st.sampled_from(["topology.kubernetes.io/zone"])),
+        priority_class=maybe(NAME),
+        queue=NAME,
+        gang=st.booleans() if wild else st.just(False),
+        profile=st.sampled_from(["restricted", "rdma"]),
+        labels=st.dictionaries(maybe(NAME), maybe(NAME), max_size=2),
+        network_policy=st.booleans(),
+    )
+    workload = st.sampled_from(["job", "trainjob", "pytorchjob", "auto"])
+    assert set(WORKLOADS) == {"job", "trainjob", "pytorchjob"}
+    return st.tuples(jobs, st.builds(lambda rest, word: {**rest, "workload": word}, options, workload))
+
+
+CONFIGURATIONS = st.booleans().flatmap(configurations)

@@ -29,7 +29,9 @@ def test_what_kubernetes_would_expand_arrives_as_it_is(text: str) -> None:
     assert expand(literal(text)) == text
 
 
-@pytest.mark.parametrize("text", ["1e3", "1:30", "on", "Yes", "0x1F", "~", "null", "-1", "1_000", ".5", "=", "2026-01-01", "y"])
+@pytest.mark.parametrize(
+    "text", ["1e3", "1:30", "on", "Yes", "0x1F", "~", "null", "-1", "1_000", ".5", "=", "2026-01-01", "y"]
+)
 def test_text_that_a_reader_of_yaml_may_take_for_something_else_is_quoted(text: str) -> None:
     assert dump([{"a": text}]) == f"a: '{text}'\n"
     assert yaml.safe_load(dump([{text: text}])) == {text: text}

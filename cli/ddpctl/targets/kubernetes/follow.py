@@ -20,28 +20,11 @@ from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.answers import error_of
 from ddpctl.targets.kubernetes.kubectl import Kubectl, items
 from ddpctl.targets.kubernetes.status import fold, has_ended, newest_pods, unexplained
+from ddpctl.targets.kubernetes.task import Task
 from ddpctl.targets.kubernetes.workloads import WORKLOADS
 from ddpwire.exits import Exit
 
-POLL_S = 2.0
 PATIENCE_S = 120.0  # for a cluster that does not answer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What is to be followed: JSON on the command line."""
-
-    run: str
-    nodes: int  # of the job
-    created: float
-    workload: str
-    master: bool
-    context: str | None
-    namespace: str | None
-    only: str | None  # a regular expression that a line must match
-    only_nodes: tuple[int, ...]  # empty: all
-    tail: int | None
-    poll_s: float = POLL_S
 
 
 @dataclass

@@ -14,11 +14,11 @@ from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kubernetes import submission
 from ddpctl.targets.kubernetes.answers import check, error_of
 from ddpctl.targets.kubernetes.discovery import find_cluster, workload_of
-from ddpctl.targets.kubernetes.follow import Task
 from ddpctl.targets.kubernetes.kubectl import Kubectl, items
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import RUN_LABEL
 from ddpctl.targets.kubernetes.status import fold, newest_pods, unexplained
+from ddpctl.targets.kubernetes.task import Task
 from ddpctl.targets.kubernetes.workloads import WORKLOADS
 
 YOUNG_S = 10.0  # how long a launch may take from its record to its job
