@@ -17,11 +17,11 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent.parent)]
 
-from hypothesis import HealthCheck, given, seed, settings
-from tests.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS
-from tests.ddpctl.kubernetes_judges import VERSIONS, faults
-from tests.ddpctl.kubernetes_trial import trial
-from tests.ddpctl.test_kubernetes_manifests import CASES, objects
+from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
+from tests.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
+from tests.ddpctl.kubernetes_judges import VERSIONS, faults  # noqa: E402
+from tests.ddpctl.kubernetes_trial import trial  # noqa: E402
+from tests.ddpctl.test_kubernetes_manifests import CASES, objects  # noqa: E402
 
 
 def generated(number: int) -> collections.Counter[str]:
@@ -56,7 +56,8 @@ def main() -> None:
     counted = generated(options.configurations)
     rendered = sum(counted.values()) - counted["refused"]
     print(
-        f"{sum(counted.values())} configurations in {time.monotonic() - began:.0f} s: {counted['refused']} refused by line, "
+        f"{sum(counted.values())} configurations in {time.monotonic() - began:.0f} s: "
+        f"{counted['refused']} refused by line, "
         f"{rendered} rendered ({', '.join(f'{n} {kind}' for kind, n in counted.most_common() if kind != 'refused')})"
     )
     began = time.monotonic()

@@ -12,7 +12,7 @@ from tests.ddpctl.kubernetes_judges import faults, restricted
 from tests.ddpctl.kubernetes_lab import plan_of
 
 from ddpctl import config, targets
-from ddpctl.errors import ConfigError, DdpctlError, FileError
+from ddpctl.errors import ConfigError, FileError
 from ddpctl.plan import ddprun_args, program
 from ddpctl.targets.kubernetes import submission
 from ddpctl.targets.kubernetes.pod import Draft
@@ -42,11 +42,8 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
     plan = plan_of(settings.job, run=f"{settings.job.name}-otter"[:40].rstrip("-"))
     try:
         text = submission.render(plan, settings.options)
-    except ConfigError as error:  # what is known once the workload is
-        assert str(error).strip()
+    except ConfigError:  # what is known once the workload is
         return "refused"
-    except DdpctlError as error:
-        raise AssertionError(error) from None
     assert submission.render(plan, settings.options) == text
     draft = Draft(plan=plan, options=settings.options, project={})
     word = "pytorchjob" if settings.options.workload == "auto" else settings.options.workload
