@@ -205,7 +205,7 @@ def test_a_job_that_cannot_be_made_takes_back_what_it_needs() -> None:
     verb.send((OK, OK, OK))
     verb.send((OK,))
     assert lines(verb.send((recorded("bad/already-exists"),))) == [
-        f"{KUBECTL} delete networkpolicy --selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
+        f"{KUBECTL} delete networkpolicy digits-otter --ignore-not-found --wait=false"
     ]
     with pytest.raises(ConfigError) as error:
         verb.send((OK,))
@@ -327,16 +327,17 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
 
 
 def test_stop_deletes_the_job_and_all_that_belongs_to_it() -> None:
-    selector = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
-    job = f"{KUBECTL} delete pytorchjobs.kubeflow.org {selector} --cascade=foreground"
-    rest = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {selector}"
+    named = "digits-otter --ignore-not-found --wait=false"
+    job = f"{KUBECTL} delete pytorchjobs.kubeflow.org {named} --cascade=foreground"
+    rest = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {named}"
     left = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
     wait = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
     asked, gone = play(TARGET.stop(RUN, kill=False), [(OK,), (OK,), (OK,), (OK,)])
     assert [line for step in asked for line in lines(step)] == [job, rest, f"{wait} --timeout=70s", left]
     assert gone
     asked, gone = play(TARGET.stop(RUN, kill=True), [(OK,), (OK,), (OK,), (OK,), (PODS,)])
-    pods = f"{KUBECTL} delete pods {selector} --grace-period=1"
+    mine = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
+    pods = f"{KUBECTL} delete pods {mine} --grace-period=1"
     assert [line for step in asked for line in lines(step)] == [job, pods, rest, f"{wait} --timeout=30s", left]
     assert not gone
     asked, gone = play(TARGET.stop(RUN, kill=False, wait=False), [(OK,), (OK,), (PODS,)])

@@ -18,7 +18,7 @@ from ddpctl.targets.kubernetes.kubectl import Kubectl
 from ddpctl.targets.kubernetes.manifest import Object, dump
 from ddpctl.targets.kubernetes.mounts import RUNS, holds
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.pod import RUN_LABEL, Draft, needs_project
+from ddpctl.targets.kubernetes.pod import Draft, needs_project
 from ddpctl.targets.kubernetes.refusals import name_problem, problems
 from ddpctl.targets.kubernetes.workloads import WORKLOADS, Workload
 from ddpctl.words import one_line
@@ -62,11 +62,11 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     try:
         yield from _make(kubectl, draft, choice.workload, files, values)
     except DdpctlError:
-        mine = ("--selector", f"{RUN_LABEL}={draft.name}", "--ignore-not-found", "--wait=false")
+        quietly = ("--ignore-not-found", "--wait=false")
         kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
         kinds |= {"configmap"} if files else set()
         kinds |= {"secret"} if values else set()
-        yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", *mine),)
+        yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", draft.name, *quietly),)
         raise
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
     return Submission(handle=handle, note=_note(kubectl, draft, choice))

@@ -117,17 +117,18 @@ class KubernetesTarget:
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
-        selector = ("--selector", f"{RUN_LABEL}={run.name}", "--ignore-not-found", "--wait=false")
+        quietly = ("--ignore-not-found", "--wait=false")
         found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
         jobs = yield tuple(
-            kubectl.run("delete", workload.resource, *selector, "--cascade=foreground") for workload in found
+            kubectl.run("delete", workload.resource, run.name, *quietly, "--cascade=foreground") for workload in found
         )
         if run.handle:
             check(*jobs)
         if kill:
-            check(*(yield (kubectl.run("delete", "pods", *selector, "--grace-period=1"),)))
+            mine = ("--selector", f"{RUN_LABEL}={run.name}")
+            check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
         runtimes = ("trainingruntimes.trainer.kubeflow.org",) if found[0].word == "trainjob" else ()
-        yield tuple(kubectl.run("delete", what, *selector) for what in (COMPANIONS, *runtimes))
+        yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
         wait_s = KILL_WAIT_S if kill else int(run.job.grace) + STOP_MARGIN_S
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", f"{RUN_LABEL}={run.name}", f"--timeout={wait_s}s")
