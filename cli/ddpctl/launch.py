@@ -184,6 +184,12 @@ def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
     return _wait_until_ended(desk, run, SETTLE_S)
 
 
+def clear(desk: Desk, run: Run) -> None:
+    """Take away what a run that has ended has left where it ran."""
+    if not desk.runner.perform(target_of(run).stop(run, kill=True)):
+        raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
+
+
 def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
     started = said = time.monotonic()
     while not (state := status(desk, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:

@@ -65,6 +65,7 @@ class RunStatus:
     code: int | None = None  # the run's exit code, once it has ended
     outcome: Outcome | None = None
     nodes: tuple[NodeReport, ...] = ()
+    remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
 
     @property
     def ended(self) -> bool:

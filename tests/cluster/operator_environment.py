@@ -33,7 +33,9 @@ def pods_of(draft: Draft, word: str) -> tuple[Pod, ...]:
         return _pytorch_pods(job)
     template = WORKLOADS[word].pod(draft)
     number = draft.plan.job.max_nodes
-    return tuple((_train_pod if word == "trainjob" else _indexed_pod)(draft.name, template, i, job) for i in range(number))
+    return tuple(
+        (_train_pod if word == "trainjob" else _indexed_pod)(draft.name, template, i, job) for i in range(number)
+    )
 
 
 def _pytorch_pods(job: Object) -> tuple[Pod, ...]:

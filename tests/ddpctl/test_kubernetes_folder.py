@@ -1,4 +1,4 @@
-"""What is in k8s/ and what docs/kubernetes.md shows: every object before its judge, every overlay built, every command."""
+"""What is in k8s/ and what docs/kubernetes.md shows: every object before its judge, every overlay, every command."""
 
 import re
 import shlex
@@ -29,7 +29,9 @@ def test_every_object_is_what_it_says(path: Path) -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
     argv = [str(KUBECTL), "kustomize", str(ROOT / "k8s" / overlay)]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin", "HOME": "/tmp"})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+    )
     assert done.returncode == 0, done.stderr
     things = {thing["kind"]: thing for thing in yaml.safe_load_all(done.stdout)}
     assert all(faults(thing, VERSIONS[-1:]) == [] for thing in things.values())
@@ -38,7 +40,9 @@ def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
     container = template["spec"]["containers"][0]
     device = next(entry["value"] for entry in container["env"] if entry["name"] == "DDP_DEVICE")
     gpus = overlay in ("overlays/gpu", "overlays/team")
-    assert (device, container["resources"]["limits"].get("nvidia.com/gpu")) == (("cuda", "2") if gpus else ("cpu", None))
+    assert (device, container["resources"]["limits"].get("nvidia.com/gpu")) == (
+        ("cuda", "2") if gpus else ("cpu", None)
+    )
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
     assert ("persistentVolumeClaim" in volumes["runs"]) == (overlay == "overlays/checkpoints")
     if overlay == "overlays/team":
@@ -73,7 +77,11 @@ def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     words = [word for word in shlex.split(line) if word != "--dry-run"]
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ddpctl", "render", *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-m", "ddpctl", "render", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}

@@ -51,8 +51,9 @@ def fold(
     }
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
-    def say(state: State, message: str, code: int | None = None) -> RunStatus:
-        return RunStatus(run=run.name, state=state, message=one_line(message), code=code, nodes=nodes)
+    def say(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
+        message = one_line(message)
+        return RunStatus(run=run.name, state=state, message=message, code=code, nodes=nodes, remains=remains)
 
     if job is None:
         if young:
@@ -66,9 +67,9 @@ def fold(
     if "deletionTimestamp" in job["metadata"]:
         return say("stopping", f"the {workload.kind} is being deleted; {_counted(by_pod, run)}")
     if "Succeeded" in holds or "Complete" in holds:
-        return say("succeeded", f"the {workload.kind} has succeeded", Exit.OK)
+        return say("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
     if "Failed" in holds:
-        return say("failed", _why_failed(workload, holds["Failed"], by_pod), _code(by_pod))
+        return say("failed", _why_failed(workload, holds["Failed"], by_pod), _code(by_pod), remains=True)
     if "Suspended" in holds:
         return say("suspended", f"suspended: it has no pods, and keeps its checkpoints; ddpctl resume {run.name}")
     return say(_state(by_pod, run.job.max_nodes), _why(workload, job, by_pod, events, run))
