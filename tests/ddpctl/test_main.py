@@ -11,7 +11,7 @@ from platform import python_version
 import pytest
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
-VERBS = ("launch", "render", "ps", "status", "logs", "stop", "init", "schema", "version")
+VERBS = ("launch", "render", "ps", "status", "logs", "stop", "suspend", "resume", "init", "schema", "version")
 
 
 def ddpctl(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:

@@ -9,9 +9,9 @@ RunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whole nam
 
 
 def suspend(run: RunName) -> None:
-    """Give a run's machines back and keep the run, on targets that can (kubernetes).
+    """Give a run's machines back, and keep the run.
 
-    Its ranks save and stop; ddpctl resume lets it go on from its last checkpoint.
+    For targets that can: kubernetes. Its ranks save and stop; ddpctl resume lets it go on from its last checkpoint.
     """
     _set(run, again=False)
 
