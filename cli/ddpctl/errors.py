@@ -22,6 +22,7 @@ class DdpctlError(Exception):
 
     exit_code: ClassVar[int] = Exit.SOFTWARE
     prefix: ClassVar[str] = "ddpctl: "  # what stands before the text on a terminal
+    nothing_started: bool = False  # a launch that raises it has left no process anywhere
 
 
 class UsageError(DdpctlError):

@@ -91,18 +91,21 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
     try:
         runs.save(run)
         submission = desk.runner.perform(target.submit(plan, attached=attached))
-        run = replace(run, handle=submission.handle)
+        checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
+        run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
         runs.save(run)
-    except BaseException:
+    except BaseException as error:
         desk.runner.kill_started()
-        with suppress(DdpctlError):  # what went wrong first is what a person must read
-            desk.runner.perform(target.stop(run, kill=True))
+        if not (isinstance(error, DdpctlError) and error.nothing_started):
+            with suppress(DdpctlError):  # what went wrong first is what a person must read
+                desk.runner.perform(target.stop(run, kill=True))
         runs.discard(folder)
         raise
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     desk.say(f"run {name}: {title(request.job)} on {where} ({request.why})")
-    if submission.note:
-        desk.say(f"  {submission.note}")
+    for line in (*submission.table, submission.note):
+        if line:
+            desk.say(f"  {line}")
     return run
 
 

@@ -41,7 +41,17 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether logs and checkpoints are not in this machine's folders."""
+        return "logs" in self.handle
+
+    @property
+    def logs_at(self) -> str:
+        """Where a person finds the logs: the run's folder, or what the target says."""
+        return str(self.handle.get("logs", self.folder))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,7 +61,9 @@ def next_name(root: Path, name: str) -> str:
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Whether there is anything to go on from."""
+    """Whether there is anything to go on from; on other machines there may be, and the trainer will say."""
+    if run.elsewhere:
+        return True
     try:
         return any(entry for entry in os.scandir(run.checkpoint_dir) if not entry.name.startswith("."))
     except OSError:

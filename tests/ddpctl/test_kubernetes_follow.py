@@ -24,6 +24,7 @@ case $1 in
     pod=$2
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
     shown=0
+    [[ $* == *--since-time* ]] && { mapfile -t lines <"$CLUSTER/$pod"; shown=${#lines[@]}; }
     while :; do
       done=; [[ -e $CLUSTER/$pod.done ]] && done=1
       mapfile -t lines <"$CLUSTER/$pod"

@@ -65,7 +65,8 @@ def test_submit_looks_judges_and_makes() -> None:
         f'\'{{"metadata": {{"ownerReferences": [{owner}]}}}}\''
     ]
     assert submission == Submission(
-        handle={"workload": "pytorchjob", "context": "lab", "namespace": "ml"},
+        handle={"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"},
+        checkpoint_dir="/runs/digits-otter/checkpoints",
         note="a PyTorchJob in namespace ml of context lab (the cluster has Kubeflow's training-operator); "
         "checkpoints go with their pod: mounts [pvc=CLAIM:/runs] keeps them",
     )
@@ -106,7 +107,12 @@ def test_what_was_said_is_not_asked() -> None:
         ["Job"],
         [],
     ]
-    assert submission.handle == {"workload": "job", "context": "lab", "namespace": "team"}
+    assert submission.handle == {
+        "workload": "job",
+        "context": "lab",
+        "namespace": "team",
+        "logs": "ddpctl logs digits-otter",
+    }
 
 
 def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
@@ -195,6 +201,7 @@ def test_what_the_cluster_refuses_is_said_before_anything_is_made(answers, kind,
     with pytest.raises(kind) as error:
         submit(*steps)
     assert str(error.value).startswith(message)
+    assert error.value.nothing_started
 
 
 def test_a_job_that_cannot_be_made_takes_back_what_it_needs() -> None:
@@ -376,6 +383,8 @@ def test_execute_in_a_nodes_container() -> None:
         "kubectl --context lab --namespace ml exec --stdin --tty digits-otter-worker-0 --container pytorch -- bash"
     )
     assert command.mode == "tty"
+    (_, (command,)), _ = play(TARGET.execute(RUN, node=0, argv=(), tty=True), [(pods,), (OK,)])
+    assert command.argv[-3:] == ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
     with pytest.raises(NoInputError) as error:
         play(TARGET.execute(RUN, node=2, argv=("ls",), tty=False), [(pods,)])
     assert str(error.value) == "digits-otter has no pod for node 2: its nodes are 0 to 1"

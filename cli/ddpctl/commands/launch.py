@@ -84,7 +84,7 @@ def launch(
     run = verbs.start(desk, request, attached=not detach)
     if request.resumes and not runs.has_checkpoint(request.resumes):
         desk.say(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
-    desk.say(f"  logs         {run.folder}")
+    desk.say(f"  logs         {run.logs_at}")
     if detach:
         desk.say(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
         if not sys.stdout.isatty():

@@ -53,7 +53,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     lines = [
         f"{run.name}  {state.state}{ending}: {state.message}",
         f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
-        f"  logs         {run.folder}",
+        f"  logs         {run.logs_at}",
         f"  checkpoints  {run.checkpoint_dir}",
     ]
     rows = [("  NODE", "STATE", "PID", "RANKS", "METRICS")]
@@ -91,7 +91,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """What an attached launch says when its run has ended."""
     ending = f", exit code {state.code}" if state.code else ""
     lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
-    lines += [f"  logs         {run.folder}", f"  checkpoints  {run.checkpoint_dir}"]
+    lines += [f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"]
     metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
     if metrics:
         lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")

@@ -19,6 +19,8 @@ class Submission:
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
     note: str = ""  # one line that a person should know: what was decided for them
+    table: tuple[str, ...] = ()  # what was found out about each machine, as lines
+    checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
 
 
 @dataclass(frozen=True, kw_only=True)

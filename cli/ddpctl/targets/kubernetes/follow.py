@@ -34,6 +34,7 @@ class Follower:
     task: Task
     kubectl: Kubectl
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, the restarts of its container
+    _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # when its stream ended, in UTC
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -49,9 +50,11 @@ class Follower:
                 continue
             restarts = found["restartCount"]
             if restarts and self._first(uid, restarts - 1):
-                self._start(name, "--previous")
+                self._start(name, (uid, restarts - 1), "--previous")
             if found["state"].keys() & {"running", "terminated"} and self._first(uid, restarts):
-                self._start(name, "--follow")
+                self._start(name, (uid, restarts), "--follow")
+            elif "running" in found["state"] and (since := self._ended.pop((uid, restarts), None)):
+                self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
 
     def finish(self, timeout_s: float) -> None:
         """Wait until the last line is out."""
@@ -65,21 +68,24 @@ class Follower:
         self._seen.add((uid, restarts))
         return True
 
-    def _start(self, pod: str, how: str) -> None:
-        thread = threading.Thread(target=self._copy, args=(pod, how), daemon=True)
+    def _start(self, pod: str, key: tuple[str, int], *how: str) -> None:
+        thread = threading.Thread(target=self._copy, args=(pod, key, how), daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _copy(self, pod: str, how: str) -> None:
+    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
         container = WORKLOADS[self.task.workload].container
         tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
-        argv = (*self.kubectl.argv, "logs", pod, "--container", container, how, *tail)
+        tail = tail if len(how) == 1 else ()
+        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
         with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
             for line in process.stdout or ():
                 if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:
                         sys.stdout.buffer.write(line)
                         sys.stdout.buffer.flush()
+        if "--follow" in how:
+            self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from ddpctl.targets.kubernetes.kubectl import Kubectl
 from ddpctl.targets.kubernetes.manifest import Object, dump
 from ddpctl.targets.kubernetes.mounts import RUNS, holds
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.pod import Draft, needs_project
+from ddpctl.targets.kubernetes.pod import Draft, checkpoint_dir, needs_project
 from ddpctl.targets.kubernetes.refusals import name_problem, problems
 from ddpctl.targets.kubernetes.workloads import WORKLOADS, Workload
 from ddpctl.words import one_line
@@ -51,6 +51,14 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     """Look, judge, make; what cannot be made to the end is taken back."""
+    try:
+        return (yield from _submit(plan, options))
+    except DdpctlError as error:
+        error.nothing_started = True
+        raise
+
+
+def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose(kubectl, options)
@@ -69,7 +77,8 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", draft.name, *quietly),)
         raise
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-    return Submission(handle=handle, note=_note(kubectl, draft, choice))
+    handle["logs"] = f"ddpctl logs {draft.name}"
+    return Submission(handle=handle, note=_note(kubectl, draft, choice), checkpoint_dir=checkpoint_dir(plan))
 
 
 def _refuse(draft: Draft, workload: Workload) -> None:

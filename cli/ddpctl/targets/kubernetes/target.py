@@ -138,12 +138,13 @@ class KubernetesTarget:
         return not items(left)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command in a node's container; its exit code."""
+        """Run a command in a node's container: its exit code. No arguments: a shell."""
         pods = yield from self._pods(run)
         if node not in pods:
             raise NoInputError(f"{run.name} has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
         kubectl, workload = _kubectl(run), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
+        argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
         name = pods[node]["metadata"]["name"]
         words = (*kubectl.argv, "exec", *options, name, "--container", workload.container, "--", *argv)
         (done,) = yield (Command(argv=words, mode="tty" if tty else "stream", timeout_s=None),)
