@@ -20,8 +20,9 @@ _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
 TRAINJOB_PORT = 29500  # that the operator says, whatever a job wants
-# What may go better the next time: killed by a signal, absent, hung, saved (ddpwire.exits). All else ends the job.
-RETRIED = (129, 134, 135, 136, 137, 138, 139, 142, 143, 144)
+# What may go better the next time: killed, aborted, absent, hung, saved (ddpwire.exits, docs/restarts.md). All else, a
+# crash as well, ends the job.
+RETRIED = (129, 134, 137, 138, 142, 143, 144)
 
 
 @dataclass(frozen=True, kw_only=True)
