@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.ddpctl.kubernetes_lab import DATA, recorded, run_of
 
+from ddpctl.command import Output
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.answers import error_of
 from ddpctl.targets.kubernetes.status import fold, unexplained
@@ -36,6 +37,25 @@ def test_every_recording_has_its_sentence() -> None:
 def test_what_is_said_of_a_refusal(name: str) -> None:
     error = error_of(recorded(f"bad/{name}"))
     assert f"{type(error).__name__.removesuffix('Error')} | {error}" == sentences("bad")[name]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "said"),
+    [
+        (
+            "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?\n",
+            "the cluster does not answer at 10.0.0.1:6443 (connection refused): is it up, is a VPN missing?",
+        ),
+        (
+            "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n",
+            "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
+        ),
+        ("error: \x1b[31modd\n", "kubectl failed: error: \\x1b[31modd"),
+        ("", "kubectl failed: exit code 1"),
+    ],
+)
+def test_what_is_said_where_nothing_was_recorded(stderr: str, said: str) -> None:
+    assert str(error_of(Output(returncode=1, stderr=stderr))) == said
 
 
 def states() -> dict[str, tuple[dict[str, Any], list[Any], list[Any]]]:

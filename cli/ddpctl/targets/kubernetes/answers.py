@@ -42,6 +42,10 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
         lambda m: f"the cluster's name {m[1]} is not known here: is a VPN missing?",
     ),
     (
+        r"The connection to the server (\S+) was refused",
+        lambda m: f"the cluster does not answer at {m[1]} (connection refused): is it up, is a VPN missing?",
+    ),
+    (
         r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)",
         lambda m: f"the cluster does not answer at {m[1]} ({m[2]}): is it up, is a VPN missing?",
     ),
