@@ -262,6 +262,13 @@ def test_status_asks_for_events_where_pods_do_not_say_why() -> None:
     )
 
 
+def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
+    """The operator cleans running pods away when a job has ended; nobody is to wait for them."""
+    job = as_run("jobs/failed-evicted", "digits-otter", "evicted2")
+    _, state = status((job, as_run("pods/evicted", "digits-otter", "evicted2")))
+    assert (state.state, state.code, state.alive, state.remains) == ("failed", 137, False, True)
+
+
 def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer() -> None:
     _, gone = status((OK, OK))
     assert (gone.state, gone.code) == ("stopped", 143)

@@ -1,6 +1,7 @@
 """How a run fares, from its job's conditions and its pods. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddpctl.run import NodeReport, Run, RunStatus, State
@@ -52,8 +53,10 @@ def fold(
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
     def say(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
-        message = one_line(message)
-        return RunStatus(run=run.name, state=state, message=message, code=code, nodes=nodes, remains=remains)
+        told = RunStatus(run=run.name, state=state, message=one_line(message), code=code, nodes=nodes, remains=remains)
+        if told.ended:  # a pod that is still being cleaned away does not go on
+            return replace(told, nodes=tuple(replace(node, alive=False) for node in nodes))
+        return told
 
     if job is None:
         if young:
