@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,8 +19,11 @@ KUBECTL = """#!/bin/bash
 echo "$*" >>"$CLUSTER/calls"
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
-  get) [[ -e $CLUSTER/deleted ]] || /bin/cat "$CLUSTER/$2" 2>/dev/null ;;
+  get) [[ -e $CLUSTER/deleted ]] || /bin/cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
   delete) : >"$CLUSTER/deleted" ;;
+  config) /bin/cat "$CLUSTER/view" ;;
+  create) /bin/cat >>"$CLUSTER/made"; echo --- >>"$CLUSTER/made"; echo uid-1 ;;
+  logs) echo "[node${2##*-} rank0] epoch 1/1" ;;
 esac
 exit 0
 """
@@ -38,6 +42,14 @@ class World:
             for thing in answer.get("items", [answer]):
                 thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "night"
             (self.folder / what).write_text(json.dumps(answer))
+
+    def is_of(self, run: str) -> None:
+        """The objects are that run's."""
+        for what in ("pytorchjobs.kubeflow.org", "pods"):
+            path = self.folder / what
+            path.write_text(path.read_text().replace("night", run))
+        context = {"name": "lab", "context": {"namespace": "ml"}}
+        (self.folder / "view").write_text(json.dumps({"current-context": "lab", "contexts": [context]}))
 
     def calls(self) -> list[str]:
         return (self.folder / "calls").read_text().splitlines()
@@ -102,3 +114,34 @@ def test_what_has_ended_cannot_be_suspended(world: World) -> None:
         2,
         "ddpctl: night has ended already (succeeded): ddpctl launch --resume night goes on from it\n",
     )
+
+
+def test_an_attached_launch_prints_the_logs_and_ends_with_the_job(world: World) -> None:
+    world.holds("succeeded", "succeeded", "succ")
+    world.is_of("dawn")
+    done = ddpctl(world, "launch", "-t", "kubernetes", "--kind", "pytorchjob", "--nodes", "2", "--name", "dawn")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[node0 rank0] epoch 1/1", "[node1 rank0] epoch 1/1"]
+    said = done.stderr.splitlines()
+    assert said[:3] == [
+        "run dawn: 2 nodes x 1 rank of ddptrain on kubernetes (--target)",
+        "  a PyTorchJob in namespace ml of context lab (as you said); checkpoints go with their pod: "
+        "mounts [pvc=CLAIM:/runs] keeps them",
+        "  logs         ddpctl logs dawn",
+    ]
+    assert said[3].startswith("run dawn succeeded, after ")
+    assert said[4:] == ["  logs         ddpctl logs dawn", "  checkpoints  /runs/dawn/checkpoints"]
+    made = re.findall(r"^kind: (.*)$", (world.folder / "made").read_text(), re.M)
+    assert sorted(made[:3]) == ["NetworkPolicy", "Pod", "PyTorchJob"]  # judged side by side
+    assert made[3:] == ["NetworkPolicy", "PyTorchJob"]
+
+
+def test_a_launch_that_is_refused_leaves_no_record(world: World) -> None:
+    (world.folder / "kubectl").write_text("#!/bin/bash\necho 'Unauthorized' >&2\nexit 1\n")
+    done = ddpctl(world, "launch", "-t", "kubernetes", "--name", "dawn", "--detach")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        69,
+        "",
+        "ddpctl: the cluster does not know you (401): sign in again, as your cluster wants it\n",
+    )
+    assert not (world.folder.parent / "runs/dawn").exists()
