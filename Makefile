@@ -8,10 +8,10 @@ TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 
-.PHONY: demo test check specs cluster bench bench-train bench-gpu dist sbom lock help clean
+.PHONY: demo test check specs cluster cluster-k8s bench bench-train bench-gpu dist sbom lock help clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
 
 demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
@@ -35,6 +35,9 @@ specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
 	$(BIN)/python -m pytest tests/cluster -o addopts="--import-mode=importlib --strict-markers -ra"
 
+cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
+	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"
+
 bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/startup.py
 	$(BIN)/python bench/signals.py
@@ -42,6 +45,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/checkpoint.py
 	$(BIN)/python bench/kills.py
 	$(BIN)/python bench/input.py
+	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
 

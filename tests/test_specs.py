@@ -14,8 +14,10 @@ from ddpwire.catalogue import CATALOGUE, Metric
 ROOT = Path(__file__).parent.parent
 
 
-def render(file: str, target: str) -> str:
-    settings = config.load(file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds())
+def render(file: str, target: str, workload: str | None = None) -> str:
+    settings = config.load(
+        file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds(), workload=workload
+    )
     request = launch.Request(
         job=settings.job,
         target=settings.target,
@@ -58,6 +60,10 @@ def row(metric: Metric) -> str:
 SPECS = {
     "docs/metrics.md": metrics_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
+    "k8s/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
+    "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),
+    "k8s/indexed-job.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "job"),
+    "k8s/base/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
 }
 
 

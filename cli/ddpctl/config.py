@@ -7,7 +7,7 @@ line and column. pydantic is imported here alone, and only where there is a valu
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,6 +20,9 @@ from ddpctl.words import one_line, quote, unknown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+    from ddpctl.config_file import File
+    from ddpctl.yaml_source import Source
 
 __all__ = ["FILE_NAME", "Kinds", "Settings", "field_docs", "find_file", "load", "schema"]
 
@@ -57,15 +60,19 @@ def load(
     default_kind: str = "local",
     default_why: str = "the default",
     target_why: str = "--target",
+    workload: str | None = None,
 ) -> Settings:
     """Read the file, lay the profile and the flags over it, choose the target.
 
-    ``overrides`` are fields of JobSpec; None: not given. Their env is merged over the file's. Raises FileError
-    with a line for every error of file and flags, UsageError where only flags are wrong, NoInputError.
+    ``overrides`` are fields of JobSpec, ``workload`` an option of the target; None: not given. The env is merged over
+    the file's. Raises FileError with a line for every error of file and flags, UsageError where only flags are wrong,
+    NoInputError.
     """
     from ddpctl.config_file import File, place, read_file  # imports yaml
+    from ddpctl.yaml_source import Source
 
-    said, file_errors = read_file(file, kinds, _check) if file else (File(), [])
+    said, source = read_file(file, kinds, _check) if file else (File(), Source(name=""))
+    file_errors = source.lines()
     flags, flag_errors = _check_flags(overrides)
     if profile is not None and profile not in said.profiles:
         flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', said.profiles)}"))
@@ -75,19 +82,69 @@ def load(
     elif said.target is not None:
         chosen, why = said.target, str(file)
     found = None
-    if target is not None or not file_errors:
-        try:
-            found = place(chosen, said.targets, kinds)
-        except ValueError as error:
+    try:
+        found = place(chosen, said.targets, kinds)
+    except ValueError as error:
+        if target is not None or not file_errors:
             flag_errors.append(one_line(f"--target: {error}"))
+    layers = (said.job, said.profiles.get(profile or "", {}), flags)
+    values = {name: value for layer in layers for name, value in layer.items()}
+    values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
+    job = JobSpec(**values)
+    options = None
+    if found is not None:
+        kind, options = found
+        try:
+            options = _with_workload(kind, options, workload)
+        except ValueError as error:
+            flag_errors.append(one_line(f"--kind: {error}"))
+        given = {*flags, *(["workload"] if workload else [])}
+        flag_errors += _report_problems(said, source, job, options, (profile, chosen), given)
+        file_errors = source.lines()
     if file_errors:
         raise FileError("\n".join(file_errors + flag_errors))
     if flag_errors or found is None:
         raise UsageError("\n".join(flag_errors))
-    layers = (said.job, said.profiles.get(profile or "", {}), flags)
-    values = {name: value for layer in layers for name, value in layer.items()}
-    values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
-    return Settings(job=JobSpec(**values), target=chosen, kind=found[0], options=found[1], why=why, file=file)
+    return Settings(job=job, target=chosen, kind=found[0], options=options, why=why, file=file)
+
+
+def _with_workload(kind: str, options: Any, workload: str | None) -> Any:
+    """The options with --kind laid over them. Raises ValueError."""
+    if workload is None:
+        return options
+    field = fields_of(options.__class__).get("workload")
+    if field is None:
+        raise ValueError(f"a target of kind {kind} has no kinds of its own")
+    return replace(options, workload=_check(field, workload))
+
+
+def _report_problems(
+    said: "File", source: "Source", job: JobSpec, options: Any, names: tuple[str | None, str], flags: set[str]
+) -> list[str]:
+    """What the target's options find wrong in the job together with them (their ``problems``).
+
+    Each is reported where its key stands in the file. The lines that belong to flags are returned; what stands
+    nowhere, since it is a default, is the target's.
+    """
+    profile, target = names
+    lines = []
+    wrong = source.lines()
+    for key, text in getattr(options, "problems", lambda _: ())(job):
+        section, _, name = key.partition(".")
+        flag = "kind" if name == "workload" else name.replace("_", "-")
+        places = [("profiles", profile or "", name), ("job", name)] if section == "job" else [("targets", target, name)]
+        node = next((said.places[place] for place in places if place in said.places), None)
+        if name in flags:
+            lines.append(one_line(f"--{flag}: {text}"))
+        elif node is not None:
+            source.report(node, f"{name}: {text}")
+        elif not wrong:  # else it may only be what is wrong elsewhere
+            where = said.places.get(("targets", target))
+            if where is not None:
+                source.report(where, f"{name}: {text}")
+            else:
+                lines.append(one_line(f"--target {target}: {name}: {text}"))
+    return lines
 
 
 def _check_flags(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

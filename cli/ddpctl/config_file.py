@@ -1,6 +1,6 @@
 """What a ddpctl.yaml says, and all that is wrong in it. Reads one file; what is in use is ``config``'s to say."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,28 @@ class File:
     target: str | None = None
     targets: dict[str, tuple[str, Any] | None] = field(default_factory=dict)  # (kind, options); None: wrong
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    places: dict[tuple[str, ...], yaml.Node] = field(default_factory=dict)  # ("job", "gpus") → where it stands
 
 
-def read_file(path: Path, kinds: Kinds, check: Check) -> tuple[File, list[str]]:
-    """What the file says, and a line for everything that is wrong in it.
+def read_file(path: Path, kinds: Kinds, check: Check) -> tuple[File, Source]:
+    """What the file says, and the source, which holds a line for everything that is wrong in it.
 
     ``check`` takes a field and a value and returns the value or raises ValueError. Raises NoInputError.
     """
     source, said, target = read(path), File(), None
     for key, key_node, node in source.entries(source.root, "the file") if source.root else ():
         if key == "job":
-            said.job = _read_fields(source, source.entries(node, "job"), JobSpec, "a job", check)
+            entries = _noted(said, ("job",), source.entries(node, "job"))
+            said.job = _read_fields(source, entries, JobSpec, "a job", check)
         elif key == "target":
             target = None if is_null(node) else node
         elif key == "targets":
             for name, _, part in source.entries(node, "targets"):
-                said.targets[name] = _read_target(source, name, part, kinds, check)
+                said.places["targets", name] = part
+                said.targets[name] = _read_target(source, said, name, part, kinds, check)
         elif key == "profiles":
             for name, _, part in source.entries(node, "profiles"):
-                entries = source.entries(part, f"profile {quote(name)}")
+                entries = _noted(said, ("profiles", name), source.entries(part, f"profile {quote(name)}"))
                 said.profiles[name] = _read_fields(source, entries, JobSpec, "a profile", check)
         else:
             inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
@@ -54,11 +57,23 @@ def read_file(path: Path, kinds: Kinds, check: Check) -> tuple[File, list[str]]:
             place(said.target, said.targets, kinds)
         except ValueError as error:
             source.report(target, f"target: {error}")
-    return said, source.lines()
+    return said, source
 
 
-def _read_target(source: Source, name: str, node: yaml.Node, kinds: Kinds, check: Check) -> tuple[str, Any] | None:
-    entries = {key: (key_node, value) for key, key_node, value in source.entries(node, f"target {quote(name)}")}
+def _noted(
+    said: File, section: tuple[str, ...], entries: Iterable[tuple[str, yaml.Node, yaml.Node]]
+) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """The same entries; where they stand is kept for what only several of them together make wrong."""
+    for key, key_node, node in entries:
+        said.places[*section, key] = node
+        yield key, key_node, node
+
+
+def _read_target(
+    source: Source, said: File, name: str, node: yaml.Node, kinds: Kinds, check: Check
+) -> tuple[str, Any] | None:
+    noted = _noted(said, ("targets", name), source.entries(node, f"target {quote(name)}"))
+    entries = {key: (key_node, value) for key, key_node, value in noted}
     if "kind" not in entries:
         if isinstance(node, yaml.MappingNode) or is_null(node):  # else entries() has reported it
             source.report(node, f"target {quote(name)} needs a kind: {either(tuple(kinds))}")

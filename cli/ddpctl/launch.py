@@ -194,6 +194,12 @@ def stop(desk: Desk, run: Run, *, kill: bool) -> RunStatus:
     return _wait_until_ended(desk, run, SETTLE_S)
 
 
+def clear(desk: Desk, run: Run) -> None:
+    """Take away what a run that has ended has left where it ran."""
+    if not desk.runner.perform(target_of(run).stop(run, kill=True)):
+        raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
+
+
 def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
     started = said = time.monotonic()
     while not (state := status(desk, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:
@@ -211,6 +217,14 @@ def execute(desk: Desk, run: Run, *, node: int, argv: tuple[str, ...], tty: bool
     if not 0 <= node < run.job.max_nodes:
         raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
     return desk.runner.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
+
+
+def suspend(desk: Desk, run: Run, *, again: bool) -> None:
+    """Let a run rest, or go on (``again``). Raises ConfigError where its target cannot."""
+    target = target_of(run)
+    if not isinstance(target, targets.Suspending):
+        raise ConfigError(f"{run.name}: a target of kind {run.kind} cannot suspend a run: ddpctl stop {run.name}")
+    desk.runner.perform(target.resume(run) if again else target.suspend(run))
 
 
 def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:

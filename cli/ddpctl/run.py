@@ -11,7 +11,18 @@ from ddpwire.exits import Exit
 from ddpwire.node import NodeState, read_node
 from ddpwire.outcome import Outcome, read_outcome
 
-State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost", "unknown"]
+State = Literal[
+    "starting",
+    "rendezvous",
+    "training",
+    "suspended",  # by a person or a queue: it has no nodes, and goes on when it is resumed
+    "stopping",
+    "succeeded",
+    "failed",
+    "stopped",
+    "lost",
+    "unknown",
+]
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 # A run is as far as its slowest node: the first of these that any living node is in.
@@ -53,6 +64,7 @@ class NodeReport:
     alive: bool
     state: NodeState | None  # None: it has not said a word
     outcome: Outcome | None  # None: it has not ended by itself
+    note: str = ""  # what its target has to say of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +77,7 @@ class RunStatus:
     code: int | None = None  # the run's exit code, once it has ended
     outcome: Outcome | None = None
     nodes: tuple[NodeReport, ...] = ()
+    remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
 
     @property
     def ended(self) -> bool:

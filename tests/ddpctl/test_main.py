@@ -21,6 +21,8 @@ VERBS = (
     "attach",
     "exec",
     "shell",
+    "suspend",
+    "resume",
     "init",
     "schema",
     "version",

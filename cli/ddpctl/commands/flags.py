@@ -32,7 +32,7 @@ TargetName = Annotated[
         "-t",
         envvar="DDPCTL_TARGET",
         metavar="T",
-        help="Where to run: a target of the file (docs/ssh.md), or local.",
+        help="Where to run: a target of the file, or a kind: local, kubernetes.",
     ),
 ]
 File = Annotated[
@@ -71,6 +71,15 @@ Port = Annotated[
 Image = Annotated[
     str | None,
     typer.Option("--image", envvar="DDPCTL_IMAGE", metavar="REF", help="The container image of every node."),
+]
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        "--kind",
+        envvar="DDPCTL_KIND",
+        metavar="auto|pytorchjob|trainjob|job",
+        help="What runs it on Kubernetes; auto: what the cluster serves.",
+    ),
 ]
 Resume = Annotated[
     str | None,

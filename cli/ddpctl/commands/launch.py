@@ -20,6 +20,7 @@ from ddpctl.commands.flags import (
     Program,
     Resume,
     TargetName,
+    Workload,
 )
 from ddpctl.errors import UsageError
 from ddpctl.spec import NAME_PATTERN
@@ -41,6 +42,7 @@ def launch(
     name: Name = None,
     port: Port = None,
     image: Image = None,
+    workload: Workload = None,
     resume: Resume = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
@@ -64,9 +66,11 @@ def launch(
     desk = verbs.open_desk(os.environ)
     flags = _overrides(nodes, gpus, device, env, port, image, program)
     if resume is None:
-        request = _request(flags, file, profile, target, name)
-    elif file or profile or target:
-        raise UsageError("--resume: a resumed run keeps its target and its file's words: leave out -f, -p and -t")
+        request = _request(flags, file, profile, target, name, workload)
+    elif file or profile or target or workload:
+        raise UsageError(
+            "--resume: a resumed run keeps its target and its file's words: leave out -f, -p, -t and --kind"
+        )
     else:
         old = runs.load(desk.root, resume)
         if not verbs.status(desk, (old,))[0].ended:
@@ -107,13 +111,15 @@ def render(
     name: Name = None,
     port: Port = None,
     image: Image = None,
+    workload: Workload = None,
     program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
     from ddpctl import launch as verbs
     from ddpctl import targets
 
-    request = _request(_overrides(nodes, gpus, device, env, port, image, program), file, profile, target, name)
+    flags = _overrides(nodes, gpus, device, env, port, image, program)
+    request = _request(flags, file, profile, target, name, workload)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
 
@@ -153,7 +159,12 @@ def _number(flag: str, text: str | None) -> int | None:
 
 
 def _request(
-    flags: dict[str, Any], file: Path | None, profile: str | None, target: str | None, name: str | None
+    flags: dict[str, Any],
+    file: Path | None,
+    profile: str | None,
+    target: str | None,
+    name: str | None,
+    workload: str | None,
 ) -> "Request":
     """File and flags as one request."""
     from ddpctl import config, targets
@@ -161,7 +172,9 @@ def _request(
 
     _check_name(name)
     found = config.find_file(file, Path.cwd())
-    settings = config.load(file=found, profile=profile, target=target, overrides=flags, kinds=targets.kinds())
+    settings = config.load(
+        file=found, profile=profile, target=target, overrides=flags, kinds=targets.kinds(), workload=workload
+    )
     return Request(
         job=settings.job,
         target=settings.target,

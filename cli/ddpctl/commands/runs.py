@@ -122,7 +122,7 @@ def stop(
         raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
     desk = launch.open_desk(os.environ)
     asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run, whole=True),)
-    states = zip(asked, launch.status(desk, asked), strict=True)
+    states = list(zip(asked, launch.status(desk, asked), strict=True))
     # A run that was killed from outside may have left something: --kill sweeps it as well.
     going = [
         record
@@ -138,7 +138,11 @@ def stop(
         desk.say(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in show.next_steps(record, state, can_resume=runs.has_checkpoint(record)):
             desk.say(line)
-    if not going:
+    cleared = [record for record, state in states if state.remains and not every]
+    for record in cleared:
+        launch.clear(desk, record)
+        desk.say(f"run {record.name} had ended; what was left of it is gone")
+    if not going and not cleared:
         desk.say("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 
 

@@ -52,7 +52,8 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     for report in state.nodes:
         node = report.state
         if node is None:
-            rows.append((f"  {report.node}", "no word yet" if report.alive else "no word", "-", "-", "-"))
+            said = report.note or ("no word yet" if report.alive else "no word")
+            rows.append((f"  {report.node}", said, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
         ranks = ",".join(str(rank.rank) for rank in node.ranks) or "-"

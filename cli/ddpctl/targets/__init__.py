@@ -6,7 +6,7 @@ A target touches nothing: its verbs are generators of commands (``ddpctl.command
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ddpctl.command import Verb
 from ddpctl.fields import fields_of
@@ -56,10 +56,22 @@ class Target(Protocol):
         """Run a command where a node runs: its exit code. ``tty``: the terminal is its own; no arguments: a shell."""
 
 
+@runtime_checkable
+class Suspending(Protocol):
+    """What a target does besides, if it can let a run rest."""
+
+    def suspend(self, run: Run) -> Verb[None]:
+        """End the nodes, which save first, and keep the run."""
+
+    def resume(self, run: Run) -> Verb[None]:
+        """Let a suspended run have nodes again."""
+
+
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
     "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
+    "kubernetes": ("ddpctl.targets.kubernetes", "KubernetesOptions", "KubernetesTarget"),
 }
 
 

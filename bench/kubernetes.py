@@ -1,0 +1,72 @@
+"""10,000 generated configurations through the renderer for Kubernetes, and every option before every schema.
+
+    python bench/kubernetes.py [--configurations N]
+
+Prints how many were refused and how many were rendered as what. A configuration that ends in a traceback, that is not
+refused by line, whose manifest a schema or Pod Security refuses, whose text does not come back as it went in, or whose
+arguments would not arrive byte for byte ends the program with an assertion that names it. Needs no cluster.
+"""
+
+import argparse
+import collections
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent.parent)]
+
+from hypothesis import HealthCheck, given, seed, settings  # noqa: E402
+from tests.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS  # noqa: E402
+from tests.ddpctl.kubernetes_judges import VERSIONS, faults  # noqa: E402
+from tests.ddpctl.kubernetes_trial import trial  # noqa: E402
+from tests.ddpctl.test_kubernetes_manifests import CASES, objects  # noqa: E402
+
+
+def generated(number: int) -> collections.Counter[str]:
+    counted: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+
+        @seed(20261120)
+        @settings(max_examples=number, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(CONFIGURATIONS)
+        def one(configuration: tuple[dict[str, Any], dict[str, Any]]) -> None:
+            counted[trial(Path(folder), *configuration)] += 1
+
+        one()
+        assert not list(Path(folder).rglob(f"*{CANARY}*"))
+    return counted
+
+
+def matrix() -> tuple[int, int]:
+    number = 0
+    for case in CASES:
+        for thing in objects(*case.values):
+            assert faults(thing) == [], (case.id, thing["kind"])
+            number += 1
+    return len(CASES), number
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--configurations", type=int, default=10_000)
+    options = parser.parse_args()
+    began = time.monotonic()
+    counted = generated(options.configurations)
+    rendered = sum(counted.values()) - counted["refused"]
+    print(
+        f"{sum(counted.values())} configurations in {time.monotonic() - began:.0f} s: "
+        f"{counted['refused']} refused by line, "
+        f"{rendered} rendered ({', '.join(f'{n} {kind}' for kind, n in counted.most_common() if kind != 'refused')})"
+    )
+    began = time.monotonic()
+    cases, things = matrix()
+    print(
+        f"{cases} cases of the matrix, {things} objects, Kubernetes {VERSIONS[0]} to {VERSIONS[-1]} "
+        f"and the CRDs, in {time.monotonic() - began:.0f} s: no fault"
+    )
+
+
+if __name__ == "__main__":
+    main()

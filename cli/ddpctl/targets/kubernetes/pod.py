@@ -1,0 +1,197 @@
+"""The pod template of one node: the same for every workload, but for the container's name and its place. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath, PurePosixPath
+from typing import Any
+
+from ddpctl.plan import Plan, ddprun_args, program
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes import mounts as volumes
+from ddpctl.targets.kubernetes.manifest import Object, drop_empty, literal, variables
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.placement import placement
+from ddpwire import folder, names
+
+USER = 10001  # of the image
+RUN_LABEL = "ddpctl.run"
+PORT = 23456  # the operators' own, where the job says none
+SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still on its way to a slow disk
+
+
+@dataclass(frozen=True, kw_only=True)
+class Draft:
+    """What is to be written down: a run, its cluster's options, and what goes along."""
+
+    plan: Plan
+    options: KubernetesOptions
+    project: Mapping[str, str]  # key in the ConfigMap → path in the project; empty: the image has the code
+
+    @property
+    def name(self) -> str:
+        """Of the job, and of all that belongs to it."""
+        return self.plan.run
+
+    @property
+    def port(self) -> int:
+        """The rendezvous port."""
+        return self.plan.job.port or PORT
+
+    @property
+    def selector(self) -> dict[str, str]:
+        """The label of all that belongs to the run."""
+        return {RUN_LABEL: self.name}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of the job and its pods."""
+        ours = {"app.kubernetes.io/managed-by": "ddpctl", "app.kubernetes.io/name": self.plan.job.name}
+        return {**self.options.labels, **ours, **self.selector}
+
+    @property
+    def metadata(self) -> Object:
+        """The metadata of an object of the run."""
+        return drop_empty({"name": self.name, "namespace": self.options.namespace, "labels": self.labels})
+
+
+def needs_project(job: JobSpec) -> bool:
+    """Whether the ranks run code of the project's folder, which no image of ours has."""
+    words = program(job.command)
+    if words[0] == "-m":
+        return words[1] != "ddptrain"
+    return not PurePosixPath(words[0]).is_absolute()
+
+
+def checkpoint_dir(plan: Plan) -> str:
+    """Where the container has the checkpoints: a resumed run's are in the folder of the run it goes on from."""
+    run = PurePath(plan.checkpoint_dir).parent.name or plan.run
+    return f"{volumes.RUNS}/{run}/{folder.CHECKPOINTS}"
+
+
+def template(
+    draft: Draft, *, container: str, port: tuple[str, int], place: list[Object], restart: str | None
+) -> Object:
+    """The pod template. ``place``: the variables that say which node this is; ``restart``: None: the operator's."""
+    options, job = draft.options, draft.plan.job
+    return {
+        "metadata": {"labels": draft.labels},
+        "spec": drop_empty(
+            {
+                "restartPolicy": restart,
+                "automountServiceAccountToken": False,
+                "enableServiceLinks": False,
+                "terminationGracePeriodSeconds": math.ceil(job.grace) + SAVE_S,
+                "securityContext": _pod_security(options),
+                "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+                **placement(options, draft.selector, taken=list(scarce(job, options))),
+                "containers": [_container(draft, container, port, place)],
+                "volumes": [volume for volume, _ in _volumes(draft)],
+            }
+        ),
+    }
+
+
+def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
+    options, job = draft.options, draft.plan.job
+    # Said on the command line, which wins: an operator that knows one number of replicas alone appends PET_NNODES.
+    elastic = ("--nnodes", job.nodes) if job.min_nodes != job.max_nodes else ()
+    return {
+        "name": name,
+        "image": job.image,
+        "imagePullPolicy": options.pull,
+        "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
+        "workingDir": volumes.WORKSPACE,
+        "env": [*place, *_environment(draft)],
+        "ports": [
+            {"name": port[0], "containerPort": port[1]},
+            {"name": "metrics", "containerPort": options.metrics_port},
+        ],
+        "resources": resources(job, options),
+        "securityContext": _security(options),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [mount for _, mount in _volumes(draft)],
+    }
+
+
+def _environment(draft: Draft) -> list[Object]:
+    job, options = draft.plan.job, draft.options
+    ours = {
+        names.RUN_ID: draft.name,
+        names.RUN_DIR: f"{volumes.RUNS}/{draft.name}",
+        names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
+        names.METRICS_PORT: str(options.metrics_port),
+        names.IMAGE: job.image,
+        **({names.DEVICE: job.device} if job.device != "auto" else {}),
+    }
+    theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the one folder of its own that every user may write to
+    kept = {name: (draft.name, name) for name in job.secrets}
+    kept |= {name: tuple(place.split("/", 1)) for name, place in options.env_secrets.items()}  # type: ignore[misc]
+    secrets = [
+        {"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
+        for name, (secret, key) in kept.items()
+    ]
+    return [*variables(ours), *variables({k: v for k, v in theirs.items() if k not in kept}), *secrets]
+
+
+def resources(job: JobSpec, options: KubernetesOptions) -> Object:
+    """What is reserved, and what is the most."""
+    limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
+    requests: dict[str, Any] = {
+        "cpu": str(options.request_cpus or job.cpus or job.gpus),
+        "memory": options.request_memory or job.memory or f"{2 * job.gpus}Gi",
+    }
+    few = scarce(job, options)
+    return drop_empty({"requests": requests | few, "limits": drop_empty(limits) | few})
+
+
+def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
+    """What only some machines have, and keep for those who ask for it."""
+    gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
+    return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
+
+
+def _pod_security(options: KubernetesOptions) -> Object:
+    if options.profile == "rdma":  # Kubernetes gives an added capability to root alone
+        return {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _security(options: KubernetesOptions) -> Object:
+    added = {"add": ["IPC_LOCK"]} if options.profile == "rdma" else {}
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"], **added},
+    }
+
+
+def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
+    """Every volume, and where the container has it."""
+    job = draft.plan.job
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}}
+    pairs: list[tuple[Object, Object]] = [
+        (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
+        ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
+    ]
+    if not volumes.holds(job, f"{volumes.RUNS}/{draft.name}"):
+        pairs.append(({"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": volumes.RUNS}))
+    if draft.project:
+        items = [{"key": key, "path": path} for key, path in draft.project.items()]
+        pairs.append(
+            (
+                {"name": "project", "configMap": {"name": draft.name, "items": items}},
+                {"name": "project", "mountPath": volumes.WORKSPACE, "readOnly": True},
+            )
+        )
+    for number, mount in enumerate(volumes.mounts_of(job)):
+        name = f"mount-{number}"
+        pairs.append((volumes.volume(name, mount), volumes.place(name, mount)))
+    return pairs

@@ -1,0 +1,75 @@
+"""Which files of a project go along, and what is in them: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
+
+A program of its own, since a target touches nothing: it reads the folder in which it is started and prints JSON,
+path → text. Its stdin may name the files to choose from, each ended by NUL, as git lists them; else it looks.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ddpwire.exits import Exit
+
+MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB
+MOST_FILES = 500
+
+
+class TooMuch(Exception):  # noqa: N818 -- no fault: a project that has to go into an image
+    """A project that does not fit; its text is for a person."""
+
+
+def matches(path: str, globs: tuple[str, ...]) -> bool:
+    """Whether a pattern fits the path, or the file's own name."""
+    return any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
+
+
+def files_below(folder: Path) -> Iterator[str]:
+    """All files, without those of hidden folders, caches and virtual environments."""
+    for top, folders, files in os.walk(folder):
+        if "pyvenv.cfg" in files:
+            folders.clear()
+            continue
+        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__", "node_modules")))
+        yield from (str((Path(top) / name).relative_to(folder)) for name in sorted(files))
+
+
+def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, str]:
+    """The files that go along. Raises TooMuch."""
+    names = listed.split("\0") if listed else files_below(folder)
+    found: dict[str, str] = {}
+    size = 0
+    for name in sorted({name for name in names if name and matches(name, globs)}):
+        path = folder / name
+        if not path.is_file():
+            continue
+        size += path.stat().st_size
+        if size > MOST_BYTES or len(found) == MOST_FILES:
+            raise TooMuch(
+                f"the project's files are more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: say with "
+                "the target's 'project' which are needed, or put them into an image (project: [])"
+            )
+        try:
+            found[name] = path.read_bytes().decode()
+        except UnicodeDecodeError:
+            raise TooMuch(f"{name} is no text in UTF-8: leave it out of the target's 'project'") from None
+    return found
+
+
+def main() -> int:
+    """The program."""
+    try:
+        print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
+    except TooMuch as error:
+        print(error, file=sys.stderr)
+        return Exit.CONFIG
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return Exit.NO_INPUT
+    return Exit.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""What is in k8s/ and what docs/kubernetes.md shows: every object before its judge, every overlay, every command."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
+
+ROOT = Path(__file__).parents[2]
+KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
+OTHERS = {"Kustomization", "Cluster", "PodMonitor"}  # kustomize's, kind's, the Prometheus Operator's
+OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
+FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
+
+
+@pytest.mark.parametrize("path", FILES, ids=[str(path.relative_to(ROOT)) for path in FILES])
+def test_every_object_is_what_it_says(path: Path) -> None:
+    for thing in yaml.safe_load_all(path.read_text()):
+        if thing["kind"] not in OTHERS:
+            assert faults(thing) == []
+
+
+@pytest.mark.skipif(KUBECTL is None, reason="needs kubectl, for kubectl kustomize")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
+    argv = [str(KUBECTL), "kustomize", str(ROOT / "k8s" / overlay)]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+    )
+    assert done.returncode == 0, done.stderr
+    things = {thing["kind"]: thing for thing in yaml.safe_load_all(done.stdout)}
+    assert all(faults(thing, VERSIONS[-1:]) == [] for thing in things.values())
+    template = things["PyTorchJob"]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]
+    assert restricted(template) == []
+    container = template["spec"]["containers"][0]
+    device = next(entry["value"] for entry in container["env"] if entry["name"] == "DDP_DEVICE")
+    gpus = overlay in ("overlays/gpu", "overlays/team")
+    assert (device, container["resources"]["limits"].get("nvidia.com/gpu")) == (
+        ("cuda", "2") if gpus else ("cpu", None)
+    )
+    volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+    assert ("persistentVolumeClaim" in volumes["runs"]) == (overlay == "overlays/checkpoints")
+    if overlay == "overlays/team":
+        assert container["image"].startswith("registry.example.com/ml/ddpctl:")
+        assert {thing["metadata"]["namespace"] for thing in things.values()} == {"ml"}
+        assert things["PyTorchJob"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "vision"
+    assert "PyTorchJob" in CRDS
+
+
+def test_the_role_allows_what_the_verbs_do() -> None:
+    """The resources and verbs of every kubectl command that the target may give."""
+    role, binding = yaml.safe_load_all((ROOT / "k8s/rbac.yaml").read_text())
+    allowed = {(one, verb) for rule in role["rules"] for one in rule["resources"] for verb in rule["verbs"]}
+    jobs = ("pytorchjobs", "trainjobs", "jobs")
+    wanted = {(one, verb) for one in jobs for verb in ("get", "list", "create", "patch", "delete")}
+    wanted |= {("pods", verb) for verb in ("get", "list", "watch", "create", "delete")}
+    kept = ("configmaps", "secrets", "services", "networkpolicies", "trainingruntimes")
+    wanted |= {(one, verb) for one in kept for verb in ("create", "patch", "delete")}
+    wanted |= {("pods/log", "get"), ("pods/exec", "create"), ("events", "list")}
+    assert wanted <= allowed
+    assert role["kind"] == "Role"  # nothing of the whole cluster
+    assert ("secrets", "list") not in allowed
+    assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+PAGE = (ROOT / "docs/kubernetes.md").read_text()
+SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
+
+
+@pytest.mark.parametrize("line", [rest for _, rest in SHOWN])
+def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    words = [word for word in shlex.split(line) if word != "--dry-run"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ddpctl", "render", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}
+
+
+def test_the_page_knows_the_options() -> None:
+    assert len(SHOWN) == 4
+    for block in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S):
+        assert yaml.safe_load(block)

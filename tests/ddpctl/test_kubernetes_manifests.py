@@ -1,0 +1,169 @@
+"""Every manifest, of all workloads and many options, before its judges; and each judge finds a planted fault."""
+
+import copy
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+from tests.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
+from tests.ddpctl.kubernetes_lab import DATA, JOB, draft_of, plan_of
+
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes import companions, submission
+from ddpctl.targets.kubernetes.manifest import dump
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.kubernetes.refusals import problems
+from ddpctl.targets.kubernetes.workloads import WORKLOADS
+
+JOBS = {
+    "plain": JOB,
+    "one": JobSpec(name="one"),
+    "elastic": replace(JOB, nodes="1:4"),
+    "cpu": replace(JOB, device="cpu", cpus=4, memory="16Gi", shm="2Gi"),
+    "sized": replace(JOB, cpus=8, memory="64Gi", port=4000, time_limit="12h", grace=120.5, max_restarts=0),
+    "mounted": replace(
+        JOB, mounts=("pvc=data:/data:ro", "pvc=ckpt:/runs", "secret=s3:/home/.aws", "configmap=c:/etc/c")
+    ),
+    "secret": replace(
+        JOB, secrets=("WANDB_API_KEY",), env={"A": "$(B) $$ x", "EMPTY": ""}, command=("-m", "pkg.train")
+    ),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "queued": {"queue": "team", "keep": "7d", "priority_class": "high", "labels": {"team": "vision", "x.y/z": ""}},
+    "gang": {"gang": True, "queue": "team", "scheduler": "scheduler-plugins-scheduler"},
+    "placed": {
+        "node_selector": {"gpu.example.com/kind": "h200"},
+        "tolerations": ("dedicated=gpu:NoSchedule", "spot"),
+        "spread": "require",
+        "together": "topology.kubernetes.io/zone",
+        "lost_node": 0,
+    },
+    "amd": {"gpu_resource": "amd.com/gpu", "image_pull_secrets": ("registry",), "pull": "Always"},
+    "mig": {"gpu_resource": "nvidia.com/mig-1g.10gb", "env_secrets": {"TOKEN": "wandb/key"}, "network_policy": False},
+    "rdma": {"profile": "rdma"},
+    "master": {"master": True},
+    "exit-code": {"restart": "ExitCode", "failures": 1},
+    "on-failure": {"restart": "OnFailure"},
+    "never": {"restart": "Never", "clean_pods": "All"},
+}
+
+
+def cases() -> list[Any]:
+    found = []
+    for word, (job_name, job), (name, given) in itertools.product(WORKLOADS, JOBS.items(), OPTIONS.items()):
+        options = KubernetesOptions(workload=word, **given)
+        if not list(problems(job, options)):
+            found.append(pytest.param(job, options, id=f"{word}-{job_name}-{name}"))
+    return found
+
+
+CASES = cases()
+
+
+def objects(job: JobSpec, options: KubernetesOptions) -> list[dict[str, Any]]:
+    """All that a launch makes, the bare pod of its dry run too; as it is read back from the text."""
+    draft = replace(draft_of(job, options), project={"000-train.py": "train.py"})
+    workload = WORKLOADS[options.workload]
+    things = [
+        *workload.before(draft),
+        workload.job(draft),
+        submission.bare_pod(draft, workload),
+        companions.config_map(draft, {"train.py": "print('hé')\n\tx = '''on'''\n"}),
+        companions.secret(draft, {"WANDB_API_KEY": "s3cr:et"}),
+        companions.network_policy(draft),
+    ]
+    text = dump(things)
+    read = list(yaml.safe_load_all(text))
+    assert read == things
+    return read
+
+
+def test_the_matrix_is_not_small() -> None:
+    assert len(CASES) > 150
+
+
+@pytest.mark.parametrize(("job", "options"), CASES)
+def test_the_schemas_accept_it(job: JobSpec, options: KubernetesOptions) -> None:
+    for thing in objects(job, options):
+        assert faults(thing, ("1.36",)) == [], thing["kind"]
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_every_version_of_kubernetes_accepts_it(word: str) -> None:
+    for thing in objects(JOBS["mounted"], KubernetesOptions(workload=word, **OPTIONS["placed"])):  # type: ignore[arg-type]
+        assert faults(thing) == [], thing["kind"]
+
+
+@pytest.mark.parametrize(("job", "options"), CASES)
+def test_pod_security_restricted_admits_it(job: JobSpec, options: KubernetesOptions) -> None:
+    said = restricted(submission.bare_pod(draft_of(job, options), WORKLOADS[options.workload]))
+    if options.profile == "rdma":
+        container = WORKLOADS[options.workload].container
+        assert said == [
+            f"{container}: unrestricted capabilities",
+            f"{container}: runAsNonRoot != true",
+            f"{container}: runAsUser=0",
+        ]
+    else:
+        assert said == []
+
+
+def test_a_path_of_the_machine_is_not_restricted() -> None:
+    draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
+    assert restricted(submission.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
+
+
+def test_the_checker_of_pod_security_says_what_the_cluster_said() -> None:
+    pods = {name: yaml.safe_load((DATA / f"psa/psa-{name}-pod.yaml").read_text()) for name in ("ok", "violates")}
+    assert restricted(pods["ok"]) == []
+    assert restricted(pods["violates"]) == [
+        "pytorch: allowPrivilegeEscalation != false",
+        "pytorch: unrestricted capabilities",
+        "pytorch: runAsNonRoot != true",
+        "pytorch: seccompProfile",
+    ]
+
+
+PLANTED = {
+    "a field that is misspelt": lambda pod: pod["spec"].update(terminationGracePeriod=3),
+    "a field of a container that is misspelt": lambda pod: pod["spec"]["containers"][0].update(rezources={}),
+    "a number for a variable": lambda pod: pod["spec"]["containers"][0]["env"][0].update(value=2),
+    "a list for labels": lambda pod: pod["metadata"].update(labels=["a"]),
+}
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_found(word: str, fault: str) -> None:
+    workload, draft = WORKLOADS[word], draft_of()
+    good = submission.bare_pod(draft, workload)
+    bad = copy.deepcopy(good)
+    bad["spec"]["containers"][0]["env"].insert(0, {"name": "A", "value": "1"})
+    assert faults(bad) == []
+    PLANTED[fault](bad)
+    assert len(faults(bad)) >= len(VERSIONS)
+
+
+def test_a_planted_fault_in_a_job_is_found() -> None:
+    draft = draft_of()
+    job = WORKLOADS["pytorchjob"].job(draft)
+    job["spec"]["nprocPerNode"] = 2
+    assert [line.partition(": ")[2] for line in faults(job)] == ["spec.nprocPerNode: 2 is not of type 'string'"] * 2
+    job["spec"]["nprocPerNode"] = "2"
+    job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][0]["rezources"] = {}
+    assert ["rezources" in line for line in faults(job)] == [True, True]
+    train = WORKLOADS["trainjob"].job(draft)
+    train["spec"]["trainer"]["numProcPerNode"] = "auto"
+    assert len(faults(train)) == 1
+    (runtime,) = WORKLOADS["trainjob"].before(draft)
+    runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimits"] = 1
+    assert len(faults(runtime)) == 1
+
+
+def test_rendering_is_pure_and_the_same_each_time() -> None:
+    for word in WORKLOADS:
+        texts = {submission.render(plan_of(), KubernetesOptions(workload=word)) for _ in range(3)}  # type: ignore[arg-type]
+        assert len(texts) == 1
