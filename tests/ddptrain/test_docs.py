@@ -20,8 +20,8 @@ def shown() -> list[str]:
         text = page.read_text()
         blocks = re.findall(r"^```\n(.*?)^```", text, re.M | re.S)
         lines = [*(line for block in blocks for line in block.splitlines()), *re.findall(r"`(ddptrain [^`]*)`", text)]
-        found |= {re.sub(r"\s+#.*", "", line) for line in lines if line.startswith("ddptrain")}
-    return sorted(line for line in found if line.split()[1:2] not in (["fit"], ["export"]))
+        found |= {re.sub(r"\s+#.*", "", line) for line in lines if re.match(r"ddptrain( +-| *$| +#)", line)}
+    return sorted(found)
 
 
 @pytest.mark.parametrize("line", [line for line in shown() if "--help" not in line])

@@ -1,5 +1,6 @@
 """Every way to start ranks trains the same model: ddprun, torchrun, mp.spawn, by hand, one plain process."""
 
+import os
 import re
 import signal
 import socket
@@ -129,7 +130,7 @@ def test_a_rank_that_dies_ends_the_others(tmp_path: Path) -> None:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         ranks = [pid for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(ranks) == 2
-        subprocess.run(["kill", "-KILL", ranks[1]], check=True)
+        os.kill(int(ranks[1]), signal.SIGKILL)
         _, err = process.communicate(timeout=90)
     finally:
         process.kill()
