@@ -25,11 +25,14 @@ def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None]
 def _no_statistics(block: nn.Module) -> Iterator[None]:
     """Batch norms count a batch when it is first seen, not again when it is computed again."""
     norms = [module for module in block.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    tracked = [norm.track_running_stats for norm in norms]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    counts = [None if count is None else count.clone() for _, _, count in before]
     for norm in norms:
-        norm.track_running_stats = False
+        norm.momentum = 0.0
     try:
         yield
     finally:
-        for norm, was in zip(norms, tracked, strict=True):
-            norm.track_running_stats = was
+        for (norm, momentum, count), was in zip(before, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None and was is not None:
+                count.copy_(was)

@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import pickle
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -80,7 +79,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise TrainError(Exit.NO_INPUT, f"--pretrained {path} cannot be read: {error.strerror}") from None
-    except (RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+    except Exception:  # a broken pickle can fail in any way
         raise TrainError(Exit.DATA, f"--pretrained {path} is torn, or not a file of weights") from None
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
