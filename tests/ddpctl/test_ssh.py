@@ -32,7 +32,7 @@ def test_a_container_on_every_host() -> None:
         starts[0].stdin
         == f"""\
 set -eu
-mkdir -p "$HOME"/.ddpctl/runs/night/node-0 "$HOME"/.ddpctl/runs/night/checkpoints
+mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkpoints
 exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
 flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
 other=$(docker ps --filter label=ddpctl.run --format '{{{{.Label "ddpctl.run"}}}}' \\
@@ -78,7 +78,7 @@ docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night -
 def test_root_gives_the_folder_to_the_images_user() -> None:
     asked, _ = submit(*(facts(number, id="0:0", home="/root") for number in (1, 2)))
     text = asked[-1][0].stdin or ""
-    assert 'chown -R 10001:10001 "$HOME"/.ddpctl/runs/night\n' in text
+    assert 'chown -R 10001:10001 "$HOME"/.ddpctl/runs/night && chown 10001:10001 /root/.ddpctl/' in text
     assert "--user=10001:10001 " in text
 
 
@@ -89,7 +89,7 @@ def test_a_process_where_there_is_no_container() -> None:
         asked[3][1].stdin
         == """\
 set -eu
-mkdir -p "$HOME"/.ddpctl/runs/night/node-1 "$HOME"/.ddpctl/runs/night/checkpoints
+mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkpoints
 exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
 flock -n 9 || { echo "the run $(cat "$HOME"/.ddpctl/lock-"$(uname -n)") is there" >&2; exit 75; }
 echo night >"$HOME"/.ddpctl/lock-"$(uname -n)"
@@ -115,6 +115,7 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
     shared = replace(OPTIONS, checkpoint_dir="/nfs/ckpt/")
     asked, submission = submit(facts(1), facts(2), options=shared)
     assert submission.checkpoint_dir == "box1:/nfs/ckpt/night"
+    assert 'mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /nfs/ckpt/night\n' in (asked[-1][0].stdin or "")
     assert "--volume=/nfs/ckpt/night:/checkpoints " in (asked[-1][0].stdin or "")
     assert "DDP_CHECKPOINT_DIR=/checkpoints\n" in (asked[-1][0].stdin or "")
     again = replace(PLAN, run="night-2", run_dir="/s/night-2", checkpoint_dir=RUN.checkpoint_dir)

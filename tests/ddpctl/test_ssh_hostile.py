@@ -38,7 +38,9 @@ def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str])
         home = Path(name)
         (home / "my python").write_text(DUMP)
         (home / "my python").chmod(0o755)
-        text = scripts.start_process("~/.ddpctl", "night", 0, ("~/my python", *words), env, "~/")
+        text = scripts.start_process(
+            "~/.ddpctl", "night", 0, ("~/my python", *words), env, folder="~/", checkpoints="~/.ddpctl/c"
+        )
         done = subprocess.run(
             ["/bin/sh"],
             input=text,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from ddpctl.containers import NODE_LABEL, RUN_LABEL, container_name
 from ddpctl.images import inspect_line
 from ddpctl.targets.ssh.options import SshOptions
-from ddpwire.folder import CHECKPOINTS, LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
+from ddpwire.folder import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
 BUSY = 75  # the code of a script that found the host taken
 _END = "END_OF_FILE"
@@ -88,22 +88,29 @@ def look(options: SshOptions, *, image: str, script: str | None) -> str:
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
-def _folders(home: str, run: str, node: int) -> str:
-    folders = [run_path(home, run, part) for part in (node_name(node), CHECKPOINTS)]
-    return f"mkdir -p {' '.join(map(path_word, folders))}"
+def _folders(home: str, run: str, node: int, checkpoints: str) -> str:
+    return f"mkdir -p {path_word(run_path(home, run, node_name(node)))} {path_word(checkpoints)}"
 
 
 def start_container(
-    engine: str, home: str, run: str, node: int, argv: tuple[str, ...], env_file: str, owner: str | None
+    engine: str,
+    home: str,
+    run: str,
+    node: int,
+    argv: tuple[str, ...],
+    env_file: str,
+    *,
+    checkpoints: str,
+    owner: str | None,
 ) -> str:
-    """Start a node's container, unless another run is on the host. ``owner``: whom the run's folder is given to."""
+    """Start a node's container, unless another run is on the host. ``owner``: whom the run's folders are given to."""
     folder = path_word(run_path(home, run))
     # The one word that is not known here: the file's name.
     words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
-    give = f"chown -R {shlex.quote(owner)} {folder}\n" if owner else ""
+    give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
 set -eu
-{_folders(home, run, node)}
+{_folders(home, run, node, checkpoints)}
 {give}exec 9>>{lock_word(home)}
 flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
 other=$({_labelled(engine)} \\
@@ -117,7 +124,9 @@ cat >"$env" <<'{_END}'
 """
 
 
-def start_process(home: str, run: str, node: int, argv: tuple[str, ...], env: Mapping[str, str], folder: str) -> str:
+def start_process(
+    home: str, run: str, node: int, argv: tuple[str, ...], env: Mapping[str, str], *, folder: str, checkpoints: str
+) -> str:
     """Start a node's ddprun in a session of its own, which holds the host's lock for as long as it lives."""
     lock = lock_word(home)
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
@@ -125,7 +134,7 @@ def start_process(home: str, run: str, node: int, argv: tuple[str, ...], env: Ma
     python, *rest = argv
     return f"""\
 set -eu
-{_folders(home, run, node)}
+{_folders(home, run, node, checkpoints)}
 exec 9>>{lock}
 flock -n 9 || {{ echo "the run $(cat {lock}) is there" >&2; exit {BUSY}; }}
 echo {shlex.quote(run)} >{lock}

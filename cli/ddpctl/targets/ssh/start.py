@@ -103,7 +103,8 @@ def _node(
         here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
         env = {**own_env, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
-        return scripts.start_process(options.home, plan.run, node, argv, env, folder(options, plan.run))
+        where = folder(options, plan.run)
+        return scripts.start_process(options.home, plan.run, node, argv, env, folder=where, checkpoints=checkpoints)
     own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
     inside = f"{containers.RUNS}/{plan.run}"
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
@@ -127,5 +128,6 @@ def _node(
         node,
         containers.run_args(plan, container, env_file="$env"),
         containers.env_file(env),
+        checkpoints=checkpoints,
         owner=_OURS if fact.get("id") == _ROOT else None,
     )
