@@ -1,5 +1,6 @@
 """Following pods that are replaced: the real program, with a kubectl that plays a cluster's answers from a folder."""
 
+import contextlib
 import json
 import os
 import subprocess
@@ -157,6 +158,27 @@ def test_one_node_and_some_ranks(cluster: Cluster) -> None:
     follower = start(cluster, only=r"^\[node[0-9]+ rank(3)\] ", only_nodes=(1,))
     assert (follower.communicate(timeout=60)[1] is not None, follower.returncode) == (True, 0)
     assert printed(cluster) == ["[node1 rank3] d"]
+
+
+def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None:
+    cluster.say("running-worker-0", "[node0 rank0] a")
+    cluster.pods(pod(0, "x"))
+    follower = start(cluster)
+    wait_for(lambda: printed(cluster) == ["[node0 rank0] a"])
+    mine = f"CLUSTER={cluster.folder}".encode()
+
+    def alive() -> list[str]:
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mine in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(folder.name)
+        return found
+
+    assert len(alive()) >= 2
+    follower.kill()
+    follower.communicate()
+    wait_for(lambda: not alive())
 
 
 def test_a_job_that_is_gone_ends_it(cluster: Cluster) -> None:

@@ -321,6 +321,18 @@ def test_logs_that_are_not_there() -> None:
     )
 
 
+def test_logs_of_pods_that_wait_say_what_for() -> None:
+    pods = as_run("pods/pending-gpu", "digits-otter", "pend-gpu")
+    with pytest.raises(NoInputError) as error:
+        play(
+            TARGET.logs(RUN, LogQuery()), [(pods,), (as_run("jobs/created-pending", "digits-otter", "pend-gpu"), pods)]
+        )
+    assert str(error.value) == (
+        "digits-otter has no pod whose log could be read: digits-otter-worker-0: no machine has enough nvidia.com/gpu "
+        "free: wait for one, or ask for less (0/2 nodes are available)"
+    )
+
+
 def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     ((follow,),), _ = play(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), [(OK,)])
     assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.follow")
@@ -366,12 +378,16 @@ def test_stop_deletes_the_job_and_all_that_belongs_to_it() -> None:
 def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_made() -> None:
     broken = Output(returncode=1, stderr="error: the server doesn't have a resource type")
     asked, gone = play(
-        TARGET.stop(replace(RUN, handle={}), kill=True), [(VIEW,), (OK, broken, OK), (OK,), (OK,), (OK,), (OK,)]
+        TARGET.stop(replace(RUN, handle={}), kill=True), [(VIEW,), (OK, broken, OK), (OK,), (OK, broken), (OK,), (OK,)]
     )
     assert [command.argv[7] for command in asked[1]] == [
         "pytorchjobs.kubeflow.org",
         "trainjobs.trainer.kubeflow.org",
         "jobs.batch",
+    ]
+    assert [command.argv[7].split(",")[0] for command in asked[3]] == [
+        "configmaps",
+        "trainingruntimes.trainer.kubeflow.org",
     ]
     assert gone
 

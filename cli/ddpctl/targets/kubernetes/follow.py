@@ -5,8 +5,10 @@ A program of its own (``python -m ddpctl.targets.kubernetes.follow``), started b
 are the nodes' own lines, which begin with node and rank; what it has to say itself goes to stderr.
 """
 
+import ctypes
 import json
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +27,14 @@ from ddpctl.targets.kubernetes.workloads import WORKLOADS
 from ddpwire.exits import Exit
 
 PATIENCE_S = 120.0  # for a cluster that does not answer
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the follower is gone, also by a SIGKILL. Elsewhere its next line ends it (SIGPIPE)."""
+    if _prctl:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
@@ -78,7 +88,8 @@ class Follower:
         tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
         tail = tail if len(how) == 1 else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        end = _end_with_parent if _prctl else None
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end) as process:
             for line in process.stdout or ():
                 if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:

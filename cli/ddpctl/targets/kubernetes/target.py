@@ -104,10 +104,11 @@ class KubernetesTarget:
             if query.nodes and node not in query.nodes:
                 continue
             argv = (*kubectl.argv, "logs", pod["metadata"]["name"], "--container", workload.container, *tail)
-            statuses = pod["status"].get("containerStatuses", ())
-            if any(one["name"] == workload.container and one["restartCount"] for one in statuses):
-                commands.append((*argv, "--previous"))
-            commands.append(argv)
+            for one in pod["status"].get("containerStatuses", ()):
+                if one["name"] == workload.container and one["restartCount"]:
+                    commands.append((*argv, "--previous"))
+                if one["name"] == workload.container and one["state"].keys() & {"running", "terminated"}:
+                    commands.append(argv)
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
             raise NoInputError(f"{run.name} has no pod whose log could be read: {state.message}")
@@ -127,7 +128,8 @@ class KubernetesTarget:
         if kill:
             mine = ("--selector", f"{RUN_LABEL}={run.name}")
             check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
-        runtimes = ("trainingruntimes.trainer.kubeflow.org",) if found[0].word == "trainjob" else ()
+        trains = any(workload.word == "trainjob" for workload in found)
+        runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
         yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
         wait_s = KILL_WAIT_S if kill else int(run.job.grace) + STOP_MARGIN_S
         if wait:
