@@ -6,7 +6,6 @@ DDPCTL_TEST_LOSE and DDPCTL_TEST_FIND are shell commands that take a machine awa
 name (kind: "docker pause {machine}", "docker unpause {machine}").
 """
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.kubernetes_cluster import DEFAULT_VOLUME, Cluster, wait_until, why_not
+from tests.cluster.kubernetes_cluster import (
+    DEFAULT_VOLUME,
+    Cluster,
+    fingerprint,
+    logs,
+    name_of,
+    resumed_at,
+    status,
+    step_of,
+    wait_until,
+    why_not,
+)
 from tests.road.driver import ROOT, ddpctl
 
 WHY_NOT = why_not()
@@ -82,32 +92,6 @@ def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached:
     done = ddpctl("launch", "-f", str(path), "--name", name, *options, "--", *program, cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
-
-
-def status(run: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(ddpctl("status", run, "--json").stdout)
-    return found
-
-
-def logs(run: str, *options: str) -> str:
-    return ddpctl("logs", run, *options).stdout
-
-
-def step_of(run: str) -> int:
-    """The last epoch that the log tells of; every pod's and every attempt's."""
-    return max((int(number) for number in re.findall(r"epoch\s+(\d+)/", logs(run))), default=0)
-
-
-def resumed_at(run: str) -> list[int]:
-    return [int(number) for number in re.findall(r"going on at step (\d+) of", logs(run))]
-
-
-def fingerprint(text: str) -> str:
-    return re.search(r"weights sha256\s+([0-9a-f]{16})", text)[1]  # type: ignore[index]
-
-
-def name_of(word: str) -> str:
-    return f"{word}-{uuid.uuid4().hex[:6]}"
 
 
 def test_digits_on_two_pods_reach_98_percent_with_the_weights_of_one(cluster: Cluster, tmp_path: Path) -> None:
