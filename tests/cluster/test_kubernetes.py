@@ -146,8 +146,7 @@ def test_status_and_logs_at_each_stage_and_nothing_is_left(cluster: Cluster, tmp
 def test_what_cannot_be_placed_says_why(cluster: Cluster, tmp_path: Path) -> None:
     run = name_of("huge")
     launch(cluster, tmp_path, run, *LONG, cpus=1000)
-    said = wait_until(lambda: re.search(r"no machine has enough cpu free", str(status(run)["message"])), "the reason")
-    assert said
+    wait_until(lambda: "no machine has enough cpu free" in str(status(run)["message"]), "the reason")
     assert ddpctl("logs", run).returncode == 66
 
 
@@ -195,8 +194,7 @@ def test_suspend_gives_the_machines_back_and_resume_goes_on(cluster: Cluster, tm
     done = ddpctl("suspend", run)
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not cluster.pods(run) and status(run)["state"] == "suspended", "the pods to end")
-    done = ddpctl("resume", run)
-    assert done.returncode == 0, done.stderr
+    assert ddpctl("resume", run).returncode == 0
     wait_until(lambda: resumed_at(run), "the training to go on")
     assert resumed_at(run)[0] > 1
 
