@@ -5,13 +5,17 @@ It is the cluster that KUBECONFIG names; the image is DDPCTL_TEST_IMAGE. It inst
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.road.driver import ddpctl
 
 HOW = (
     "needs a Kubernetes cluster (KUBECONFIG) and an image that it can pull (DDPCTL_TEST_IMAGE). With kind: "
@@ -138,3 +142,29 @@ class Cluster:
         said = self.run("logs", name)
         self.run("delete", "pod", name)
         return said
+
+
+def status(run: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(ddpctl("status", run, "--json").stdout)
+    return found
+
+
+def logs(run: str, *options: str) -> str:
+    return ddpctl("logs", run, *options).stdout
+
+
+def step_of(run: str) -> int:
+    """The last epoch that the log tells of; every pod's and every attempt's."""
+    return max((int(number) for number in re.findall(r"epoch\s+(\d+)/", logs(run))), default=0)
+
+
+def resumed_at(run: str) -> list[int]:
+    return [int(number) for number in re.findall(r"going on at step (\d+) of", logs(run))]
+
+
+def fingerprint(text: str) -> str:
+    return re.search(r"weights sha256\s+([0-9a-f]{16})", text)[1]  # type: ignore[index]
+
+
+def name_of(word: str) -> str:
+    return f"{word}-{uuid.uuid4().hex[:6]}"

@@ -6,7 +6,6 @@ DDPCTL_TEST_LOSE and DDPCTL_TEST_FIND are shell commands that take a machine awa
 name (kind: "docker pause {machine}", "docker unpause {machine}").
 """
 
-import json
 import os
 import re
 import shutil
@@ -17,7 +16,18 @@ from pathlib import Path
 
 import pytest
 import yaml
-from tests.cluster.kubernetes_cluster import DEFAULT_VOLUME, Cluster, wait_until, why_not
+from tests.cluster.kubernetes_cluster import (
+    DEFAULT_VOLUME,
+    Cluster,
+    fingerprint,
+    logs,
+    name_of,
+    resumed_at,
+    status,
+    step_of,
+    wait_until,
+    why_not,
+)
 from tests.road.driver import ROOT, ddpctl
 
 WHY_NOT = why_not()
@@ -84,32 +94,6 @@ def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached:
     return done.stdout + done.stderr
 
 
-def status(run: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(ddpctl("status", run, "--json").stdout)
-    return found
-
-
-def logs(run: str, *options: str) -> str:
-    return ddpctl("logs", run, *options).stdout
-
-
-def step_of(run: str) -> int:
-    """The last epoch that the log tells of; every pod's and every attempt's."""
-    return max((int(number) for number in re.findall(r"epoch\s+(\d+)/", logs(run))), default=0)
-
-
-def resumed_at(run: str) -> list[int]:
-    return [int(number) for number in re.findall(r"going on at step (\d+) of", logs(run))]
-
-
-def fingerprint(text: str) -> str:
-    return re.search(r"weights sha256\s+([0-9a-f]{16})", text)[1]  # type: ignore[index]
-
-
-def name_of(word: str) -> str:
-    return f"{word}-{uuid.uuid4().hex[:6]}"
-
-
 def test_digits_on_two_pods_reach_98_percent_with_the_weights_of_one(cluster: Cluster, tmp_path: Path) -> None:
     two = launch(cluster, tmp_path, name_of("two"), *SHORT, attached=True)
     assert float(re.search(r"test accuracy\s+([0-9.]+) %", two)[1]) >= 98.0  # type: ignore[index]
@@ -162,8 +146,7 @@ def test_status_and_logs_at_each_stage_and_nothing_is_left(cluster: Cluster, tmp
 def test_what_cannot_be_placed_says_why(cluster: Cluster, tmp_path: Path) -> None:
     run = name_of("huge")
     launch(cluster, tmp_path, run, *LONG, cpus=1000)
-    said = wait_until(lambda: re.search(r"no machine has enough cpu free", str(status(run)["message"])), "the reason")
-    assert said
+    wait_until(lambda: "no machine has enough cpu free" in str(status(run)["message"]), "the reason")
     assert ddpctl("logs", run).returncode == 66
 
 
@@ -211,8 +194,7 @@ def test_suspend_gives_the_machines_back_and_resume_goes_on(cluster: Cluster, tm
     done = ddpctl("suspend", run)
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not cluster.pods(run) and status(run)["state"] == "suspended", "the pods to end")
-    done = ddpctl("resume", run)
-    assert done.returncode == 0, done.stderr
+    assert ddpctl("resume", run).returncode == 0
     wait_until(lambda: resumed_at(run), "the training to go on")
     assert resumed_at(run)[0] > 1
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl.command import Command, Output, T, Verb
+from ddpctl.command import Command, Output, T, Verb, shell_line
 from ddpctl.plan import Plan
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec
@@ -16,6 +16,13 @@ from ddpctl.targets.kubernetes.pod import Draft
 DATA = Path(__file__).parents[1] / "data" / "kubernetes"
 JOB = JobSpec(name="digits", nodes="2", gpus=2)
 OK = Output(returncode=0)
+KUBECTL = "kubectl --context lab --namespace ml --request-timeout=30s"
+VIEW = Output(
+    returncode=0,
+    stdout=json.dumps(
+        {"current-context": "lab", "contexts": [{"name": "lab", "context": {"cluster": "c", "namespace": "ml"}}]}
+    ),
+)
 
 
 def plan_of(job: JobSpec = JOB, run: str = "digits-otter") -> Plan:
@@ -70,3 +77,8 @@ def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tup
     except StopIteration as stop:
         return asked, stop.value
     raise AssertionError(f"it wants another answer, to {asked[-1]}")
+
+
+def lines(commands: tuple[Command, ...]) -> list[str]:
+    """Each command on one line: what it reads is told by its kinds."""
+    return [shell_line(replace(command, stdin=None)) for command in commands]
