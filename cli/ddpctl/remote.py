@@ -37,6 +37,12 @@ class Remote:
         self._locks: dict[Host, threading.Lock] = {}
         self._lock = threading.Lock()
 
+    def prepare(self) -> None:
+        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race."""
+        from ddpctl.ssh_connect import Connector
+
+        self._connector = self._connector or Connector(self._home)
+
     def capture(self, command: Command) -> Output:
         """Wait for it, keep what it wrote."""
         out, err = bytearray(), bytearray()
@@ -59,6 +65,7 @@ class Remote:
 
     def hand_over(self, command: Command) -> Output:
         """The terminal is the command's."""
+        self.prepare()
         from ddpctl.ssh_connect import NoConnectionError
 
         try:
@@ -120,10 +127,7 @@ class Remote:
     def _connect(self, host: Host) -> "Connection":
         with self._lock:
             lock = self._locks.setdefault(host, threading.Lock())
-            if self._connector is None:
-                from ddpctl.ssh_connect import Connector  # 0.3 s of imports that only a remote target needs
-
-                self._connector = Connector(self._home)
+        assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
         with lock:
             if host not in self._connections or not self._connections[host].is_connected:
                 self._connections[host] = self._connector.open(host)

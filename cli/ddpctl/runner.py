@@ -90,6 +90,7 @@ class Runner:
         self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None
     ) -> tuple[Output, ...]:
         """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
+        self._remote.prepare()
         streams = any(command.mode == "stream" for command in commands)
         pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
         futures = [pool.submit(self._run, command, None) for command in commands]

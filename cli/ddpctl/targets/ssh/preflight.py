@@ -212,8 +212,8 @@ def _rows(
 
 
 def report(output: Output) -> Any:
-    """One JSON line of scripts.show, or None where the host could not say it."""
+    """What scripts.show printed, or None where the host could not say it."""
     try:
-        return json.loads(output.stdout.splitlines()[-1]) if output.returncode == Exit.OK else None
-    except (IndexError, ValueError):
+        return json.loads(output.stdout) if output.returncode == Exit.OK else None
+    except ValueError:
         return None

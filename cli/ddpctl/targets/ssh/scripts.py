@@ -144,21 +144,24 @@ cd {path_word(folder)}
 
 
 def show(options: SshOptions, run: str, node: int) -> str:
-    """One JSON line, as ``nodectl show`` prints it: alive, node.json, outcome.json."""
+    """One JSON text with what ``nodectl show`` says: alive, node.json, outcome.json."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     lock = lock_word(options.home)
     if options.runtime == "none":
         there = f'[ "$(cat {lock} 2>/dev/null)" = {shlex.quote(run)} ] && ! flock -n {lock} true'
     else:
         there = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
+    # As few programs as can be: a status of many hosts is many times this.
     return f"""\
 cd {folder} 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; exit 0; }}
 alive=false
-if [ -e {LOCK} ] && ! flock -n -s {LOCK} true; then alive=true
+if [ -e {LOCK} ] && ! flock -n -s 9 9<{LOCK}; then alive=true
 elif [ ! -e {NODE} ] && [ ! -e {OUTCOME} ] && {there}; then alive=true; fi
-node=$(cat {NODE} 2>/dev/null | tr -d '\\n')
-outcome=$(cat {OUTCOME} 2>/dev/null | tr -d '\\n')
-printf '{{"alive": %s, "node": %s, "outcome": %s}}\\n' "$alive" "${{node:-null}}" "${{outcome:-null}}"
+echo "{{\\"alive\\": $alive, \\"node\\": "
+if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
+echo ', "outcome": '
+if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
+echo '}}'
 """
 
 
