@@ -79,7 +79,7 @@ class Keeping:
             raise TrainError(Exit.CANNOT_WRITE, problem)
         return path
 
-    def settle(self, step: int = 0) -> bool:
+    def settle(self, step: int | None = None) -> bool:
         """Wait until what is being written is on the disk; False: the disk is stuck."""
         with self._ledger.lost("checkpoint"):
             return self._saver is None or self._saver.settle(step)

@@ -50,7 +50,7 @@ def fit(
             if code:
                 watch.guard.prove()
                 return Fitted(step=step, exit_code=code)
-            if step % job.steps_per_epoch and due(step):
+            if step % job.steps_per_epoch and due(step) and not watch.guard.tripped:
                 save(step, None)
         watch.guard.prove()
         loss_mean = float(total(place, loss_sum)) / (images - images_before)

@@ -104,6 +104,7 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
         watch.close()
         keeping.settle()
     stop.close()
+    watch.ranks.answer(fitted.step)
     _farewell(job, fitted, keeping, watch, tell, timed_out=stop.timed_out)
     if place.size > 1:
         del job, keeping  # and with them DDP's hold on gloo, which else may abort the process as it ends

@@ -61,20 +61,24 @@ class Saver:
         self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
         self._writing.start()
 
-    def settle(self, step: int) -> bool:
-        """Wait until what is being written is on the disk, or has failed. False: the disk is stuck."""
+    def settle(self, step: int | None = None) -> bool:
+        """Wait until what is being written is on the disk, or has failed. False: the disk is stuck.
+
+        ``step``: how far the training is; None: it is over, and gives no more signs of life.
+        """
         while self._writing is not None and self._writing.is_alive():
             if time.monotonic() - self._moved_at > STUCK_S:
                 return False
             self._writing.join(POLL_S)
-            self._alive(step)
+            if step is not None:
+                self._alive(step)
         self._writing = None
         return True
 
     def _write(self, checkpoint: Checkpoint, began: float) -> None:
         path = self._shelf.path(checkpoint.step)
-        self._snapshot.wait()
         try:
+            self._snapshot.wait()
             size_bytes = write(path, checkpoint, moved=self._moved)
             self.newest = path
             retained = self._shelf.thin_out(keep=self._options.keep, keep_best=self._options.keep_best)

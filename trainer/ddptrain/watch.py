@@ -73,6 +73,7 @@ class Watch:
         self.phases.begin()  # reads what a GPU has passed by now
         self.tracer.end()
         self.teller.close()
+        self.last_words()
 
     def last_words(self) -> None:
         """Have all metrics written."""
