@@ -24,7 +24,7 @@ TINY = (
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     values = torch.load(max(folder.glob("step-*.pt")), weights_only=True)
-    model: dict[str, torch.Tensor] = values["model"]
+    model: dict[str, torch.Tensor] = values["parts"]["model"]
     return model
 
 
