@@ -4,8 +4,12 @@
 The workers know nothing of chance: they are told which samples to read, in the order of the stream.
 """
 
+import contextlib
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -26,13 +30,18 @@ Plan = Callable[[int, int], Iterable[Tensor]]
 class Rows(Dataset[tuple[Tensor, Tensor]]):
     """Samples by their numbers, many at once. A worker opens a cache's file itself; other images it shares."""
 
-    def __init__(self, samples: Samples) -> None:
+    def __init__(self, samples: Samples, alive: Connection) -> None:
+        self._alive = alive
+        self._watched = False
         self._file: Path | None = samples.file
         self._images_NHWC = None if samples.file else samples.images_NHWC.share_memory_()  # type: ignore[no-untyped-call]
         self._labels_N = samples.labels_N.share_memory_()  # type: ignore[no-untyped-call]
 
     def __getitem__(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
         """The images and labels."""
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=_end_with, args=(self._alive,), daemon=True, name="lifeline").start()
         if self._images_NHWC is None:
             self._images_NHWC = torch.from_numpy(np.load(str(self._file), mmap_mode="c"))
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
@@ -40,6 +49,13 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
     def __getstate__(self) -> dict[str, object]:
         """Without the pages of a file, which would be copied."""
         return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
+
+
+def _end_with(alive: Connection) -> None:
+    """End this worker with its rank, however that ends: its own parent is the server, which outlives a killed rank."""
+    with contextlib.suppress(EOFError, OSError):
+        alive.recv_bytes()
+    os._exit(0)
 
 
 class Order:
@@ -72,9 +88,10 @@ class LoaderFeed:
         self._plan, self._device = plan, device
         self._order = Order()
         context = multiprocessing.get_context("forkserver")
+        reader, self._alive = context.Pipe(duplex=False)  # its other end is nowhere but here
         context.set_forkserver_preload(PRELOAD)
         self._loader = DataLoader(
-            Rows(samples),
+            Rows(samples, reader),
             sampler=self._order,
             batch_size=None,  # an item is a batch
             num_workers=workers,

@@ -1,0 +1,36 @@
+"""The loader's processes end with their rank, however it ends."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def below(pid: int) -> list[int]:
+    """All descendants of a process."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *below(child))]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_no_worker_outlives_its_rank(number: signal.Signals, start: Callable) -> None:
+    world = start("--epochs=300", "--input=loader")
+    world.wait_for("epoch  2/300")
+    rank = world.ranks[0]
+    left = below(rank.pid)
+    assert len(left) >= 3  # the server and its two workers
+    rank.send_signal(number)
+    rank.wait(timeout=60)
+    deadline = time.monotonic() + 30
+    while left := [pid for pid in left if Path(f"/proc/{pid}").exists() and _state(pid) != "Z"]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "Z"
