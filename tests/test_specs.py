@@ -58,6 +58,11 @@ def row(metric: Metric) -> str:
 SPECS = {
     "docs/metrics.md": metrics_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
+    "slurm/train.sbatch": partial(render, "examples/slurm.yaml", "here"),
+    **{
+        f"slurm/train.{runtime}.sbatch": partial(render, "examples/slurm.yaml", runtime)
+        for runtime in ("pyxis", "apptainer", "podman", "docker")
+    },
 }
 
 

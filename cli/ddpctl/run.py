@@ -9,7 +9,18 @@ from ddpwire.exits import Exit
 from ddpwire.node import NodeState
 from ddpwire.outcome import Outcome
 
-State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed", "stopped", "lost", "unknown"]
+State = Literal[
+    "pending",  # a queue has it: it has no nodes yet, or none any more
+    "starting",
+    "rendezvous",
+    "training",
+    "stopping",
+    "succeeded",
+    "failed",
+    "stopped",
+    "lost",
+    "unknown",
+]
 
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 # A run is as far as its slowest node: the first of these that any living node is in.

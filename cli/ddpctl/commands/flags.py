@@ -32,7 +32,7 @@ TargetName = Annotated[
         "-t",
         envvar="DDPCTL_TARGET",
         metavar="T",
-        help="Where to run: a target of the file, or a kind: local.",
+        help="Where to run: a target of the file, or a kind: local, slurm.",
     ),
 ]
 File = Annotated[
@@ -71,6 +71,12 @@ Port = Annotated[
 Image = Annotated[
     str | None,
     typer.Option("--image", envvar="DDPCTL_IMAGE", metavar="REF", help="The container image of every node."),
+]
+Array = Annotated[
+    str | None,
+    typer.Option(
+        "--array", envvar="DDPCTL_ARRAY", metavar="0-3%2", help="On Slurm: the same job several times, as an array."
+    ),
 ]
 Resume = Annotated[
     str | None,

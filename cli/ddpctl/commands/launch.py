@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddpctl.commands.flags import (
+    Array,
     Device,
     Env,
     File,
@@ -41,6 +42,7 @@ def launch(
     name: Name = None,
     port: Port = None,
     image: Image = None,
+    array: Array = None,
     resume: Resume = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
@@ -74,6 +76,7 @@ def launch(
                 f"--resume: {old.name} goes on, and two trainings in its checkpoints would mix: stop it first"
             )
         request = _resumed(flags, old, name)
+    request = _with_array(request, array)
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -107,6 +110,7 @@ def render(
     name: Name = None,
     port: Port = None,
     image: Image = None,
+    array: Array = None,
     program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
@@ -114,6 +118,7 @@ def render(
     from ddpctl import targets
 
     request = _request(_overrides(nodes, gpus, device, env, port, image, program), file, profile, target, name)
+    request = _with_array(request, array)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
 
@@ -161,7 +166,16 @@ def _request(
 
     _check_name(name)
     found = config.find_file(file, Path.cwd())
-    settings = config.load(file=found, profile=profile, target=target, overrides=flags, kinds=targets.kinds())
+    kind, why = targets.default_kind(os.environ)
+    settings = config.load(
+        file=found,
+        profile=profile,
+        target=target,
+        overrides=flags,
+        kinds=targets.kinds(),
+        default_kind=kind,
+        default_why=why,
+    )
     return Request(
         job=settings.job,
         target=settings.target,
@@ -171,6 +185,25 @@ def _request(
         cwd=str(Path.cwd()),
         name=name,
     )
+
+
+def _with_array(request: "Request", array: str | None) -> "Request":
+    """The request as an array of jobs, where the target has such."""
+    from dataclasses import replace
+
+    from ddpctl import targets
+    from ddpctl.fields import fields_of
+
+    if array is None:
+        return request
+    if (field := fields_of(targets.options_type(request.kind)).get("array")) is None:
+        raise UsageError(f"--array: the target {request.target} ({request.kind}) has no arrays of jobs: Slurm has")
+    try:
+        for check in field.checks:
+            check(array)
+    except ValueError as error:
+        raise UsageError(f"--array: '{array}' is not allowed: {error}") from None
+    return replace(request, options=replace(request.options, array=array))
 
 
 def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":

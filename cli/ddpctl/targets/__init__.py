@@ -58,7 +58,15 @@ class Target(Protocol):
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
+    "slurm": ("ddpctl.targets.slurm", "SlurmOptions", "SlurmTarget"),
 }
+
+
+def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The kind that is meant where neither flag nor file names one, and why."""
+    if job := environ.get("SLURM_JOB_ID"):
+        return "slurm", f"inside of Slurm's job {job}"
+    return "local", "the default"
 
 
 def options_type(kind: str) -> type:
