@@ -64,6 +64,11 @@ SPECS = {
     "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),
     "k8s/indexed-job.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "job"),
     "k8s/base/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
+    "slurm/train.sbatch": partial(render, "examples/slurm.yaml", "here"),
+    **{
+        f"slurm/train.{runtime}.sbatch": partial(render, "examples/slurm.yaml", runtime)
+        for runtime in ("pyxis", "apptainer", "podman", "docker")
+    },
 }
 
 

@@ -68,7 +68,11 @@ def rehearse(desk: Desk, request: Request) -> None:
     """Print what a launch would run, and run nothing that changes anything."""
     name = _name(desk, request)
     plan = plan_of(request, name, desk.root / name)
-    desk.runner.rehearse(targets.make(request.kind, request.options).submit(plan, attached=True), sys.stdout)
+    target = targets.make(request.kind, request.options)
+    submission = desk.runner.rehearse(target.submit(plan, attached=True), sys.stdout)
+    for line in (*submission.table, submission.note):
+        if line:
+            desk.say(f"# {line}")
 
 
 def start(desk: Desk, request: Request, *, attached: bool) -> Run:

@@ -12,6 +12,7 @@ from ddpwire.node import NodeState, read_node
 from ddpwire.outcome import Outcome, read_outcome
 
 State = Literal[
+    "pending",  # a queue has it: it has no nodes yet, or none any more
     "starting",
     "rendezvous",
     "training",

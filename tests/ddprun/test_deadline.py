@@ -1,5 +1,7 @@
 """Whoever says when a run is ended from outside, its ranks are asked in time to save."""
 
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -53,3 +55,27 @@ def test_ranks_save_before_the_deadline(runs: Any) -> None:
     assert [line for line in node.said() if "deadline" in line] == [
         "[node0] the deadline (DDP_DEADLINE) is in 6 s: the ranks are asked to save and stop"
     ]
+
+
+ASKED_TWICE = """
+import os, signal, time
+from ddprun.signals import Signals
+heard = []
+signals = Signals(heard.append, print)
+signals.listen()
+os.kill(os.getpid(), signal.SIGTERM)
+while not heard:
+    time.sleep(0.01)
+signals.stop()  # the deadline, or the launcher's end
+time.sleep(0.3)
+print(len(heard))
+os.kill(os.getpid(), signal.SIGTERM)  # a person, who means it
+while len(heard) < 2:
+    time.sleep(0.01)
+print([int(number) for number in heard])
+"""
+
+
+def test_a_deadline_takes_no_grace_from_ranks_that_were_asked_already() -> None:
+    done = subprocess.run([sys.executable, "-c", ASKED_TWICE], capture_output=True, text=True, timeout=30, check=False)
+    assert (done.stdout, done.stderr) == ("1\n[15, 15]\n", "")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.road.driver import ROOT, SCRIPTS, ddpctl
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
 COMMENT = re.compile(r"\s+#.*")
 
 
@@ -36,6 +36,9 @@ def test_launches(line: str, tmp_path: Path) -> None:
     if "boxes" in words:
         check_words_of_a_target(words, tmp_path)
         return
+    if "hpc" in words or "slurm" in words:
+        check_words_for_slurm(words, tmp_path)
+        return
     done = ddpctl(words[0], "--dry-run", *words[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert " -m ddprun --run-id " in done.stdout
@@ -57,6 +60,15 @@ def test_what_is_about_images(line: str, tmp_path: Path) -> None:
     (tmp_path / "Dockerfile").write_text("")
     done = ddpctl(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def check_words_for_slurm(words: list[str], folder: Path) -> None:
+    """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
+    text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
+    (folder / "ddpctl.yaml").write_text(text)
+    done = ddpctl("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/usr/bin/env bash\n")
 
 
 def test_the_other_verbs() -> None:

@@ -27,6 +27,7 @@ class Signals:
         self.on_stop = on_stop
         self.on_pass = on_pass
         self._listening = False
+        self._asked = False  # for a stop
         self._lifelines: list[int] = []
         self._read, write = socket.socketpair()
         write.setblocking(False)
@@ -44,7 +45,9 @@ class Signals:
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def stop(self) -> None:
-        """As if a SIGTERM had come."""
+        """As if a SIGTERM had come, unless one has: a second one would take the ranks' grace away."""
+        if self._asked:
+            return
         self._write.send(bytes([signal.SIGTERM]))
 
     def _now(self, number: int) -> None:
@@ -76,6 +79,7 @@ class Signals:
 
     def _hear(self, number: int) -> None:
         if number in STOPS:
+            self._asked = True
             self.on_stop(signal.SIGTERM if number == signal.SIGHUP else number)
         elif number in PASSED_ON:
             self.on_pass(number)

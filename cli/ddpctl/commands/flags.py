@@ -32,7 +32,7 @@ TargetName = Annotated[
         "-t",
         envvar="DDPCTL_TARGET",
         metavar="T",
-        help="Where to run: a target of the file, or a kind: local, kubernetes.",
+        help="Where to run: a target of the file, or a kind: local, slurm, kubernetes.",
     ),
 ]
 File = Annotated[
@@ -79,6 +79,12 @@ Workload = Annotated[
         envvar="DDPCTL_KIND",
         metavar="auto|pytorchjob|trainjob|job",
         help="What runs it on Kubernetes; auto: what the cluster serves.",
+    ),
+]
+Array = Annotated[
+    str | None,
+    typer.Option(
+        "--array", envvar="DDPCTL_ARRAY", metavar="0-3%2", help="On Slurm: the same job several times, as an array."
     ),
 ]
 Resume = Annotated[

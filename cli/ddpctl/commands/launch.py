@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ddpctl.commands.flags import (
+    Array,
     Device,
     Env,
     File,
@@ -43,6 +44,7 @@ def launch(
     port: Port = None,
     image: Image = None,
     workload: Workload = None,
+    array: Array = None,
     resume: Resume = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
@@ -78,6 +80,7 @@ def launch(
                 f"--resume: {old.name} goes on, and two trainings in its checkpoints would mix: stop it first"
             )
         request = _resumed(flags, old, name)
+    request = _with_array(request, array)
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -112,6 +115,7 @@ def render(
     port: Port = None,
     image: Image = None,
     workload: Workload = None,
+    array: Array = None,
     program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
@@ -119,7 +123,7 @@ def render(
     from ddpctl import targets
 
     flags = _overrides(nodes, gpus, device, env, port, image, program)
-    request = _request(flags, file, profile, target, name, workload)
+    request = _with_array(_request(flags, file, profile, target, name, workload), array)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
 
@@ -172,8 +176,16 @@ def _request(
 
     _check_name(name)
     found = config.find_file(file, Path.cwd())
+    kind, why = targets.default_kind(os.environ)
     settings = config.load(
-        file=found, profile=profile, target=target, overrides=flags, kinds=targets.kinds(), workload=workload
+        file=found,
+        profile=profile,
+        target=target,
+        overrides=flags,
+        kinds=targets.kinds(),
+        workload=workload,
+        default_kind=kind,
+        default_why=why,
     )
     return Request(
         job=settings.job,
@@ -184,6 +196,25 @@ def _request(
         cwd=str(Path.cwd()),
         name=name,
     )
+
+
+def _with_array(request: "Request", array: str | None) -> "Request":
+    """The request as an array of jobs, where the target has such."""
+    from dataclasses import replace
+
+    from ddpctl import targets
+    from ddpctl.fields import fields_of
+
+    if array is None:
+        return request
+    if (field := fields_of(targets.options_type(request.kind)).get("array")) is None:
+        raise UsageError(f"--array: the target {request.target} ({request.kind}) has no arrays of jobs: Slurm has")
+    try:
+        for check in field.checks:
+            check(array)
+    except ValueError as error:
+        raise UsageError(f"--array: '{array}' is not allowed: {error}") from None
+    return replace(request, options=replace(request.options, array=array))
 
 
 def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":

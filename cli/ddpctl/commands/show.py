@@ -66,7 +66,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
                 (node.metrics or "-") if report.alive else "-",
             )
         )
-    return [*lines, *table(rows), *next_steps(run, state, can_resume=can_resume)]
+    return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:

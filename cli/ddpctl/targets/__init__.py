@@ -71,8 +71,16 @@ class Suspending(Protocol):
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
     "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
+    "slurm": ("ddpctl.targets.slurm", "SlurmOptions", "SlurmTarget"),
     "kubernetes": ("ddpctl.targets.kubernetes", "KubernetesOptions", "KubernetesTarget"),
 }
+
+
+def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The kind that is meant where neither flag nor file names one, and why."""
+    if job := environ.get("SLURM_JOB_ID"):
+        return "slurm", f"inside of Slurm's job {job}"
+    return "local", "the default"
 
 
 def options_type(kind: str) -> type:

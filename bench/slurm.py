@@ -1,0 +1,178 @@
+"""The target slurm on a real cluster of namespaces (tests/cluster/slurm_lab.py: root on Linux, slurm-wlm, munge).
+
+    python bench/slurm.py start [--repeats 3]      from sbatch to the first step of 2 nodes x 2 ranks: a rendered script
+                                                   against one written by hand around srun torchrun, interleaved
+    python bench/slurm.py scripts [--number 10000] [--checked 200]
+                                                   generated configurations: bash -n for all; shellcheck (its
+                                                   warnings), sbatch --test-only for some; what escapes leaves a file
+
+Goals: ratio at most 1.05; nothing refused, nothing escaped. The exit code of `start` is 0 whatever the numbers are.
+"""
+
+import argparse
+import os
+import platform
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
+
+from tests.cluster import slurm_lab  # noqa: E402
+
+from ddpctl.plan import Plan  # noqa: E402
+from ddpctl.spec import JobSpec  # noqa: E402
+from ddpctl.targets.slurm import SlurmOptions  # noqa: E402
+from ddpctl.targets.slurm.script import render_script  # noqa: E402
+
+WORLD = range(4)
+LIMIT_S = 120.0
+FIRST_STEP = str(ROOT / "bench" / "first_step.py")
+# What one finds in the manuals of clusters.
+BY_HAND = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --output=/dev/null
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+srun --cpus-per-task=2 {python} -m torch.distributed.run --nnodes=2 --nproc-per-node=2 --rdzv-id="$SLURM_JOB_ID" \\
+  --rdzv-backend=c10d --rdzv-endpoint="$head:29500" {script} {folder} 1
+"""
+TEXTS = ["$(touch {canary})", "`touch {canary}`", "'; touch {canary}; '", '"; touch {canary}; "', "\ntouch {canary}\n",
+         "CHECK\ntouch {canary}\n", "\nNODE\ntouch {canary}\n", "a b", "${{IFS}}", "é\t#", "\\", "--x=%j"]  # fmt: skip
+
+
+def time_start(slurm: slurm_lab.Slurm, script: str, folder: Path) -> float:
+    """Seconds from sbatch to the last rank's first step."""
+    started = time.time()
+    done = slurm.run("sbatch", "--parsable", script, env={"PYTHON": sys.executable, "RUN_DIR": str(folder / "run")})
+    if done.returncode:
+        raise SystemExit(f"slurm.py: {done.stderr}")
+    said = [folder / f"0.{rank}" for rank in WORLD]
+    while not all(path.exists() for path in said):
+        if time.time() > started + LIMIT_S:
+            raise SystemExit(f"slurm.py: no first step within {LIMIT_S:g} s")
+        time.sleep(0.005)
+    seconds = max(float(path.read_text().split()[0]) for path in said) - started
+    while slurm.run("squeue", "--noheader").stdout.strip():
+        time.sleep(0.1)
+    return seconds
+
+
+def start(repeats: int) -> None:
+    columns: dict[str, list[float]] = {"rendered": [], "by hand": []}
+    with slurm_lab.cluster(2, prefix="benchslurm") as slurm, tempfile.TemporaryDirectory() as top:
+        for repeat in range(repeats):
+            for name, seconds in columns.items():
+                folder = Path(top) / f"{repeat}-{name}".replace(" ", "-")
+                folder.mkdir()
+                job = JobSpec(nodes="2", gpus=2, cpus=2, command=(FIRST_STEP, str(folder), "1"))
+                plan = Plan(run="first", job=job, cwd=top, run_dir=str(folder / "run"), checkpoint_dir=top)
+                text = render_script(plan, SlurmOptions()).replace("#SBATCH --requeue", "#SBATCH --output=/dev/null")
+                if name == "by hand":
+                    text = BY_HAND.format(python=sys.executable, script=FIRST_STEP, folder=folder)
+                script = folder / "job.sbatch"
+                script.write_text(text)
+                seconds.append(time_start(slurm, str(script), folder))
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    print(f"2 nodes x 2 ranks, gloo, {os.cpu_count()} cores ({platform.machine()}), torch {version}, load {load:.1f}")
+    print(f"{'seconds from sbatch to the first step':40}{'median':>7}{'min':>7}{'max':>7}{'n':>4}")
+    for name, seconds in columns.items():
+        low, middle, high = min(seconds), statistics.median(seconds), max(seconds)
+        print(f"{name:40}{middle:7.2f}{low:7.2f}{high:7.2f}{len(seconds):4}")
+    ratio = statistics.median(columns["rendered"]) / statistics.median(columns["by hand"])
+    print(f"rendered / by hand: {ratio:.2f} (goal: at most 1.05)")
+
+
+def configuration(dice: random.Random, canary: Path) -> tuple[JobSpec, SlurmOptions]:
+    """A job that may be asked for, with text of which every piece would like to be run."""
+
+    def text() -> str:
+        return dice.choice(TEXTS).format(canary=canary)
+
+    job = JobSpec(
+        nodes=dice.choice(["1", "2", "1:2"]),
+        gpus=dice.randint(1, 2),
+        cpus=dice.choice([None, 2, 8]),
+        device=dice.choice(["auto", "cuda", "cpu"]),  # type: ignore[arg-type]
+        command=("-m", "x", *(text() for _ in range(dice.randint(0, 4)))),
+        env={f"X{number}": text() for number in range(dice.randint(0, 3))},
+        memory=dice.choice([None, "1Gi"]),
+        mounts=tuple(f"/data/{number}'$(x):/d{number}" for number in range(dice.randint(0, 2))),
+        secrets=dice.choice([(), ("TOKEN",)]),
+        time_limit=dice.choice([None, "12h", "90m"]),
+    )
+    options = SlurmOptions(
+        runtime=dice.choice(["none", "pyxis", "apptainer", "podman", "docker"]),  # type: ignore[arg-type]
+        runtime_args=tuple(f"--x={text()}".replace("\n", " ") for _ in range(dice.randint(0, 2))),
+        python=dice.choice([None, "/a b/$(x)/python"]),
+        modules=dice.choice([(), ("cuda/12.4",)]),
+        array=dice.choice([None, "0-3%2"]),
+        exclusive=dice.random() < 0.2,
+        partition=dice.choice([None, "debug"]),
+        prometheus=dice.choice([None, "/tmp/'$(x)"]),  # noqa: S108
+        extra=dice.choice([(), ("--mail-type=NONE", "--nice=0")]),
+        requeues=dice.choice([0, 3, 100]),
+    )
+    return job, options
+
+
+def scripts(number: int, checked: int) -> None:
+    dice = random.Random(7)  # noqa: S311
+    failures: list[str] = []
+    with slurm_lab.cluster(2, prefix="benchslurm") as slurm, tempfile.TemporaryDirectory() as top:
+        canary = Path(top) / "canary"
+        texts = []
+        for _ in range(number):
+            job, options = configuration(dice, canary)
+            plan = Plan(run="r", job=job, cwd=".", run_dir=".", checkpoint_dir=".")
+            texts.append(render_script(plan, options))
+
+        def parse(text: str) -> str:
+            done = subprocess.run(["/bin/bash", "-n"], input=os.fsencode(text), capture_output=True, check=False)
+            return done.stderr.decode(errors="replace")
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            failures += filter(None, pool.map(parse, texts))
+        print(f"bash -n: {number} scripts, {len(set(texts))} of them distinct, {len(failures)} refused")
+        some = list(dict.fromkeys(texts))[:checked]
+        for index, text in enumerate(some):
+            script = Path(top) / f"{index}.sbatch"
+            script.write_text(text)
+        files = [str(Path(top) / f"{index}.sbatch") for index in range(len(some))]
+        shellcheck = Path(sys.executable).with_name("shellcheck")
+        linted = subprocess.run([shellcheck, "--severity=warning", *files], capture_output=True, text=True, check=False)
+        print(f"shellcheck: {len(files)} scripts, exit code {linted.returncode}")
+        tested = [slurm.run("sbatch", "--test-only", file) for file in files]
+        refused = [f"{done.stderr}" for done in tested if done.returncode]
+        print(f"sbatch --test-only: {len(files)} scripts, {len(refused)} refused")
+        print(f"canary: {'there' if canary.exists() else 'none'}")
+        failures += refused + ([linted.stdout] if linted.returncode else [])
+        if failures or canary.exists():
+            raise SystemExit("\n".join(failures[:3]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("start").add_argument("--repeats", type=int, default=3)
+    generated = verbs.add_parser("scripts")
+    generated.add_argument("--number", type=int, default=10_000)
+    generated.add_argument("--checked", type=int, default=200)
+    args = parser.parse_args()
+    if why := slurm_lab.missing():
+        raise SystemExit(f"slurm.py: {why}")
+    start(args.repeats) if args.verb == "start" else scripts(args.number, args.checked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""What a person may set for a target of kind slurm. Every value goes into a script or a command line: by allow-list.
+
+Quoting cannot stop a line's end in a ``#SBATCH`` line, so what stands there is checked by pattern.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le
+
+from ddpctl.spec import Doc, JobSpec, Rule
+
+Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
+
+WORD_PATTERN = re.compile(r"[A-Za-z0-9][\w.@+,:-]*", re.ASCII)
+FEATURES_PATTERN = re.compile(r"[A-Za-z0-9\[(][\w.@+,:|&*()\[\]-]*", re.ASCII)
+ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
+EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
+MODULE_PATTERN = re.compile(r"[\w.+/-]+", re.ASCII)
+# What the script is built on; --wrap and the like would replace it.
+TAKEN = (
+    "array", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-task", "gpus-per-node", "gres",
+    "mem", "time", "job-name", "signal", "requeue", "no-requeue", "open-mode", "output", "error", "chdir", "export",
+    "export-file", "wrap", "parsable", "test-only", "wait", "partition", "account", "qos", "reservation", "constraint",
+    "exclusive", "overlap",
+)  # fmt: skip
+LEAD_S = 60  # Slurm sends its warning up to a minute early, and a script needs a moment to requeue
+MAX_TEXT = 256
+
+
+def check_word(text: str) -> str:
+    """A name of the cluster's, or several with commas."""
+    if not WORD_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
+        raise ValueError("letters, digits and _ . @ + - : , are allowed")
+    return text
+
+
+def check_features(text: str) -> str:
+    """What --constraint takes: ``a100&nvlink``, ``[rack1|rack2]``."""
+    if not FEATURES_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
+        raise ValueError("features and & | * ( ) [ ] are allowed, without blanks: a100&nvlink")
+    return text
+
+
+def check_array(text: str) -> str:
+    """``0-3%2``."""
+    if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
+        raise ValueError("numbers and ranges as sbatch takes them, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
+    return text
+
+
+def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of sbatch, one each."""
+    for line in lines:
+        match = EXTRA_PATTERN.fullmatch(line)
+        if not match or len(line) > MAX_TEXT:
+            raise ValueError("an option of sbatch is --NAME or --NAME=VALUE, without blanks, quotes or #")
+        if match[1] in TAKEN:
+            raise ValueError(f"--{match[1]} is set by ddpctl: another key of the target or of the job says it")
+    return lines
+
+
+def check_modules(modules: tuple[str, ...]) -> tuple[str, ...]:
+    """Names for ``module load``."""
+    for module in modules:
+        if not MODULE_PATTERN.fullmatch(module) or module.startswith("-"):
+            raise ValueError("a module is NAME or NAME/VERSION, such as cuda/12.4")
+    return modules
+
+
+def check_path(path: str) -> str:
+    """An absolute path, as a batch script and a container can have it."""
+    if not path.startswith("/") or any(not char.isprintable() or char in ",:" for char in path):
+        raise ValueError("an absolute path without comma, colon or a line's end")
+    return path
+
+
+def check_login(login: str) -> str:
+    """A host for ssh."""
+    if not re.fullmatch(r"([\w.-]+@)?[A-Za-z0-9][\w.:-]*", login, re.ASCII):
+        raise ValueError("HOST or USER@HOST, as ssh takes it")
+    return login
+
+
+def check_arguments(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Options of a container runtime: what begins otherwise would be taken for the image."""
+    for word in words:
+        if not re.fullmatch(r"--[a-z][^\0\n]*", word):
+            raise ValueError("an option of the runtime is --NAME or --NAME=VALUE, on one line")
+    return words
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmOptions:
+    """The options of a target of kind slurm. null: the cluster decides, or it is not used."""
+
+    login: Annotated[
+        str | None,
+        Doc("The login node, HOST or USER@HOST as ssh takes it, where Slurm is asked; null: this machine is one."),
+        Rule(check_login),
+    ] = None
+    workdir: Annotated[
+        str | None,
+        Doc("The project's folder on the cluster; null: the present folder, through a login node your home there."),
+        Rule(check_path),
+    ] = None
+    runs: Annotated[
+        str | None,
+        Doc(
+            "Where the runs' folders are, on a filesystem that all nodes share; "
+            "null: as on every target, through a login node .local/state/ddpctl/runs of your home there."
+        ),
+        Rule(check_path),
+    ] = None
+    runtime: Annotated[
+        Runtime,
+        Doc("What a node runs the job's image with; none: no container, but a Python with ddpctl[train] on the node."),
+    ] = "none"
+    python: Annotated[
+        str | None,
+        Doc("Runtime none: the Python of a venv that all nodes see; null: $PYTHON, else python3 on the PATH."),
+        Rule(check_path),
+    ] = None
+    modules: Annotated[tuple[str, ...], Doc("Modules that are loaded first."), Rule(check_modules)] = ()
+    sif: Annotated[
+        str | None, Doc("Runtime apptainer: this .sif file instead of the job's image."), Rule(check_path)
+    ] = None
+    runtime_args: Annotated[
+        tuple[str, ...], Doc("Further options of the container runtime, one each: --NAME=VALUE."), Rule(check_arguments)
+    ] = ()
+    partition: Annotated[str | None, Doc("The partition; several with commas: the earliest."), Rule(check_word)] = None
+    account: Annotated[str | None, Doc("The account that is charged."), Rule(check_word)] = None
+    qos: Annotated[str | None, Doc("The quality of service."), Rule(check_word)] = None
+    reservation: Annotated[str | None, Doc("A reservation."), Rule(check_word)] = None
+    constraint: Annotated[str | None, Doc("Features that the nodes must have."), Rule(check_features)] = None
+    exclusive: Annotated[bool, Doc("Whole nodes for this job alone.")] = False
+    gpu_type: Annotated[str | None, Doc("The kind of GPU, as the cluster calls it."), Rule(check_word)] = None
+    gpu_request: Annotated[
+        Literal["gpus-per-node", "gres"], Doc("How GPUs are asked for; gres where the cluster knows no other way.")
+    ] = "gpus-per-node"
+    array: Annotated[str | None, Doc("A job array, such as 0-3%2: the same job several times."), Rule(check_array)] = (
+        None
+    )
+    after: Annotated[str | None, Doc("A run that must have succeeded before this one starts."), Rule(check_word)] = None
+    requeues: Annotated[
+        int,
+        Doc("How often at most the run goes on in a new allocation after a time limit, preemption or loss; 0: never."),
+        Ge(0),
+        Le(1000),
+    ] = 100
+    prometheus: Annotated[
+        str | None,
+        Doc("A folder of Prometheus' file_sd: each job's metrics addresses are written there while it runs."),
+        Rule(check_path),
+    ] = None
+    extra: Annotated[tuple[str, ...], Doc("Further options of sbatch, one each: --NAME=VALUE."), Rule(check_extra)] = ()
+
+    def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
+        """What cannot be: the key and a sentence."""
+        if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
+            least = -(-2 * lead_s(job) // 60) + 1
+            yield (
+                "job.time_limit",
+                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before its end, "
+                f"or up to a minute earlier; give {least}m or more, or a shorter grace",
+            )
+        if self.sif and self.runtime != "apptainer":
+            yield "target.sif", f"a .sif file is apptainer's, but the runtime is {self.runtime}"
+        for name in job.env:
+            if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
+                yield "job.env", f"{name} is Slurm's own"
+        if self.runtime != "none":
+            for mount in job.mounts:
+                if not mount.startswith("/"):
+                    yield "job.mounts", f"'{mount}' must begin with an absolute path of the nodes"
+
+
+def lead_s(job: JobSpec) -> int:
+    """When Slurm is to warn a job before the end of its time: the ranks' grace, and what Slurm and a requeue take."""
+    return int(job.grace) + LEAD_S

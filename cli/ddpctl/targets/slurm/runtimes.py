@@ -1,0 +1,212 @@
+"""What a node runs, for each runtime: pieces of the batch script. Pure text.
+
+A container sees the project as /workspace and the run's folders under their own paths; its network is the node's. Every
+variable that it is to have is named: an image's own environment may win, and no value shall stand in an argument.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpwire import folder, names
+
+WORKSPACE = "/workspace"
+HANDED_IN = (
+    names.NNODES, names.NPROC_PER_NODE, names.NODE_RANK, names.NODE_MASTER_ADDR, names.NODE_MASTER_PORT,
+    names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.IMAGE, "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID",
+    "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+BREAK = " \\\n    "
+WIDTH = 96
+PLAIN = """\
+export PET_NODE_RANK=$SLURM_NODEID
+[ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The pieces of a script that differ."""
+
+    setup: str = ""  # on the head node, before all
+    needs: str = ""  # on every node: a test that says what is missing
+    on_node: str  # what a task of srun does with its arguments
+    srun: str = ""  # further options of srun
+    words: str  # what stands before ddprun's own arguments
+    reader: str = "bash"  # what reads on_node
+
+
+def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
+    """The pieces for a job."""
+    return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": _engine, "docker": _engine}[
+        options.runtime
+    ](job, options)
+
+
+def handed_in(job: JobSpec) -> tuple[str, ...]:
+    """The names of all variables that a container is given."""
+    return tuple(dict.fromkeys((*HANDED_IN, *job.env, *job.secrets)))
+
+
+def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
+    given = shlex.quote(options.python) if options.python else "${PYTHON:-python3}"
+    return Runtime(
+        setup=f"python={given}\nexport python\n",
+        needs="""\
+"$python" -c 'import importlib.util as u; raise SystemExit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
+  lacks 66 "$python has no ddpctl[train]: set PYTHON to one that has it, on every node"
+""",
+        on_node=f'{PLAIN}exec "$@"\n',
+        words='"$python" -P -m ddprun',
+    )
+
+
+def _mounts(job: JobSpec) -> tuple[str, ...]:
+    """Words for bash, which fills in what is its own; what follows needs no quotes beside them."""
+    own = (f"$workdir:{WORKSPACE}", "$run_dir:$run_dir", "$DDP_CHECKPOINT_DIR:$DDP_CHECKPOINT_DIR")
+    return (*(f'"{mount}"' for mount in own), *map(shlex.quote, job.mounts))
+
+
+def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
+    mounts = f'"$workdir:{WORKSPACE},$run_dir:$run_dir,$DDP_CHECKPOINT_DIR:$DDP_CHECKPOINT_DIR"'
+    mounts += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
+    lines = (
+        f"--container-image={shlex.quote(enroot_image(job.image))} --container-workdir={WORKSPACE}",
+        f"--container-mounts={mounts}",
+        *_lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
+        f"--container-env={','.join(handed_in(job))}",
+    )
+    return Runtime(on_node=f'{PLAIN}exec "$@"\n', srun=BREAK.join(lines), words="ddprun", reader="sh")
+
+
+def enroot_image(image: str) -> str:
+    """``ghcr.io/a/b:1`` as enroot has it: ``ghcr.io#a/b:1``."""
+    registry, slash, rest = image.partition("/")
+    is_registry = bool(slash) and re.search(r"[.:]|^localhost$", registry) is not None
+    return f"{registry}#{rest}" if is_registry else image
+
+
+def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
+    setup = 'apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"\n'
+    setup += f"image={_sif(job, options)}\n"
+    if not options.sif:
+        setup += f"""\
+# One copy of the image for all nodes, made once. Its folder must be one that they share.
+if [[ ! -s $image ]]; then
+  mkdir -p "${{image%/*}}"
+  "$apptainer" pull "$image.$SLURM_JOB_ID" {shlex.quote("docker://" + job.image)}
+  mv "$image.$SLURM_JOB_ID" "$image"
+fi
+"""
+    binds = tuple(f"--bind {mount}" for mount in _mounts(job))
+    flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
+    lines = _lines(('"$apptainer" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$image" ddprun'))
+    listed = " \\\n  ".join(_lines(handed_in(job)))
+    return Runtime(
+        setup=f"{setup}export image\n",
+        needs='[ -e "$image" ] || lacks 66 "there is no $image: it must be on a filesystem that all nodes share"\n',
+        on_node=f"""\
+{PLAIN}for name in {listed}; do # these win over the image's own
+  [ -z "${{!name+x}}" ] || export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"
+done
+exec "$@"
+""",
+        words=BREAK.join(lines),
+    )
+
+
+def _sif(job: JobSpec, options: SlurmOptions) -> str:
+    """The image's file, as a word for bash."""
+    if options.sif:
+        return shlex.quote(options.sif)
+    return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"
+
+
+def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
+    """Podman and docker: the container is not the task's child, so it is given a pipe that ends when the task does."""
+    engine = options.runtime
+    who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
+    each = 'gpus+=(--device "nvidia.com/gpu=$id")' if engine == "podman" else 'ids+="$id,"'
+    first = "" if engine == "podman" else "  ids=\n"
+    hand = "" if engine == "podman" else '  gpus=(--gpus "\\"device=${ids%,}\\"")\n'
+    words = (
+        "--rm", "--init", "--interactive", "--network=host", '--label "ddpctl.run=$run"',
+        f"--shm-size={job.shm[:-1].lower()}", "--cap-drop=ALL",
+        "--security-opt=no-new-privileges", who, f"--workdir {WORKSPACE}", "--env HOME=/tmp",
+        f"--env {names.LIFELINE_FD}=3", *(f"--env {name}" for name in handed_in(job)),
+        *(f"--volume {mount}" for mount in _mounts(job)), *map(shlex.quote, options.runtime_args),
+        "--entrypoint sh", shlex.quote(job.image),
+    )  # fmt: skip
+    test = {"cuda": "true", "auto": "command -v nvidia-smi >/dev/null", "cpu": "false"}[job.device]
+    return Runtime(
+        needs=f'command -v {engine} >/dev/null || lacks 69 "there is no {engine}"\n',
+        on_node=f"""\
+{PLAIN}name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID gpus=()
+if {test}; then # only this job's GPUs
+{first}  for id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
+    {each}
+  done
+{hand}  gpus+=(--ulimit memlock=-1) # NCCL locks memory for InfiniBand
+  unset CUDA_VISIBLE_DEVICES
+fi
+exec 9< <(exec sleep infinity) # ends with this task, however that ends: then ddprun in the container saves and stops
+pipe=$!
+trap 'woken=1' TERM INT # Slurm tells the client, too, which hands it on
+{engine} rm --force "$name" >/dev/null 2>&1 # of an earlier start
+{engine} run --name "$name" "${{gpus[@]}}" "$@" <&9 9<&- &
+client=$!
+exec 9<&-
+woken=1
+while ((woken)); do # a signal ends a wait early
+  woken=0 code=0
+  wait "$client" || code=$?
+done
+kill "$pipe" 2>/dev/null
+{engine} rm --force "$name" >/dev/null 2>&1
+exit "$code"
+""",
+        words=BREAK.join((*_lines(words), """-c 'exec 3<&0 </dev/null; exec ddprun "$@"' ddprun""")),
+    )
+
+
+def _lines(words: Iterable[str]) -> tuple[str, ...]:
+    """Words as lines of a bearable length."""
+    lines = [""]
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > WIDTH:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return tuple(lines)
+
+
+def beside(
+    job: JobSpec, options: SlurmOptions, *, number: str, node: int, workdir: str, run_dir: str,
+    argv: tuple[str, ...], tty: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """What a further step runs for a command beside a node's ranks; no arguments: a shell."""
+    argv = argv or ("bash",)
+    match options.runtime:
+        case "docker" | "podman":
+            return (options.runtime, "exec", "-it" if tty else "-i", f"ddpctl-{number}-{node}", *argv)
+        case "pyxis":  # its containers have no name, but processes that the node sees
+            find = """'s/^ "pid": \\([0-9]*\\),.*/\\1/p'"""
+            text = f'exec enroot exec "$(sed -n {find} "$0")" "$@"'
+            return ("bash", "-c", text, f"{run_dir}/{folder.node_name(node)}/{folder.NODE}", *argv)
+        case "apptainer":  # the same image and folders, in a container of its own
+            binds = (f"--bind {shlex.quote(mount)}" for mount in job.mounts)
+            flags = [
+                "--cleanenv",
+                "--no-home",
+                f"--pwd {WORKSPACE}",
+                *([] if job.device == "cpu" else ["--nv"]),
+                *binds,
+            ]
+            text = f'''\
+apptainer=$(command -v apptainer || command -v singularity) image={_sif(job, options)}
+exec "$apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
+  --bind "$0:{WORKSPACE}" --bind "$1:$1" "$image" "${{@:2}}"'''
+            return ("bash", "-c", text, workdir, run_dir, *argv)
+    return argv

@@ -1,0 +1,257 @@
+"""The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.cluster import slurm_lab
+
+pytestmark = [
+    pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
+    pytest.mark.timeout(400),
+]
+ROOT = Path(__file__).parents[2]
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
+FILE = str(ROOT / "examples" / "slurm.yaml")
+EXACT = ("-f", FILE, "--profile", "exact")
+LONG = ("--", "ddptrain", "--epochs", "2000")
+WEIGHTS = re.compile(r"weights sha256 (\w+)")
+ACCURACY = re.compile(r"test accuracy +([0-9.]+) %")
+STEPS = re.compile(r"step-0*(\d+)\.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The cluster, and a folder of this test's own on the filesystem that its nodes share."""
+
+    slurm: slurm_lab.Slurm
+    folder: Path
+
+    def sh(self, *argv: str, timeout_s: float = 120, check: bool = True) -> str:
+        """What a program says on the login node."""
+        done = self.slurm.run(
+            "sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *argv, env=self.env, timeout_s=timeout_s
+        )
+        assert done.returncode == 0 or not check, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def ddpctl(self, *argv: str, timeout_s: float = 120, check: bool = True) -> str:
+        return self.sh(sys.executable, "-m", "ddpctl", *argv, timeout_s=timeout_s, check=check)
+
+    def start(self, *argv: str) -> subprocess.Popen[bytes]:
+        """ddpctl, beside the test; what it says goes to logs.txt."""
+        command = (sys.executable, "-m", "ddpctl", *argv)
+        return self.slurm.start(*command, output=self.folder / "logs.txt", env=self.env)
+
+    @property
+    def env(self) -> dict[str, str]:
+        packages = os.pathsep.join((str(ROOT / "cli"), str(ROOT / "trainer")))
+        return {"PYTHON": sys.executable, "PYTHONPATH": packages, "DDPCTL_STATE_DIR": str(self.folder / "state")}
+
+    def state(self, job: str) -> str:
+        """Slurm's word for a job."""
+        return self.sh("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
+
+    def job(self, run: str) -> str:
+        return str(json.loads((self.folder / "state" / run / "run.json").read_text())["handle"]["job"])
+
+    def log(self, run: str) -> str:
+        path = self.folder / "state" / run / "job.log"
+        return path.read_text() if path.exists() else ""
+
+    def checkpoints(self, run: str) -> list[int]:
+        found = (self.folder / "state" / run / "checkpoints").glob("*.pt")
+        return sorted(int(match[1]) for path in found if (match := STEPS.fullmatch(path.name)))
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[slurm_lab.Slurm]:
+    with slurm_lab.cluster(3, prefix="ddpslurm") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def site(slurm: slurm_lab.Slurm, tmp_path: Path) -> Iterator[Site]:
+    site = Site(slurm=slurm, folder=tmp_path)
+    yield site
+    slurm.run("scancel", "--user=root")
+    until(lambda: not slurm.run("squeue", "--noheader").stdout.strip(), 40, lambda: "jobs are left")
+
+
+def until(there: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
+    deadline = time.monotonic() + limit_s
+    while not there():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.3)
+
+
+def trained(text: str, ranks: int) -> None:
+    assert re.search(rf"world size +{ranks}\n", text), text
+    assert (match := ACCURACY.search(text)), text
+    assert float(match[1]) >= 98
+
+
+def test_train_sbatch_as_it_is_checked_out(site: Site) -> None:
+    script = str(ROOT / "slurm" / "train.sbatch")
+    site.sh("sbatch", "--wait", "--output=two.log", script)
+    trained((site.folder / "two.log").read_text(), 4)
+    site.sh("sbatch", "--wait", "--output=three.log", "--nodes=3", "--gpus-per-node=1", script)
+    trained((site.folder / "three.log").read_text(), 3)
+
+
+def test_the_weights_are_those_of_a_local_run_also_through_a_login_node(site: Site) -> None:
+    here = site.ddpctl("launch", *EXACT, "--name", "here")
+    local = site.ddpctl("launch", "-f", str(ROOT / "examples" / "digits.yaml"), "--profile", "exact", "--device", "cpu")
+    assert WEIGHTS.findall(here) == WEIGHTS.findall(local) != []
+    trained(here, 4)
+    if SSHD:
+        with login_node(site):
+            far = site.sh("env", "-u", "SLURM_CONF", f"HOME={site.folder / 'laptop'}", sys.executable, "-m", "ddpctl",
+                          "launch", *EXACT, "--target", "hpc", "--name", "far")  # fmt: skip
+        assert WEIGHTS.findall(far) == WEIGHTS.findall(local)
+
+
+def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
+    site.ddpctl("launch", "-f", FILE, "--name", "night", "--detach", *LONG)
+    site.ddpctl("launch", "-f", FILE, "--name", "next", "--nodes", "3", "--detach", *LONG)
+    until(lambda: "epoch  2/" in site.log("night"), 90, lambda: site.log("night"))
+    (waiting,) = (json.loads(site.ddpctl("status", "--json", "next"))[key] for key in ("state",))
+    assert waiting == "pending"
+    assert site.ddpctl("status", "next").startswith("next  pending: job ")
+    status = json.loads(site.ddpctl("status", "--json", "night"))
+    assert (status["state"], [report["alive"] for report in status["node_reports"]]) == ("training", [True, True])
+    assert site.ddpctl("ps").splitlines()[1].split()[:2] == ["next", "pending"]
+    assert site.ddpctl("exec", "night", "--node", "1", "--", "hostname").strip() == "node-1"
+    targets = json.loads((site.folder / "state" / "night" / "targets.json").read_text())
+    assert targets == [
+        {
+            "targets": [report["state"]["metrics"].split("/")[2] for report in status["node_reports"]],
+            "labels": {"run": "night", "slurm_job": site.job("night")},
+        }
+    ]
+    followed = site.start("logs", "-f", "night")
+    assert "run next stopped" in site.ddpctl("stop", "next")
+    assert "run night stopped, exit code 143: stopped by SIGTERM" in site.ddpctl("stop", "night")
+    assert followed.wait(30) == 0
+    assert "slurm: stopped on request: the ranks save\n" in (site.folder / "logs.txt").read_text()
+    last = json.loads(site.ddpctl("status", "--json", "night"))["outcome"]["step"]
+    assert site.checkpoints("night")[-1] == last
+    assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
+
+
+def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(site: Site) -> None:
+    script = site.folder / "long.sbatch"
+    script.write_text(site.ddpctl("render", "-f", FILE, *LONG))
+    job = site.sh("sbatch", "--parsable", "--time=2", "--signal=B:USR1@45", str(script)).strip()
+    log, run_dir = site.folder / f"digits-{job}.log", site.folder / "runs" / f"digits-{job}"
+
+    def said() -> str:
+        return log.read_text() if log.exists() else ""
+
+    def saved() -> int:
+        return max(int(match[1]) for path in run_dir.glob("checkpoints/*.pt") if (match := STEPS.fullmatch(path.name)))
+
+    until(lambda: "slurm: requeued" in said(), 150, said)
+    assert "slurm: Slurm will end this job soon: the ranks save\n" in said()
+    first = saved()
+    until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
+    site.sh("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
+    until(lambda: f"going on at step {first + 1} of" in said(), 60, said)
+    time.sleep(2)
+    site.sh("scancel", job)
+    until(lambda: site.state(job) == "CANCELLED", 30, lambda: site.state(job))
+    outcome = json.loads((run_dir / "node-0" / "outcome.json").read_text())
+    assert (outcome["code"], outcome["cause"]) == (143, "stopped")
+    assert saved() == outcome["step"] > first
+    assert said().count("slurm: requeued") == 1
+
+
+def test_an_array_runs_four(site: Site) -> None:
+    script = site.folder / "task.py"
+    script.write_text("import os\nprint('task', os.environ['SLURM_ARRAY_TASK_ID'], 'rank', os.environ['RANK'])\n")
+    said = site.ddpctl("launch", "-f", FILE, "--name", "four", "--nodes", "1", "--gpus", "1", "--array", "0-3%2",
+                       "--", "task.py")  # fmt: skip
+    assert "run four succeeded" in said
+    for task in range(4):
+        assert f"[task {task}] [node0 rank0] task {task} rank 0\n" in said
+
+
+def test_more_gpus_than_there_are(site: Site) -> None:
+    said = site.ddpctl("launch", "-f", FILE, "--gpus", "9", check=False)
+    assert said == (
+        "ddpctl: Slurm does not take the job (2 nodes of 9 GPUs): Requested node configuration is not available; "
+        "the partitions have: debug* 3 nodes with 8 CPUs, 8000 MB, gpu:2\n"
+    )
+
+
+def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
+    mine = site.folder / "mine"
+    mine.mkdir()
+    slurmd = (site.slurm.folder / "slurmd-node-1.pid").read_text().strip()
+    subprocess.run(
+        ["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/mount", "-t", "tmpfs", "none", str(mine)],
+        check=True,
+        timeout=10,
+    )
+    try:
+        site.sh("env", f"RUN_DIR={mine}", "sbatch", "--wait", "--output=job.log", str(ROOT / "slurm" / "train.sbatch"),
+                check=False)  # fmt: skip
+    finally:
+        subprocess.run(["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/umount", str(mine)], check=True, timeout=10)
+    lines = (site.folder / "job.log").read_text().splitlines()
+    assert f"node-1: {mine} is not the head node's: set RUN_DIR to a folder that all nodes share" in lines
+    assert lines[-1] == "slurm: not every node can run this: see the lines before this one"
+    assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
+
+
+def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
+    site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", "--", "ddptrain", "--epochs", "2000",
+                "--checkpoint-every", "10")  # fmt: skip
+    job = site.job("lost")
+    until(lambda: "epoch  2/" in site.log("lost"), 90, lambda: site.log("lost"))
+    dead = site.slurm.folder / "slurmd-node-1.pid"
+    os.kill(int(dead.read_text()), signal.SIGKILL)
+    until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
+    reached = site.checkpoints("lost")[-1]
+    site.sh("scontrol", "update", f"JobId={job}", "StartTime=now")
+    until(lambda: "going on at step" in site.log("lost"), 90, lambda: site.log("lost"))
+    again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
+    assert again > reached - 10
+    assert "run lost stopped" in site.ddpctl("stop", "lost")
+
+
+@contextlib.contextmanager
+def login_node(site: Site) -> Iterator[None]:
+    """An sshd on the controller, and a home in which ssh knows it as hpc. Its runs are under this test's folder."""
+    box, home = site.folder / "sshd", site.folder / "laptop" / ".ssh"
+    box.mkdir()
+    home.mkdir(parents=True, mode=0o700)
+    for key in (box / "host", home / "id_ed25519"):
+        subprocess.run(["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    head = site.slurm.head
+    host_key = " ".join((box / "host.pub").read_text().split()[:2])
+    (home / "known_hosts").write_text(f"[{head.address}]:2222 {host_key}\n")
+    (home / "config").write_text(f"Host hpc\n  HostName {head.address}\n  Port 2222\n  User root\n")
+    (box / "keys").write_text((home / "id_ed25519.pub").read_text())
+    env = site.env | {"SLURM_CONF": site.slurm.environ["SLURM_CONF"], "HOME": str(site.folder)}
+    (box / "config").write_text(
+        f"Port 2222\nHostKey {box}/host\nAuthorizedKeysFile {box}/keys\nPermitRootLogin yes\nStrictModes no\n"
+        f"PidFile none\nUsePAM no\nSetEnv {' '.join(f'{name}={value}' for name, value in env.items())}\n"
+    )
+    Path("/run/sshd").mkdir(exist_ok=True)
+    with subprocess.Popen(head.command(str(SSHD), "-D", "-f", f"{box}/config"), env=site.slurm.environ) as sshd:
+        try:
+            until(lambda: site.sh("sh", "-c", "ss -ltn | grep :2222", check=False), 10, lambda: "no sshd")
+            yield
+        finally:
+            sshd.terminate()

@@ -1,0 +1,149 @@
+"""Stand-ins for Slurm's programs and for container runtimes, named as such: each writes down its arguments and its
+environment byte for byte, and does no more than the batch script needs to go on. The real ones run in tests/cluster.
+"""
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpctl.plan import Plan
+from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.script import render_script
+
+SYSTEM = "/usr/bin:/bin"
+# Records, then says what Slurm would say.
+RECORD = """\
+#!/bin/bash
+number=$(ls "$RECORDS" | wc -l)
+record="$RECORDS/$number-${0##*/}"
+mkdir "$record"
+printf '%s\\0' "$@" >"$record/argv"
+env -0 >"$record/env"
+"""
+SRUN = """
+while [[ ${1:-} == --* ]]; do shift; done
+code=0
+for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+  SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=1 SLURMD_NODENAME=node-$node "$@" || code=$?
+done
+exit "$code"
+"""
+SAYS = {
+    "srun": SRUN,
+    "scontrol": """
+case $1-$2 in
+  show-hostnames) printf 'node-%d\\n' $(seq 0 $((SLURM_JOB_NUM_NODES - 1))) ;;
+  show-node) echo "NodeName=$3 Arch=x86_64 NodeAddr=10.0.0.1 NodeHostName=$3" ;;
+esac
+""",
+    "getent": 'echo "10.0.0.1        STREAM node-0"\n',
+    "squeue": "echo RUNNING\n",
+    # ddprun, or what contains it; OUTCOME is what its nodes agree on.
+    "ddprun": """
+[[ " $* " != *" -c import "* ]] || exit 0 # the script's question whether it is there
+if [[ -n ${SAVES:-} ]]; then echo "$SAVES" >"$DDP_CHECKPOINT_DIR/step-$SAVES.pt"; fi
+if [[ -n ${OUTCOME:-} ]]; then
+  mkdir -p "$DDP_RUN_DIR/node-$PET_NODE_RANK"
+  echo "$OUTCOME" >"$DDP_RUN_DIR/node-$PET_NODE_RANK/outcome.json"
+fi
+exit "${CODE:-0}"
+""",
+}  # fmt: skip
+for engine in ("docker", "podman", "apptainer"):
+    SAYS[engine] = 'for word; do case $word in pull) touch "${@:2:1}" ;; esac; done\n'
+SAYS["scancel"] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A call of a stand-in."""
+
+    program: str
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """A script that has run."""
+
+    code: int
+    said: str
+    calls: tuple[Recorded, ...]
+
+    def of(self, program: str) -> tuple[Recorded, ...]:
+        return tuple(call for call in self.calls if call.program == program)
+
+
+class StandIns:
+    """A folder in which batch scripts run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._bin, self._records = folder / "bin", folder / "records"
+        for path in (self._bin, self._records, folder / "home"):
+            path.mkdir(parents=True)
+        for name, text in SAYS.items():
+            program = self._bin / name
+            program.write_text(RECORD + text)
+            program.chmod(0o755)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """Of a batch job of two nodes."""
+        return {
+            "PATH": f"{self._bin}:{SYSTEM}",
+            "HOME": str(self.folder / "home"),
+            "RECORDS": str(self._records),
+            "PYTHON": str(self._bin / "ddprun"),
+            "ENVIRONMENT": "BATCH",
+            "SLURM_JOB_ID": "4711",
+            "SLURM_JOB_NAME": "train",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_NODELIST": "node-[0-1]",
+            "SLURM_SUBMIT_DIR": str(self.folder),
+            "SLURM_CPUS_PER_TASK": "4",
+            "SLURM_GPUS_ON_NODE": "2",
+        }
+
+    def plan(self, job: JobSpec) -> Plan:
+        """As ddpctl render has it."""
+        return Plan(run=job.name, job=job, cwd=".", run_dir=".", checkpoint_dir="checkpoints")
+
+    def run(self, job: JobSpec, options: SlurmOptions, plan: Plan | None = None, **env: str) -> Done:
+        """Run the job's script to its end."""
+        script = self.folder / "job.sh"
+        script.write_bytes(os.fsencode(render_script(plan or self.plan(job), options)))
+        return self.bash(script, **env)
+
+    def bash(self, script: Path, **env: str) -> Done:
+        log = self.folder / "job.log"
+        with log.open("wb") as file:
+            done = subprocess.run(
+                ["/bin/bash", str(script)],
+                env=self.environ | env,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                timeout=60,
+                check=False,
+            )
+        calls = tuple(self._read(path) for path in sorted(self._records.iterdir(), key=_number))
+        for path in self._records.iterdir():
+            for file in path.iterdir():
+                file.unlink()
+            path.rmdir()
+        return Done(code=done.returncode, said=os.fsdecode(log.read_bytes()), calls=calls)
+
+    def _read(self, path: Path) -> Recorded:
+        words = os.fsdecode((path / "argv").read_bytes()).split("\0")[:-1]
+        pairs = os.fsdecode((path / "env").read_bytes()).split("\0")[:-1]
+        env = dict(pair.split("=", 1) for pair in pairs)
+        return Recorded(program=path.name.split("-", 1)[1], argv=tuple(words), env=env)
+
+
+def _number(path: Path) -> int:
+    return int(path.name.split("-")[0])
