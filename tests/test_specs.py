@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddpctl import config, launch, targets
+from ddpctl.desk import Request
 from ddpwire.catalogue import CATALOGUE, Metric
 
 ROOT = Path(__file__).parent.parent
@@ -18,7 +19,7 @@ def render(file: str, target: str, workload: str | None = None) -> str:
     settings = config.load(
         file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds(), workload=workload
     )
-    request = launch.Request(
+    request = Request(
         job=settings.job,
         target=settings.target,
         kind=settings.kind,

@@ -1,23 +1,17 @@
-"""The verbs' order: plan, submit, follow, stop. Composes targets, runner and records; prints only what happens.
-
-``Desk`` is where a verb finds what it needs: the environment's runner, the folder of runs, and where to talk.
-"""
+"""The verbs' order: plan, submit, follow, stop. Composes targets, runner and records; prints only what happens."""
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from ddpctl import runs, targets
+from ddpctl.desk import Desk, Request
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
-from ddpctl.runner import Runner
-from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery
 from ddpwire.exits import Exit
 from ddpwire.folder import CHECKPOINTS
@@ -28,34 +22,6 @@ STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
 SILENT_S = 1.0  # a run of which nothing is alive has had its last word after so long
 PROGRESS_S = 5.0
 POLL_S = 0.2
-
-
-@dataclass(frozen=True, kw_only=True)
-class Desk:
-    """What every verb works with."""
-
-    runner: Runner
-    root: Path  # the folder of the runs
-    say: Callable[[str], None]  # a line for a person
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What is to be launched, once configuration and flags are one."""
-
-    job: JobSpec
-    target: str
-    kind: str
-    options: Any
-    why: str  # what chose the target
-    cwd: str
-    name: str | None = None  # the run's exact name; None: one is made up
-    resumes: Run | None = None  # the run from whose checkpoints it goes on
-
-
-def open_desk(environ: Mapping[str, str]) -> Desk:
-    """The desk of this process."""
-    return Desk(runner=Runner(environ), root=runs.state_dir(environ), say=lambda line: print(line, file=sys.stderr))
 
 
 def plan_of(request: Request, run: str, folder: Path) -> Plan:

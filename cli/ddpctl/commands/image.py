@@ -16,7 +16,7 @@ from ddpwire.exits import Exit
 if TYPE_CHECKING:
     from ddpctl.command import Command, Host, Output, Verb
     from ddpctl.config import Settings
-    from ddpctl.launch import Desk
+    from ddpctl.desk import Desk
 
 app = typer.Typer(
     name="image",
@@ -158,9 +158,9 @@ def _reference(given: str | None) -> str:
 
 
 def _desk() -> "Desk":
-    from ddpctl import launch
+    from ddpctl.desk import open_desk
 
-    return launch.open_desk(os.environ)
+    return open_desk(os.environ)
 
 
 def _once(command: "Command") -> "Verb[tuple[Output, ...]]":

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -24,12 +24,9 @@ from ddpctl.commands.flags import (
     Workload,
 )
 from ddpctl.errors import UsageError
-from ddpctl.spec import NAME_PATTERN
 from ddpwire.exits import Exit
 
-if TYPE_CHECKING:  # what a verb needs is imported when it runs: --help stays quick
-    from ddpctl.launch import Request
-    from ddpctl.run import Run
+# What a verb needs is imported when it runs: --help stays quick.
 
 
 def launch(
@@ -64,11 +61,13 @@ def launch(
     """
     from ddpctl import launch as verbs
     from ddpctl import runs
+    from ddpctl.commands.request import of_flags, overrides, resumed, with_array
+    from ddpctl.desk import open_desk
 
-    desk = verbs.open_desk(os.environ)
-    flags = _overrides(nodes, gpus, device, env, port, image, program)
+    desk = open_desk(os.environ)
+    flags = overrides(nodes, gpus, device, env, port, image, program)
     if resume is None:
-        request = _request(flags, file, profile, target, name, workload)
+        request = of_flags(flags, file, profile, target, name, workload)
     elif file or profile or target or workload:
         raise UsageError(
             "--resume: a resumed run keeps its target and its file's words: leave out -f, -p, -t and --kind"
@@ -79,8 +78,8 @@ def launch(
             raise UsageError(
                 f"--resume: {old.name} goes on, and two trainings in its checkpoints would mix: stop it first"
             )
-        request = _resumed(flags, old, name)
-    request = _with_array(request, array)
+        request = resumed(flags, old, name)
+    request = with_array(request, array)
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -121,132 +120,12 @@ def render(
     """Print a job as a file that runs without ddpctl."""
     from ddpctl import launch as verbs
     from ddpctl import targets
+    from ddpctl.commands.request import of_flags, overrides, with_array
 
-    flags = _overrides(nodes, gpus, device, env, port, image, program)
-    request = _with_array(_request(flags, file, profile, target, name, workload), array)
+    flags = overrides(nodes, gpus, device, env, port, image, program)
+    request = with_array(of_flags(flags, file, profile, target, name, workload), array)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
-
-
-def _overrides(
-    nodes: str | None,
-    gpus: str | None,
-    device: str | None,
-    env: list[str] | None,
-    port: str | None,
-    image: str | None,
-    program: list[str] | None,
-) -> dict[str, Any]:
-    """The flags that are fields of a job; None: not given."""
-    variables = {}
-    for pair in env or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
-        variables[key] = value
-    return {
-        "nodes": nodes,
-        "gpus": _number("--gpus", gpus),
-        "device": device,
-        "port": _number("--port", port),
-        "image": image,
-        "env": variables or None,
-        "command": tuple(program) if program else None,
-    }
-
-
-def _number(flag: str, text: str | None) -> int | None:
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise UsageError(f"{flag}: '{text}' is no whole number") from None
-
-
-def _request(
-    flags: dict[str, Any],
-    file: Path | None,
-    profile: str | None,
-    target: str | None,
-    name: str | None,
-    workload: str | None,
-) -> "Request":
-    """File and flags as one request."""
-    from ddpctl import config, targets
-    from ddpctl.launch import Request
-
-    _check_name(name)
-    found = config.find_file(file, Path.cwd())
-    kind, why = targets.default_kind(os.environ)
-    settings = config.load(
-        file=found,
-        profile=profile,
-        target=target,
-        overrides=flags,
-        kinds=targets.kinds(),
-        workload=workload,
-        default_kind=kind,
-        default_why=why,
-    )
-    return Request(
-        job=settings.job,
-        target=settings.target,
-        kind=settings.kind,
-        options=settings.options,
-        why=settings.why,
-        cwd=str(Path.cwd()),
-        name=name,
-    )
-
-
-def _with_array(request: "Request", array: str | None) -> "Request":
-    """The request as an array of jobs, where the target has such."""
-    from dataclasses import replace
-
-    from ddpctl import targets
-    from ddpctl.fields import fields_of
-
-    if array is None:
-        return request
-    if (field := fields_of(targets.options_type(request.kind)).get("array")) is None:
-        raise UsageError(f"--array: the target {request.target} ({request.kind}) has no arrays of jobs: Slurm has")
-    try:
-        for check in field.checks:
-            check(array)
-    except ValueError as error:
-        raise UsageError(f"--array: '{array}' is not allowed: {error}") from None
-    return replace(request, options=replace(request.options, array=array))
-
-
-def _resumed(flags: dict[str, Any], run: "Run", name: str | None) -> "Request":
-    """A run's record, with flags laid over its job, as a request that goes on from its checkpoints."""
-    from ddpctl import config, targets
-    from ddpctl.launch import Request
-
-    _check_name(name)
-    given = {key: value for key, value in flags.items() if value is not None}
-    env = {**run.job.env, **given.pop("env", {})}
-    settings = config.load(
-        file=None,
-        profile=None,
-        target="local",  # the job is what is checked; the run keeps its own target
-        overrides={**vars(run.job), **given, "env": env},
-        kinds=targets.kinds(),
-    )
-    return Request(
-        job=settings.job,
-        target=run.target,
-        kind=run.kind,
-        options=targets.fill_options(run.kind, run.options),
-        why=f"resumes {run.name}",
-        cwd=run.cwd,
-        name=name,
-        resumes=run,
-    )
-
-
-def _check_name(name: str | None) -> None:
-    if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"--name: '{name}' is no name: lower-case letters, digits and '-', a letter first, at most 40")
 
 
 def register(app: typer.Typer) -> None:

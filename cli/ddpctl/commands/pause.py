@@ -23,9 +23,10 @@ def resume(run: RunName) -> None:
 
 def _set(name: str, *, again: bool) -> None:
     from ddpctl import launch, runs
+    from ddpctl.desk import open_desk
     from ddpctl.errors import UsageError
 
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     run = runs.load(desk.root, name, whole=True)
     (state,) = launch.status(desk, (run,))
     if state.ended:

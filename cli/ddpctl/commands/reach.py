@@ -11,7 +11,7 @@ from ddpctl.errors import NoInputError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.launch import Desk
+    from ddpctl.desk import Desk
     from ddpctl.run import Run
 
 Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which node, from 0.")]
@@ -20,8 +20,9 @@ Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which nod
 def _find(name: str | None) -> "tuple[Desk, Run]":
     """A run that goes on."""
     from ddpctl import launch, runs
+    from ddpctl.desk import open_desk
 
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     run = runs.load(desk.root, name)
     (state,) = launch.status(desk, (run,))
     if state.ended:

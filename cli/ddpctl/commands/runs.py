@@ -13,7 +13,7 @@ from ddpctl.errors import UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.launch import Desk
+    from ddpctl.desk import Desk
     from ddpctl.run import Run
 
 
@@ -34,9 +34,10 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.
 
 
 def _find(name: str | None) -> "tuple[Desk, Run]":
-    from ddpctl import launch, runs
+    from ddpctl import runs
+    from ddpctl.desk import open_desk
 
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     return desk, runs.load(desk.root, name)
 
 
@@ -47,8 +48,9 @@ def ps(
     """List runs, newest first."""
     from ddpctl import launch, runs
     from ddpctl.commands import show
+    from ddpctl.desk import open_desk
 
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     found = runs.load_all(desk.root)
     shown = found[:limit] if limit else found
     rows = list(zip(shown, launch.status(desk, shown), strict=True))
@@ -117,10 +119,11 @@ def stop(
     """
     from ddpctl import launch, runs
     from ddpctl.commands import show
+    from ddpctl.desk import open_desk
 
     if (run is None) == (not every):
         raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run, whole=True),)
     states = list(zip(asked, launch.status(desk, asked), strict=True))
     # A run that was killed from outside may have left something: --kill sweeps it as well.

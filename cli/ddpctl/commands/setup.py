@@ -18,10 +18,11 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
-    from ddpctl import launch, starter
+    from ddpctl import starter
+    from ddpctl.desk import open_desk
     from ddpctl.targets import local
 
-    desk = launch.open_desk(os.environ)
+    desk = open_desk(os.environ)
     gpus = desk.runner.perform(local.find_gpus())
     text = starter.text(gpus=len(gpus), cores=os.cpu_count() or 1)
     try:
