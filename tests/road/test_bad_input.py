@@ -49,7 +49,7 @@ TABLE = {
     ),
     "not UTF-8": launch("job: \xff", "ddpctl.yaml:1:6: the byte 0xff is not UTF-8"),
     "unknown kind": launch(
-        "targets:\n  hpc: {kind: slrum}", "ddpctl.yaml:2:15: kind: 'slrum' is no kind of target; there are: local"
+        "targets:\n  hpc: {kind: slrum}", "ddpctl.yaml:2:15: kind: 'slrum' is no kind of target; did you mean 'slurm'?"
     ),
     "a Python without torch": Bad(
         args="launch --target old",
@@ -72,7 +72,7 @@ TABLE = {
     "no such script": Bad(args="launch -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"),
     "no such file": Bad(args="launch -f no.yaml", code=66, says="ddpctl: no.yaml: there is no such file"),
     "a folder as file": Bad(args="launch -f .", code=66, says="ddpctl: .: not a regular file"),
-    "unknown target": Bad(args="launch -t hpc", code=2, says="ddpctl: --target: 'hpc' is no target; there are: local"),
+    "unknown target": Bad(args="launch -t hpc", code=2, says="ddpctl: --target: 'hpc' is no target; there are: local, ssh, slurm, kubernetes"),
     "unknown profile": Bad(
         args="launch -p quick", code=2, says="ddpctl: --profile: 'quick' is no profile; there is none"
     ),
