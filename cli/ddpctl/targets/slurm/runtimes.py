@@ -152,7 +152,9 @@ if {test}; then # only this job's GPUs
 {hand}  gpus+=(--ulimit memlock=-1) # NCCL locks memory for InfiniBand
   unset CUDA_VISIBLE_DEVICES
 fi
-exec 9< <(exec sleep infinity) # ends with this task, however that ends: then ddprun in the container saves and stops
+# This pipe ends with the task, however that ends: then ddprun in the container saves and stops. What Slurm tells all
+# processes of a step must not end it before the container has been told.
+exec 9< <(trap '' TERM INT HUP USR1 USR2 && exec sleep infinity)
 pipe=$!
 trap 'woken=1' TERM INT # Slurm tells the client, too, which hands it on
 {engine} rm --force "$name" >/dev/null 2>&1 # of an earlier start
@@ -164,7 +166,7 @@ while ((woken)); do # a signal ends a wait early
   woken=0 code=0
   wait "$client" || code=$?
 done
-kill "$pipe" 2>/dev/null
+kill -KILL "$pipe" 2>/dev/null
 {engine} rm --force "$name" >/dev/null 2>&1
 exit "$code"
 """,
