@@ -18,6 +18,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
@@ -96,9 +97,14 @@ class Keeper:
                     processes.kill_session(pid)
 
     def _clear(self, *, timeout_s: float) -> None:
+        """Kill all, and tell of each rank's end before this returns."""
+        deadline = time.monotonic() + timeout_s
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
         processes.kill_below(os.getpid(), timeout_s=timeout_s, reap=self._reap)
+        while self._ranks and time.monotonic() < deadline:  # a zombie is not waited for while its threads still end
+            time.sleep(0.002)
+            self._reap()
 
     def _tell(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):  # ddprun is gone: the end of file is next
