@@ -12,6 +12,8 @@ from tests.ddpctl.kubernetes_trial import expand, trial
 
 from ddpctl.targets.kubernetes.manifest import dump, literal
 
+pytestmark = pytest.mark.slow
+
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
 @given(CONFIGURATIONS)

@@ -29,6 +29,7 @@ ALONE = {
     "run_dir": None,
     "checkpoint_dir": None,
     "max_restarts": 1000,
+    "numa_binding": None,
     "hang_timeout_s": 300.0,
     "grace_s": 30.0,
     "deadline": None,

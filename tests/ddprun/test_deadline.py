@@ -47,9 +47,9 @@ def test_the_grace_and_the_margin_end_with_it(
 
 def test_ranks_save_before_the_deadline(runs: Any) -> None:
     began_at = time.time()
-    node = runs.start("act.py", "all=save", options=("--grace", "0.9"), env={"DDP_DEADLINE": "12"})
+    node = runs.start("act.py", "all=save", options=("--grace", "0.9"), env={"DDP_DEADLINE": "20"})
     assert node.end() == 143
-    assert 6 < time.time() - began_at < 12
+    assert 14 - 5 < time.time() - began_at < 20
     assert node.log(0) in ("ready\nsaved on SIGTERM\n", "")  # nothing: on a machine under load it was still starting
     assert (node.outcome().cause, node.outcome().code, node.outcome().retry) == ("stopped", 143, True)
     assert [line for line in node.said() if "deadline" in line] == [

@@ -5,6 +5,8 @@ import signal
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 NODES = pytest.mark.parametrize("node", [0, 1])
 
 

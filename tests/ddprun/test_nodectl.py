@@ -102,8 +102,9 @@ def test_logs_that_are_not_there(run_dir):
 
 def test_following_ends_with_the_run_and_loses_nothing(runs):
     node = runs.start("say.py")
+    runs.until((node.folder / "node.json").exists)
     done = subprocess.run(
-        [*NODECTL, "logs", "-f", "--rank", "0", str(runs.run_dir)], capture_output=True, timeout=30, check=False
+        [*NODECTL, "logs", "-f", "--rank", "0", str(runs.run_dir)], capture_output=True, timeout=90, check=False
     )
     assert node.end() == 0
     lines = [f"[node0 rank0] {line}" for line in node.log(0).split("\n")]

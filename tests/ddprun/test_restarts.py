@@ -12,6 +12,8 @@ import pytest
 from ddprun import lock
 from ddpwire.outcome import Outcome
 
+pytestmark = pytest.mark.slow
+
 DONE = Outcome(code=0, cause="ok", message="every rank exited with 0", attempt=2)
 KILLED = "was killed by SIGKILL"
 

@@ -13,6 +13,8 @@ from torch.distributed import DistNetworkError, TCPStore
 from ddprun import ports, stores
 from ddpwire.outcome import Outcome
 
+pytestmark = pytest.mark.slow
+
 GONE = Outcome(code=137, cause="node_lost", message="node 0 was lost: its store is gone", node=0, retry=True)
 
 

@@ -5,10 +5,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
 from ddptrain.checkpoint import load
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 KILLS = 3  # bench/kills.py does 20

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 Train = Callable[..., list]
 DETERMINISTIC = ("--deterministic", "--epochs", "8")
 STEPS_PER_EPOCH = 45

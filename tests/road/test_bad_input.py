@@ -72,7 +72,11 @@ TABLE = {
     "no such script": Bad(args="launch -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"),
     "no such file": Bad(args="launch -f no.yaml", code=66, says="ddpctl: no.yaml: there is no such file"),
     "a folder as file": Bad(args="launch -f .", code=66, says="ddpctl: .: not a regular file"),
-    "unknown target": Bad(args="launch -t hpc", code=2, says="ddpctl: --target: 'hpc' is no target; there are: local, ssh, slurm, kubernetes"),
+    "unknown target": Bad(
+        args="launch -t hpc",
+        code=2,
+        says="ddpctl: --target: 'hpc' is no target; there are: local, ssh, slurm, kubernetes",
+    ),
     "unknown profile": Bad(
         args="launch -p quick", code=2, says="ddpctl: --profile: 'quick' is no profile; there is none"
     ),

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.road.driver import ROOT, wait_until
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 180
 

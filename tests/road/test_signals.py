@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 from tests.road.driver import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def test_sigterm_at_five_random_moments() -> None:
