@@ -1,8 +1,10 @@
 """One fault and what came of it, as it is written down while it happens. It knows no particular fault."""
 
 import random
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -78,8 +80,10 @@ class Story:
 
     def counters(self) -> dict[str, object]:
         """What the nodes have counted: restarts by reason, and exits by causes that are nobody's wish."""
-        restarts = [self.job.counters(node, "ddp_restarts_total") for node in BOTH]
-        exits = [self.job.counters(node, "ddp_rank_exits_total") for node in BOTH]
+        with ThreadPoolExecutor() as asked:  # at once: the run may be over soon
+            pages = list(asked.map(self.job.metrics, BOTH))
+        restarts = [counted("ddp_restarts_total", page) for page in pages]
+        exits = [counted("ddp_rank_exits_total", page) for page in pages]
         return {"restarts": restarts, "exits": [{k: n[k] for k in EXIT_CAUSES if n.get(k)} for n in exits]}
 
     def ends(self, nodes: Sequence[int] = BOTH) -> None:
@@ -131,3 +135,9 @@ def undisturbed(folder: Path) -> str:
         if [job.codes[node] for node in BOTH] != [[0]] * NODES or len(weights) != 1:
             raise TooLateError(f"an undisturbed run failed: {job.codes}; {job.last_words()}")
         return weights.pop()
+
+
+def counted(name: str, page: str) -> dict[str, int]:
+    """A counter by the value of its one label; what was never counted is left out."""
+    samples = re.findall(rf'^{name}{{\w+="(\w+)"}} (\S+)$', page, re.M)
+    return {label: int(float(value)) for label, value in samples if float(value)}
