@@ -19,9 +19,8 @@ from typing import Any
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec, check_nodes
-from ddpwire.folder import CHECKPOINTS, write_atomic
+from ddpwire.folder import CHECKPOINTS, RECORD, write_atomic
 
-RECORD = "run.json"
 WORDS = tuple(
     """
     alder amber arrow aspen badger basil beacon birch bison bramble breeze brook canyon cedar cinder clover cobalt

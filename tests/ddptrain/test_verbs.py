@@ -1,5 +1,6 @@
 """What ddptrain does besides training."""
 
+import json
 import re
 import subprocess
 import sys
@@ -45,9 +46,41 @@ def test_the_newest_and_the_best_and_a_named_one(checkpoints: Path, capsys: pyte
 def test_averaged_weights_are_taken_where_there_are_any(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newest = load(checkpoints / "step-00000009.pt")
     parts = {**newest.parts, "ema": {"weight": torch.zeros(3, 2)}}
-    write(checkpoints / "step-00000009.pt", Checkpoint(step=9, shaping={}, parts=parts, accuracy=None))
-    assert " of ema " in exported("run weights.pt", capsys)
-    assert " of model " in exported("run weights.pt --part model", capsys)
+    write(checkpoints / "step-00000009.pt", Checkpoint(step=9, shaping={}, parts=parts, accuracy=0.7))
+    assert exported("run weights.pt", capsys).startswith(
+        "weights.pt: 1 tensors of ema after step 9, test accuracy 70.00 %, from "
+    )
+    assert exported("run weights.pt --part model", capsys).startswith(  # it was the averaged ones that were tested
+        "weights.pt: 1 tensors of model after step 9, from "
+    )
+
+
+def test_a_resumed_run_s_folder_says_where_its_checkpoints_are(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (checkpoints.parent.parent / "run-2" / "checkpoints").mkdir(parents=True)
+    Path("run-2/run.json").write_text(json.dumps({"checkpoint_dir": str(checkpoints)}))
+    assert exported("run-2 weights.pt", capsys).endswith(f"after step 9, from {checkpoints}/step-00000009.pt\n")
+
+
+def test_weights_to_start_from_are_looked_for_before_anything_is_trained(checkpoints: Path) -> None:
+    command = [sys.executable, "-m", "ddptrain", "--model", "resnet18", "--pretrained", "no.pth"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        66,
+        "",
+        "ddptrain: --pretrained no.pth is not there; leave the name out to download weights\n",
+    )
+
+
+def test_a_training_goes_on_when_nobody_reads_any_more(checkpoints: Path) -> None:
+    command = [sys.executable, "-m", "ddptrain", "--epochs", "1", "--device", "cpu", "--checkpoint-dir", "unread"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        assert training.stderr is not None
+        training.stdout.close()
+        assert (training.stderr.read(), training.wait(120)) == ("", 0)
+    assert load(max(Path("unread").glob("step-*.pt"))).step == 45
 
 
 def test_safetensors_holds_the_same(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:

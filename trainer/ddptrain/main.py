@@ -22,6 +22,7 @@ from ddptrain.keeping import Keeping
 from ddptrain.ledger import Ledger
 from ddptrain.loop import Fitted, fit
 from ddptrain.metrics import open_metrics
+from ddptrain.models import pretrained
 from ddptrain.options import Options
 from ddptrain.phases import measure
 from ddptrain.place import Place, read_place
@@ -122,12 +123,18 @@ def _heart(environ: Mapping[str, str]) -> Heart:
 
 
 def _load_data(options: Options, place: Place) -> DataSet:
-    """The data set. Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node."""
+    """The data set, and the weights to start from.
+
+    Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node.
+    """
     source = SOURCES[options.data.name]
-    if source.prepare:
-        turn = 0 if place.first else 1 if place.local_rank == 0 else None
+    fetches = [partial(source.prepare, options.data)] if source.prepare else []
+    if options.model.pretrained:
+        fetches.append(partial(pretrained.fetch, options.model))
+    turn = 0 if place.first else 1 if place.local_rank == 0 else None
+    for fetch in fetches:
         for now in (0, 1):
-            agree(place, partial(source.prepare, options.data) if turn == now else _nothing)
+            agree(place, fetch if turn == now else _nothing)
     return agree(place, partial(source.load, options.data, options.training.seed))
 
 

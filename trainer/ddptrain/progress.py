@@ -47,7 +47,10 @@ class Lines:
     def say(self, text: str) -> None:
         """A line."""
         self._said_at = time.monotonic()
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # whoever read has gone (| head): a training goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
         """A line if the last one is long ago."""

@@ -19,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
+RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" says where the checkpoints are, which a resumed run shares
 LOCK = "ddprun.lock"
 NODE = "node.json"
 NODE_LOG = "node.log"

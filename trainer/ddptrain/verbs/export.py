@@ -1,6 +1,8 @@
 """``ddptrain export``: the weights of a checkpoint as a plain file, for whoever knows nothing of ddptrain."""
 
 import argparse
+import contextlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,7 @@ from typing import Any
 from ddptrain.errors import TrainError
 from ddptrain.options.command import Parser
 from ddpwire.exits import Exit
-from ddpwire.folder import CHECKPOINTS, write_atomic
+from ddpwire.folder import CHECKPOINTS, RECORD, write_atomic
 
 EPILOG = """\
 Examples:
@@ -56,7 +58,9 @@ def main(arguments: Sequence[str]) -> int:
         raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
     weights = dict(found.parts[name])
     _write(given.target, weights)
-    tested = "" if found.accuracy is None else f", test accuracy {100 * found.accuracy:.2f} %"
+    # What was tested are the averaged weights, where there are any.
+    accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
+    tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
     print(f"{given.target}: {len(weights)} tensors of {name} after step {found.step}{tested}, from {path}")
     return Exit.OK
 
@@ -67,7 +71,7 @@ def _choose(source: Path, *, best: bool) -> Path:
 
     if source.is_file():
         return source
-    folder = source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else source
+    folder = _folder_of_run(source) or source
     if not folder.is_dir():
         raise TrainError(Exit.NO_INPUT, f"{source}: there is no such file or folder")
     paths = checkpoints_in(folder)
@@ -79,6 +83,13 @@ def _choose(source: Path, *, best: bool) -> Path:
     if chosen is None:
         raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} knows its test accuracy; leave out --best")
     return chosen
+
+
+def _folder_of_run(source: Path) -> Path | None:
+    """The checkpoints of a run's folder; a resumed run's record says that they are the first run's."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
+    return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None
 
 
 def _write(target: Path, weights: dict[str, Any]) -> None:
