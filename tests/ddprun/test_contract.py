@@ -177,7 +177,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             "--standalone is one node, but --nnodes is 2: give one of the two",
         ),
         (["--rdzv-endpoint", "host"], {}, "--rdzv-endpoint is 'host': HOST:PORT is what it takes"),
-        (["--grace", "soon"], {}, "--grace is 'soon': a number of seconds from 0 is allowed"),
+        (["--grace", "soon"], {}, "--grace is 'soon': a number of seconds from 0 to 100000000 is allowed"),
         (
             ["--deadline", "soon"],
             {},
@@ -189,8 +189,8 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             "DDP_DEADLINE is 35, but ranks get 30 s to save, and ddprun needs 5 s more: "
             "give more than 35, or a shorter --grace",
         ),
-        (["--join-timeout", "-1"], {}, "--join-timeout is '-1': a number of seconds from 0 is allowed"),
-        (["--join-timeout", "nan"], {}, "--join-timeout is 'nan': a number of seconds from 0 is allowed"),
+        (["--join-timeout", "-1"], {}, "--join-timeout is '-1': a number of seconds from 0 to 100000000 is allowed"),
+        (["--join-timeout", "nan"], {}, "--join-timeout is 'nan': a number of seconds from 0 to 100000000 is allowed"),
         (["--max-restarts", "many"], {}, "--max-restarts is 'many': a whole number from 0 is allowed"),
         (
             [],

@@ -19,6 +19,7 @@ from ddprun.launchers import Word, Words
 from ddpwire import names
 
 MAX_RESTARTS = 1000  # as good as no limit: progress is the limit (patience.py)
+LONGEST_S = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
 
 
@@ -203,8 +204,8 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
         seconds = float(text) if text is not None else default
     except ValueError:
         seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise bad_contract(f"{flag} is {text!r}: a number of seconds from 0 is allowed")
+    if not 0 <= seconds <= LONGEST_S:
+        raise bad_contract(f"{flag} is {text!r}: a number of seconds from 0 to {LONGEST_S} is allowed")
     return seconds
 
 

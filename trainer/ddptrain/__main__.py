@@ -3,6 +3,7 @@
 A signal may come while torch is imported, which takes seconds, and ``--help`` must not wait for it.
 """
 
+import contextlib
 import os
 import sys
 from importlib import import_module
@@ -12,10 +13,12 @@ from ddptrain.options import parse
 from ddptrain.spawn import is_rank, spawn
 from ddptrain.verbs import VERBS
 from ddpwire.signals import Signals
+from ddpwire.streams import open_closed
 
 
 def main() -> NoReturn:
     """Run one rank, or a verb, and leave with its exit code."""
+    open_closed()
     if sys.argv[1:2] and sys.argv[1] in VERBS:
         sys.exit(_verb(sys.argv[1], sys.argv[2:]))
     signals = Signals()
@@ -29,8 +32,9 @@ def main() -> NoReturn:
     from ddptrain.main import run  # imports torch
 
     code = run(options, os.environ, signals, started=process_start())
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # nobody reads, or its disk is full
+            stream.flush()
     # Not sys.exit: gloo's threads can abort the process while the interpreter takes itself down, which also takes 1 s.
     os._exit(code)
 

@@ -131,10 +131,13 @@ def read_manifest(path: Path) -> Manifest:
     try:
         text = file.read_text()
         manifest = Manifest(**json.loads(text))
-        whole = text == manifest.text()
+        numbers, texts = (manifest.step, manifest.bytes), (manifest.sha256, manifest.config_sha256)
+        whole = text == manifest.text() and all(type(number) is int for number in numbers)
+        whole = whole and all(isinstance(one, str) for one in texts)
+        whole = whole and isinstance(manifest.accuracy, float | int | None)
     except FileNotFoundError:
         raise Corrupt("missing", f"its manifest {file.name} is missing") from None
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise Corrupt("corrupt", f"its manifest {file.name} is torn")

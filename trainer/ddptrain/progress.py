@@ -49,8 +49,10 @@ class Lines:
         self._said_at = time.monotonic()
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # whoever read has gone (| head): a training goes on
+        except OSError as error:  # whoever read has gone (| head), or the log's disk is full: a training goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
         """A line if the last one is long ago."""

@@ -1,5 +1,6 @@
 """Where a training starts: at step 0, or from a checkpoint that rank 0 chooses for all."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from ddptrain.checkpoint import Checkpoint, Corrupt, load, manifest_of, unpack
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
 from ddptrain.options.checkpoints import CheckpointOptions
-from ddptrain.shelf import SUFFIX_BAD, Shelf
+from ddptrain.shelf import SUFFIX_BAD, Shelf, step_of
+from ddpwire import names
 from ddpwire.exits import Exit
 
 
@@ -26,11 +28,12 @@ class Finder:
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
         """What ``--resume`` says; None: nothing is there, start at step 0. Raises TrainError."""
         resume = self.options.resume
-        if resume not in ("auto", "never"):
+        started_again = os.environ.get(names.ATTEMPT, "1") != "1" and self.shelf.checkpoints()
+        if resume not in ("auto", "never") and not started_again:
             found: tuple[Path, Checkpoint] | None = self._given(Path(resume))
         else:
             paths = self.shelf.checkpoints()
-            if resume == "never" and paths:
+            if resume == "never" and paths and not started_again:
                 raise TrainError(
                     Exit.CONFIG,
                     f"--resume never, but {self.shelf.folder} holds {paths[0].name}: "
@@ -67,10 +70,12 @@ class Finder:
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """The one that was asked for by name; without a manifest its bytes are taken as they are."""
+        if not path.name:
+            raise TrainError(
+                Exit.NO_INPUT, f"--resume {self.options.resume!r} is no file; auto, never or a file are allowed"
+            )
         try:
-            if not manifest_of(path).exists():
-                return path, unpack(path.read_bytes())
-            return path, self._load(path)
+            found = unpack(path.read_bytes()) if not manifest_of(path).exists() else self._load(path)
         except Corrupt as error:
             missing = error.reason == "missing"
             raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error}") from None
@@ -78,11 +83,21 @@ class Finder:
             raise TrainError(
                 Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
             ) from None
+        newer = [other for other in self.shelf.checkpoints() if (step_of(other) or 0) > found.step]
+        if newer:  # they would be taken for this training's, and this one's be deleted as older ones
+            raise TrainError(
+                Exit.CONFIG,
+                f"--resume {path} is of step {found.step}, and {self.shelf.folder} holds {newer[0].name}: "
+                "give another --checkpoint-dir for the new branch",
+            )
+        return path, found
 
     def _load(self, path: Path) -> Checkpoint:
         began = time.monotonic()
         try:
             checkpoint = load(path)
+            if step_of(path) not in (None, checkpoint.step):
+                raise Corrupt("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
         except (Corrupt, OSError) as error:
             self.metrics.checkpoint_failed(op="load", reason=error.reason if isinstance(error, Corrupt) else "io")
             raise

@@ -81,7 +81,7 @@ class Saver:
             self._snapshot.wait()
             size_bytes = write(path, checkpoint, moved=self._moved)
             self.newest = path
-            retained = self._shelf.thin_out(keep=self._options.keep, keep_best=self._options.keep_best)
+            retained = self._shelf.thin_out(keep=self._options.keep, keep_best=self._options.keep_best, written=path)
         except Exception as error:  # whatever it is, the training need not end for it
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.checkpoint_failed(op="save", reason="enospc" if full else "io")

@@ -62,13 +62,16 @@ class Shelf:
             return f"is passed over, and cannot be set aside ({error.strerror})"
         return f"is set aside as {path.name}{SUFFIX_BAD}"
 
-    def thin_out(self, *, keep: int, keep_best: bool) -> int:
-        """Delete all but the newest ``keep`` (0: all) and the best; how many are left. Raises OSError."""
+    def thin_out(self, *, keep: int, keep_best: bool, written: Path) -> int:
+        """Delete all but the newest ``keep`` (0: all), the best and the one just ``written``; how many are left.
+
+        Raises OSError.
+        """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
         kept_for_good = best_of(paths) if keep_best and old else None
         for path in old:
-            if path != kept_for_good:
+            if path not in (kept_for_good, written):
                 path.unlink(missing_ok=True)
                 manifest_of(path).unlink(missing_ok=True)
                 paths.remove(path)
@@ -110,6 +113,12 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """The checkpoints in a folder, whole or not, the newest first. Raises OSError."""
     steps = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     return [_path(folder, step) for step in sorted(steps, reverse=True)]
+
+
+def step_of(path: Path) -> int | None:
+    """The step in a checkpoint's name; None: it has another name."""
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else None
 
 
 def best_of(paths: list[Path]) -> Path | None:

@@ -40,14 +40,20 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
     with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
         meet = f"file://{Path(folder, 'meet')}"
         context = start_processes(  # type: ignore[no-untyped-call]
-            run_rank, args=(num_ranks, meet, tuple(arguments)), nprocs=num_ranks, join=False, start_method="spawn"
+            run_rank,
+            args=(num_ranks, meet, tuple(arguments), os.getpid()),
+            nprocs=num_ranks,
+            join=False,
+            start_method="spawn",
         )
         processes += context.processes
         return _wait(processes)
 
 
-def run_rank(rank: int, num_ranks: int, meet: str, arguments: tuple[str, ...]) -> None:
-    """One rank, in a process of its own that starts here."""
+def run_rank(rank: int, num_ranks: int, meet: str, arguments: tuple[str, ...], parent: int) -> None:
+    """One rank, in a process of its own that starts here. torch has it end with its parent from here on."""
+    if os.getppid() != parent:  # which was killed meanwhile: nobody would ever tell this one
+        os._exit(Exit.KILLED)
     here = {names.RANK: rank, names.LOCAL_RANK: rank, names.WORLD_SIZE: num_ranks, names.LOCAL_WORLD_SIZE: num_ranks}
     os.environ.update({name: str(value) for name, value in here.items()})
     sys.argv[1:] = [*arguments, "--spawn=1", f"--init-method={meet}"]
