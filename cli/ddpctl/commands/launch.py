@@ -62,6 +62,7 @@ def launch(
     from ddpctl import launch as verbs
     from ddpctl import runs
     from ddpctl.commands.request import of_flags, overrides, resumed, with_array
+    from ddpctl.secrets import exposed
     from ddpctl.desk import open_desk
 
     desk = open_desk(os.environ)
@@ -80,6 +81,8 @@ def launch(
             )
         request = resumed(flags, old, name)
     request = with_array(request, array)
+    if warning := exposed(request.job):
+        desk.say(f"ddpctl: {warning}")
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -121,9 +124,12 @@ def render(
     from ddpctl import launch as verbs
     from ddpctl import targets
     from ddpctl.commands.request import of_flags, overrides, with_array
+    from ddpctl.secrets import exposed
 
     flags = overrides(nodes, gpus, device, env, port, image, program)
     request = with_array(of_flags(flags, file, profile, target, name, workload), array)
+    if warning := exposed(request.job):
+        print(f"ddpctl: {warning}", file=sys.stderr)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
 
