@@ -83,9 +83,8 @@ def load(
         chosen, why = said.target, str(file)
     found = None
     try:
-        name, found = place(chosen, said.targets, kinds)
-        if name != chosen:
-            chosen, why = name, f"{why}: the only target of kind {chosen}"
+        chosen, how, found = place(chosen, said.targets, kinds)
+        why += how
     except ValueError as error:
         if target is not None or not file_errors:
             flag_errors.append(one_line(f"--target: {error}"))

@@ -16,10 +16,18 @@ from ddpctl.yaml_values import Refused, text_of, value_of
 
 Check = Callable[[Field, Any], Any]
 Placed = tuple[str, Any]  # a target's kind and options
-HERE = "local"  # this kind means this machine, and needs no words of a file: it never stands for a target of its kind
+HERE = "local"  # this machine, which needs no words of a file: never short for another target of its kind
 # What other programs call a job's keys, where the spelling leads nowhere near.
-_ELSEWHERE = {"replicas": "nodes", "workers": "nodes", "num_nodes": "nodes", "nproc_per_node": "gpus", "args": "command",
-              "script": "command", "environment": "env", "volumes": "mounts"}  # fmt: skip
+_ELSEWHERE = {
+    "replicas": "nodes",
+    "workers": "nodes",
+    "num_nodes": "nodes",
+    "nproc_per_node": "gpus",
+    "args": "command",
+    "script": "command",
+    "environment": "env",
+    "volumes": "mounts",
+}
 
 
 @dataclass
@@ -152,13 +160,13 @@ def _read_record(source: Source, node: yaml.Node, field: Field, check: Check) ->
     return cls(**values) if required | given <= values.keys() else None
 
 
-def place(name: str, targets: Mapping[str, Placed | None], kinds: Kinds) -> tuple[str, Placed | None]:
+def place(name: str, targets: Mapping[str, Placed | None], kinds: Kinds) -> tuple[str, str, Placed | None]:
     """A target by its name, or by its kind: the file's only one of it, else the kind by itself. Raises ValueError.
 
-    Returns the name that it has, and None for what is wrong in the file.
+    Returns the name that it has, how it was found if by its kind, and None for what is wrong in the file.
     """
     if name in targets:
-        return name, targets[name]
+        return name, "", targets[name]
     if name not in kinds:
         alone = [kind for kind in kinds if not _required(kinds[kind]())]
         raise ValueError(unknown(name, "target", [*targets, *alone]))
@@ -166,12 +174,12 @@ def place(name: str, targets: Mapping[str, Placed | None], kinds: Kinds) -> tupl
     if len(of_kind) > 1:
         raise ValueError(f"{name}: several targets are of this kind: write {either(tuple(of_kind))}")
     if of_kind:
-        return of_kind[0], targets[of_kind[0]]
+        return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
     if name != HERE and None in targets.values():  # it may be the one that is meant
-        return name, None
+        return name, "", None
     if required := _required(kinds[name]()):
         raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
-    return name, (name, kinds[name]()())
+    return name, "", (name, kinds[name]()())
 
 
 def _required(options: type) -> list[str]:

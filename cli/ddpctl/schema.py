@@ -31,7 +31,12 @@ def schema(kinds: Kinds) -> dict[str, Any]:
         is_kind = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
         branches.append({"if": is_kind, "then": target | {"type": "object", "required": ["kind", *required]}})
     # Not oneOf: an editor then tells what is wrong with this kind, and not with every other.
-    any_target = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(kinds)}}, "allOf": branches}
+    any_target = {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(kinds)}},
+        "allOf": branches,
+    }
     sections = {
         "job": _json_object(JobSpec),
         "target": {"type": ["string", "null"]},

@@ -148,7 +148,9 @@ class JobSpec:
         Rule(check_name, NAME_PATTERN.pattern),
     ] = "train"
     nodes: Annotated[
-        str, Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."), Rule(check_nodes, NODES_PATTERN.pattern)
+        str,
+        Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."),
+        Rule(check_nodes, NODES_PATTERN.pattern),
     ] = "1"
     gpus: Annotated[int, Doc("Ranks a node, one GPU each; CPU processes where there is no GPU."), Ge(1), Le(64)] = 1
     device: Annotated[
@@ -192,9 +194,11 @@ class JobSpec:
     cpus: Annotated[
         int | None, Doc("CPU cores a node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
     ] = None
-    memory: Annotated[str | None, Doc("Memory a node, such as 64Gi; null: as the target has it."), Rule(check_size, SIZE_PATTERN.pattern)] = (
-        None
-    )
+    memory: Annotated[
+        str | None,
+        Doc("Memory a node, such as 64Gi; null: as the target has it."),
+        Rule(check_size, SIZE_PATTERN.pattern),
+    ] = None
     shm: Annotated[
         str | None,
         Doc("A container's shared memory, which DataLoader workers fill, a part of its memory; null: 8Gi, or a quarter "

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from ddpctl.commands.flags import (
 )
 from ddpctl.errors import UsageError
 from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from ddpctl.desk import Request
 
 # What a verb needs is imported when it runs: --help stays quick.
 
@@ -62,7 +65,6 @@ def launch(
     from ddpctl import launch as verbs
     from ddpctl import runs
     from ddpctl.commands.request import of_flags, overrides, resumed, with_array
-    from ddpctl.secrets import exposed
     from ddpctl.desk import open_desk
 
     desk = open_desk(os.environ)
@@ -81,8 +83,7 @@ def launch(
             )
         request = resumed(flags, old, name)
     request = with_array(request, array)
-    if warning := exposed(request.job):
-        desk.say(f"ddpctl: {warning}")
+    _warn(request)
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -124,14 +125,19 @@ def render(
     from ddpctl import launch as verbs
     from ddpctl import targets
     from ddpctl.commands.request import of_flags, overrides, with_array
-    from ddpctl.secrets import exposed
 
     flags = overrides(nodes, gpus, device, env, port, image, program)
     request = with_array(of_flags(flags, file, profile, target, name, workload), array)
-    if warning := exposed(request.job):
-        print(f"ddpctl: {warning}", file=sys.stderr)
+    _warn(request)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
+
+
+def _warn(request: "Request") -> None:
+    from ddpctl.secrets import exposed
+
+    if warning := exposed(request.job):
+        print(f"ddpctl: {warning}", file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

@@ -42,14 +42,42 @@ class SshTarget:
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
         """Look at every host, and when all are ready start one node on each."""
-        options, job = self.options, plan.job
         try:
             hosts = self._hosts(plan)
-            secrets = yield from read_secrets(job)
-            facts, cuda, rows, warnings = yield from self._look(plan, hosts)
+            secrets = yield from read_secrets(plan.job)
+            facts = yield from self._look(plan, hosts)
+            found = preflight.check(self.options, plan.job, hosts, facts, script_of(plan.job.command))
         except DdpctlError as error:
             error.nothing_started = True
             raise
+        return (yield from self._start(plan, hosts, facts, found, secrets))
+
+    def rehearse(self, plan: Plan) -> Verb[Submission]:
+        """The same; of hosts that are not ready with ``<words>`` for what is not known, and the refusal at the end."""
+        hosts = self._hosts(plan)
+        secrets = yield from read_secrets(plan.job)
+        facts = yield from self._look(plan, hosts)
+        script = script_of(plan.job.command)
+        try:
+            found = preflight.check(self.options, plan.job, hosts, facts, script)
+        except DdpctlError as error:
+            assumed = preflight.assume(self.options, plan.job, facts)
+            cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
+            yield from self._start(plan, hosts, assumed, (cuda or plan.job.device == "cuda", (), ()), secrets)
+            raise error.__class__(str(error).removeprefix(preflight.NOTHING)) from None
+        return (yield from self._start(plan, hosts, facts, found, secrets))
+
+    def _start(
+        self,
+        plan: Plan,
+        hosts: Sequence[SshHost],
+        facts: Sequence[preflight.Facts],
+        found: preflight.Found,
+        secrets: Mapping[str, str],
+    ) -> Verb[Submission]:
+        """Start one node on each host."""
+        options, job = self.options, plan.job
+        cuda, rows, warnings = found
         if options.project == "sync":
             yield from sync([host.host for host in hosts], cwd=plan.cwd, home=options.home, run=plan.run)
         address = hosts[0].peer or facts[0].address or hosts[0].address
@@ -79,10 +107,8 @@ class SshTarget:
             checkpoint_dir=start.checkpoints_shown(options, plan, hosts[0]),
         )
 
-    def _look(
-        self, plan: Plan, hosts: Sequence[SshHost]
-    ) -> Verb[tuple[tuple[preflight.Facts, ...], bool, tuple[str, ...], tuple[str, ...]]]:
-        """What the hosts have, whether there are GPUs for all, the table, and warnings."""
+    def _look(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[preflight.Facts, ...]]:
+        """What the hosts have."""
         script = script_of(plan.job.command)
         text = scripts.look(self.options, image=plan.job.image, script=script)
         local: tuple[Command, ...] = ()
@@ -106,8 +132,7 @@ class SshTarget:
         )
         said = iter(there)
         times = [Output(returncode=1) if fact.failure else next(said) for fact in facts]
-        facts = preflight.clocks(facts, here, times)
-        return (facts, *preflight.check(self.options, plan.job, hosts, facts, script))
+        return preflight.clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask every host of every run."""
@@ -188,12 +213,9 @@ class SshTarget:
         return done.returncode
 
     def _hosts(self, plan: Plan) -> tuple[SshHost, ...]:
-        """The first hosts, one a node. Raises ConfigError where they are too few."""
-        if plan.job.max_nodes > len(self.options.hosts):
-            raise ConfigError(
-                f"--nodes {plan.job.nodes}: the target has {counted(len(self.options.hosts), 'host')}: "
-                "ask for fewer nodes, or add hosts"
-            )
+        """The first hosts, one a node. Raises ConfigError where a run is resumed with more nodes."""
+        for _, text in self.options.problems(plan.job):
+            raise ConfigError(f"--nodes: {text}")
         return self.options.hosts[: plan.job.max_nodes]
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
