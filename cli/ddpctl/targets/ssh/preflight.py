@@ -115,33 +115,6 @@ def check(
     return cuda, tuple(rows), tuple(warnings)
 
 
-def assume(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """The facts, with ``<words>`` for what a host did not say or does not have: for what is only shown."""
-    image = json.dumps(
-        [{"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}]
-    )
-    guesses = {
-        "id": ("<uid>:<gid>",),
-        "home": ("<home>",),
-        "ssh": ("- - <address>",),
-        "asked": (job.image,),
-        "image": () if options.runtime == "none" else (image,),
-    }
-    gpus = tuple(f"<GPU {number}>" for number in range(job.gpus))
-    return tuple(
-        replace(
-            fact,
-            words={
-                **guesses,
-                **fact.words,
-                "image": fact.words["image"] if fact.image else guesses["image"],
-                **({} if len(fact.free_gpus) >= job.gpus else {"gpu": gpus, "busy": ()}),
-            },
-        )
-        for fact in facts
-    )
-
-
 def _refusal(hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
     bad = {number for number, _, _ in wrong}
     kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
