@@ -95,9 +95,10 @@ def look_at(engine: Engine, reference: str) -> Verb[Image]:
     """The image as it is on this machine. Raises UnavailableError."""
     (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
     if done.returncode:
-        raise UnavailableError(
-            f"{reference}: {_last(done.stderr)}: ddpctl image build makes one, {engine} pull gets one"
-        )
+        said = _last(done.stderr)
+        if not re.search("no such (image|object)|image not known", said, re.IGNORECASE):
+            raise UnavailableError(f"{engine} here cannot be asked for {reference}: {said}")
+        raise UnavailableError(f"{reference}: {said}: ddpctl image build makes one, {engine} pull gets one")
     return read_inspect(reference, done.stdout)
 
 

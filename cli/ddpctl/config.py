@@ -35,7 +35,7 @@ class Settings:
     target: str  # its name in the file, or the kind itself
     kind: str
     options: Any  # the kind's options dataclass, filled
-    why: str  # what chose the target: "--target", the file's name, or the default's reason
+    why: str  # what chose the target: "--target", the file's name, the default's reason; and how, if by its kind
     file: Path | None
 
 
@@ -83,7 +83,8 @@ def load(
         chosen, why = said.target, str(file)
     found = None
     try:
-        found = place(chosen, said.targets, kinds)
+        chosen, how, found = place(chosen, said.targets, kinds)
+        why += how
     except ValueError as error:
         if target is not None or not file_errors:
             flag_errors.append(one_line(f"--target: {error}"))

@@ -15,6 +15,19 @@ from ddpctl.yaml_source import Source, is_null, kind_of, read
 from ddpctl.yaml_values import Refused, text_of, value_of
 
 Check = Callable[[Field, Any], Any]
+Placed = tuple[str, Any]  # a target's kind and options
+HERE = "local"  # this machine, which needs no words of a file: never short for another target of its kind
+# What other programs call a job's keys, where the spelling leads nowhere near.
+_ELSEWHERE = {
+    "replicas": "nodes",
+    "workers": "nodes",
+    "num_nodes": "nodes",
+    "nproc_per_node": "gpus",
+    "args": "command",
+    "script": "command",
+    "environment": "env",
+    "volumes": "mounts",
+}
 
 
 @dataclass
@@ -23,7 +36,7 @@ class File:
 
     job: dict[str, Any] = field(default_factory=dict)
     target: str | None = None
-    targets: dict[str, tuple[str, Any] | None] = field(default_factory=dict)  # (kind, options); None: wrong
+    targets: dict[str, Placed | None] = field(default_factory=dict)  # (kind, options); None: wrong
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
     places: dict[tuple[str, ...], yaml.Node] = field(default_factory=dict)  # ("job", "gpus") → where it stands
 
@@ -104,7 +117,8 @@ def _read_fields(
     fields, values = fields_of(cls), {}
     for key, key_node, node in entries:
         if key not in fields:
-            source.report(key_node, unknown(key, f"key of {what}", fields))
+            meant = _ELSEWHERE.get(key.lower())
+            source.report(key_node, unknown(key, f"key of {what}", fields, meant if meant in fields else None))
             continue
         try:
             field = fields[key]
@@ -146,13 +160,27 @@ def _read_record(source: Source, node: yaml.Node, field: Field, check: Check) ->
     return cls(**values) if required | given <= values.keys() else None
 
 
-def place(name: str, targets: Mapping[str, tuple[str, Any] | None], kinds: Kinds) -> tuple[str, Any] | None:
-    """The kind and the options of a target by its name, else of a kind. Raises ValueError."""
+def place(name: str, targets: Mapping[str, Placed | None], kinds: Kinds) -> tuple[str, str, Placed | None]:
+    """A target by its name, or by its kind: the file's only one of it, else the kind by itself. Raises ValueError.
+
+    Returns the name that it has, how it was found if by its kind, and None for what is wrong in the file.
+    """
     if name in targets:
-        return targets[name]
+        return name, "", targets[name]
     if name not in kinds:
-        raise ValueError(unknown(name, "target", [*targets, *kinds]))
-    options = kinds[name]()
-    if required := [field.name for field in fields_of(options).values() if field.required]:
+        alone = [kind for kind in kinds if not _required(kinds[kind]())]
+        raise ValueError(unknown(name, "target", [*targets, *alone]))
+    of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
+    if len(of_kind) > 1:
+        raise ValueError(f"{name}: several targets are of this kind: write {either(tuple(of_kind))}")
+    if of_kind:
+        return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
+    if name != HERE and None in targets.values():  # it may be the one that is meant
+        return name, "", None
+    if required := _required(kinds[name]()):
         raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
-    return name, options()
+    return name, "", (name, kinds[name]()())
+
+
+def _required(options: type) -> list[str]:
+    return [field.name for field in fields_of(options).values() if field.required]

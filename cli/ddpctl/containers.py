@@ -56,7 +56,7 @@ def run_args(plan: Plan, node: Node, *, env_file: str) -> tuple[str, ...]:
         f"--network={node.network}",
         f"--user={node.user}",
         f"--env-file={env_file}",
-        f"--shm-size={size_bytes(job.shm)}",
+        f"--shm-size={size_bytes(job.shm_size)}",
         *confined(),
         f"--volume={node.run_dir}:{plan.run_dir}",
     ]

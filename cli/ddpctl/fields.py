@@ -50,6 +50,7 @@ class Field:
     low: Any = None  # the smallest value; None: no limit
     high: Any = None
     checks: tuple[Callable[[Any], Any], ...] = ()
+    pattern: str = ""  # what all of its text looks like; empty: not said
     record: type | None = None  # what each entry of records is
 
     @property
@@ -113,5 +114,6 @@ def _field(name: str, hint: Any, default: Any) -> Field:
         low=next((note.ge for note in notes if isinstance(note, Ge)), None),
         high=next((note.le for note in notes if isinstance(note, Le)), None),
         checks=tuple(note.check for note in notes if isinstance(note, Rule)),
+        pattern=next((note.pattern for note in notes if isinstance(note, Rule)), ""),
         record=record if isinstance(record, type) else None,
     )

@@ -35,7 +35,8 @@ def rehearse(desk: Desk, request: Request) -> None:
     name = _name(desk, request)
     plan = plan_of(request, name, desk.root / name)
     target = targets.make(request.kind, request.options)
-    submission = desk.runner.rehearse(target.submit(plan, attached=True), sys.stdout)
+    verb = target.rehearse(plan) if isinstance(target, targets.Rehearsing) else target.submit(plan, attached=True)
+    submission = desk.runner.rehearse(verb, sys.stdout)
     for line in (*submission.table, submission.note):
         if line:
             desk.say(f"# {line}")

@@ -1,5 +1,6 @@
 """What a ddpctl.yaml may hold: its sections, and their JSON schema for editors. Reads nothing."""
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,22 +16,31 @@ SECTIONS = {
     "targets": "Places to run, by name: a kind and its options.",
     "profiles": "Keys of job, by name; --profile NAME lays them over job (env is merged).",
 }
-# Text is taken as it is written (nodes: 2), so an editor must let other scalars pass.
-_JSON_TEXT = {"type": ["string", "number", "boolean"]}
+# Text is taken as it is written, so an editor must let other scalars pass: name: 7, env: {DEBUG: true}.
+_JSON_TEXT = {"type": ["string", "number"]}
+_JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
 def schema(kinds: Kinds) -> dict[str, Any]:
     """The JSON schema (draft 2020-12) of ddpctl.yaml, for editors."""
-    targets = []
+    branches = []
     for kind, options in kinds.items():
         target = _json_object(options())
         target["properties"] = {"kind": {"const": kind}} | target["properties"]
         required = [field.name for field in fields_of(options()).values() if field.required]
-        targets.append(target | {"type": "object", "required": ["kind", *required]})
+        is_kind = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
+        branches.append({"if": is_kind, "then": target | {"type": "object", "required": ["kind", *required]}})
+    # Not oneOf: an editor then tells what is wrong with this kind, and not with every other.
+    any_target = {
+        "type": "object",
+        "required": ["kind"],
+        "properties": {"kind": {"enum": list(kinds)}},
+        "allOf": branches,
+    }
     sections = {
         "job": _json_object(JobSpec),
         "target": {"type": ["string", "null"]},
-        "targets": {"type": ["object", "null"], "additionalProperties": {"oneOf": targets}},
+        "targets": {"type": ["object", "null"], "additionalProperties": any_target},
         "profiles": {"type": ["object", "null"], "additionalProperties": _json_object(JobSpec, defaults=False)},
     }
     return {
@@ -60,15 +70,23 @@ def _json_record(cls: type) -> dict[str, Any]:
     return {"anyOf": [{"type": "string"}, whole]} if hasattr(cls, "from_text") else whole
 
 
+def _json_text(pattern: str) -> dict[str, Any]:
+    """Text; of a pattern, and then a number only where one can be of it (nodes: 2, never memory: 64)."""
+    if not pattern:
+        return _JSON_TEXT
+    number = ["integer"] if re.fullmatch(pattern, "1") else []
+    return {"type": ["string", *number], "pattern": f"^(?:{pattern})$"} | ({"minimum": 1} if number else {})
+
+
 def _json_value(field: Field) -> dict[str, Any]:
     kinds: dict[Kind, dict[str, Any]] = {
-        "text": _JSON_TEXT,
+        "text": _json_text(field.pattern),
         "whole number": {"type": "integer"},
         "number": {"type": "number"},
         "truth value": {"type": "boolean"},
         "choice": {"enum": list(field.choices)},
-        "list": {"type": ["array", "null"], "items": _JSON_TEXT},
-        "table": {"type": ["object", "null"], "additionalProperties": _JSON_TEXT},
+        "list": {"type": ["array", "null"], "items": _JSON_VALUE},
+        "table": {"type": ["object", "null"], "additionalProperties": _JSON_VALUE},
     }
     if field.record:
         return {"type": "array", "items": _json_record(field.record)}

@@ -1,4 +1,4 @@
-"""The values of a job's secrets, read where ddpctl runs. A verb that others go through; touches nothing.
+"""The values of a job's secrets, read where ddpctl runs, and which of its variables look like some. Touches nothing.
 
 A value goes on in a command's stdin that is marked ``secret``, or in a file of mode 0600, and nowhere else.
 """
@@ -8,6 +8,19 @@ from collections.abc import Mapping
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError
 from ddpctl.spec import JobSpec
+
+_ENDINGS = ("_KEY", "_TOKEN", "_SECRET", "PASSWORD")
+
+
+def exposed(job: JobSpec) -> str | None:
+    """A sentence where a variable of env looks like a secret: its value stands in specs and records."""
+    names = [name for name, value in job.env.items() if value and name.upper().endswith(_ENDINGS)]
+    if not names:
+        return None
+    return (
+        f"env: the value of {', '.join(names)} stands in specs and records as it is: "
+        f"secrets: [{', '.join(names)}] takes it from your environment and keeps it out of them"
+    )
 
 
 def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:

@@ -17,6 +17,7 @@ from ddpwire.version import __version__
 
 # The image that a release publishes; the one place where a spec's default image is said.
 DEFAULT_IMAGE = f"ghcr.io/ddpctl/ddpctl:{__version__}"
+DEFAULT_SHM = "8Gi"  # an engine's own, 64 MB, is soon full
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Rule:
     """A check of a field's value: takes it, returns it, raises ValueError with what is allowed."""
 
     check: Callable[[Any], Any]
+    pattern: str = ""  # of the whole text, in words that JSON Schema knows too; empty: only the check can say
 
 
 Device = Literal["auto", "cuda", "cpu"]
@@ -52,9 +54,12 @@ def check_name(name: str) -> str:
     return name
 
 
+NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
+
+
 def check_nodes(nodes: str) -> str:
     """``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999."""
-    match = re.fullmatch(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?", nodes)
+    match = NODES_PATTERN.fullmatch(nodes)
     if not match or (match[2] and int(match[2]) < int(match[1])):
         raise ValueError("a number of nodes from 1, or MIN:MAX such as 1:4")
     return nodes
@@ -140,10 +145,12 @@ class JobSpec:
     name: Annotated[
         str,
         Doc("The job's name; a run is called NAME and a word. Lower-case letters, digits and '-'."),
-        Rule(check_name),
+        Rule(check_name, NAME_PATTERN.pattern),
     ] = "train"
     nodes: Annotated[
-        str, Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."), Rule(check_nodes)
+        str,
+        Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."),
+        Rule(check_nodes, NODES_PATTERN.pattern),
     ] = "1"
     gpus: Annotated[int, Doc("Ranks a node, one GPU each; CPU processes where there is no GPU."), Ge(1), Le(64)] = 1
     device: Annotated[
@@ -182,18 +189,22 @@ class JobSpec:
     image: Annotated[
         str,
         Doc("The container image of every node; the target local, and a runtime 'none', run without one."),
-        Rule(check_image),
+        Rule(check_image, IMAGE_PATTERN.pattern),
     ] = DEFAULT_IMAGE
     cpus: Annotated[
         int | None, Doc("CPU cores a node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
     ] = None
-    memory: Annotated[str | None, Doc("Memory a node, such as 64Gi; null: as the target has it."), Rule(check_size)] = (
-        None
-    )
+    memory: Annotated[
+        str | None,
+        Doc("Memory a node, such as 64Gi; null: as the target has it."),
+        Rule(check_size, SIZE_PATTERN.pattern),
+    ] = None
     shm: Annotated[
-        str, Doc("The size of a container's shared memory, which DataLoader workers fill (its own default is 64 MB)."),
-        Rule(check_size),
-    ] = "8Gi"  # fmt: skip
+        str | None,
+        Doc("A container's shared memory, which DataLoader workers fill, a part of its memory; null: 8Gi, or a quarter "
+            "of memory where that is less."),
+        Rule(check_size, SIZE_PATTERN.pattern),
+    ] = None  # fmt: skip
     mounts: Annotated[
         tuple[str, ...],
         Doc("Folders in the container: SOURCE:PATH, with :ro read-only. SOURCE is a path of the node; "
@@ -208,13 +219,22 @@ class JobSpec:
     time_limit: Annotated[
         str | None,
         Doc("How long the run may take, such as 12h: its ranks save in time before it; null: no limit."),
-        Rule(check_time),
+        Rule(check_time, TIME_PATTERN.pattern),
     ] = None
 
     @property
     def time_limit_s(self) -> int | None:
         """The limit in seconds."""
         return None if self.time_limit is None else int(self.time_limit[:-1]) * _SECONDS[self.time_limit[-1]]
+
+    @property
+    def shm_size(self) -> str:
+        """The shared memory of a container, as it is given or from its memory."""
+        if self.shm is not None:
+            return self.shm
+        if self.memory is None or (quarter := size_bytes(self.memory) // 4) >= size_bytes(DEFAULT_SHM):
+            return DEFAULT_SHM
+        return f"{quarter >> 30}Gi" if quarter % (1 << 30) == 0 else f"{max(1, quarter >> 20)}Mi"
 
     @property
     def min_nodes(self) -> int:

@@ -5,6 +5,20 @@ from typing import get_args
 
 from ddpctl.spec import Doc, JobSpec
 
+# Every one of them is read again without its "# " by a test.
+_ELSEWHERE = """\
+  # boxes: # machines with SSH and Docker
+  #   kind: ssh
+  #   hosts: [alice@box1, alice@box2]
+  # hpc: # from a login node, or with login: of this machine
+  #   kind: slurm
+  #   partition: gpu
+  #   account: my-lab
+  # cluster:
+  #   kind: kubernetes
+  #   namespace: ml
+"""
+
 
 def text(*, gpus: int, cores: int) -> str:
     """A commented configuration for a machine with so many GPUs and CPU cores."""
@@ -32,7 +46,7 @@ target: here
 targets:
   here:
     kind: local
-
+{_ELSEWHERE}
 # Other settings of the job by name: ddpctl launch --profile quick
 profiles:
   quick:

@@ -20,12 +20,15 @@ def either(words: tuple[str, ...]) -> str:
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
-def unknown(name: str, what: str, known: Collection[str]) -> str:
-    """``'nodse' is no key of a job; did you mean 'nodes'?``."""
+def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
+    """``'nodse' is no key of a job; did you mean 'nodes'?``. ``meant``: of what is known, the one that it must be."""
     # Compared in lower case and not at any length: the name may be a whole file.
     word = name[:60].lower()
-    near = [key for key in known if len(word) > 2 and key.startswith(word)] or difflib.get_close_matches(
-        word, known, n=1
+    near = (
+        [meant]
+        if meant
+        else [key for key in known if len(word) > 2 and key.startswith(word)]
+        or difflib.get_close_matches(word, known, n=1)
     )
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)

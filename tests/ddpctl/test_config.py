@@ -7,7 +7,9 @@ from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import yaml
 from tests.ddpctl.loading import KINDS, Local, Ssh, load
 
 from ddpctl import config
@@ -173,8 +175,7 @@ def test_who_chose_the_target() -> None:
         ({"command": ["s3cret\0"]}, "-- SCRIPT: no NUL byte"),
         ({"target": "laptp"}, "--target: 'laptp' is no target; did you mean 'laptop'?"),
         ({"target": "lokal"}, "--target: 'lokal' is no target; did you mean 'local'?"),
-        ({"target": "moon"}, "--target: 'moon' is no target; there are: lab, laptop, local, ssh"),
-        ({"target": "ssh"}, "--target: ssh needs hosts; write a target of this kind in ddpctl.yaml"),
+        ({"target": "moon"}, "--target: 'moon' is no target; there are: lab, laptop, local"),
         ({"profile": "quik"}, "--profile: 'quik' is no profile; did you mean 'quick'?"),
         ({"gpus": 65, "port": 0}, "--gpus: 65 is too large: from 1 to 64\n--port: 0 is too small: from 1 to 65535"),
     ],
@@ -183,6 +184,45 @@ def test_a_bad_flag(asked: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError) as raised:
         load(FILE, **asked)
     assert (str(raised.value), raised.value.exit_code) == (error, 2)
+
+
+TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"
+
+
+def test_a_kind_is_the_files_only_target_of_it() -> None:
+    found = [
+        load(FILE, target="ssh"),
+        load(FILE.replace("target: lab", "target: ssh")),
+        load(TWO + "  ssh: {kind: ssh, hosts: [c]}\n", target="ssh"),
+    ]
+    assert [(one.target, one.kind, one.options.hosts, one.why) for one in found] == [
+        ("lab", "ssh", ("a", "b"), "--target: the only target of kind ssh"),
+        ("lab", "ssh", ("a", "b"), "ddpctl.yaml: the only target of kind ssh"),
+        ("ssh", "ssh", ("c",), "--target"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "error"),
+    [
+        ("", UsageError, "--target: ssh needs hosts; write a target of this kind in ddpctl.yaml"),
+        (TWO, UsageError, "--target: ssh: several targets are of this kind: write a or b"),
+        ("targets: {a: {kind: ssh}}", ConfigError, "ddpctl.yaml:1:14: target 'a' needs 'hosts': list of text"),
+    ],
+)
+def test_a_kind_that_leads_to_no_target(text: str, kind: type[Exception], error: str) -> None:
+    with pytest.raises(kind) as raised:
+        load(text, target="ssh")
+    assert str(raised.value) == error
+
+
+@pytest.mark.parametrize(
+    ("given", "memory", "size"),
+    [(None, None, "8Gi"), (None, "64Gi", "8Gi"), (None, "4Gi", "1Gi"), (None, "2Gi", "512Mi"), (None, "1Mi", "1Mi"),
+     (None, "1Ti", "8Gi"), ("2Gi", "4Gi", "2Gi")],
+)  # fmt: skip
+def test_shared_memory_is_a_part_of_memory(given: str | None, memory: str | None, size: str) -> None:
+    assert JobSpec(shm=given, memory=memory).shm_size == size
 
 
 def test_a_profile_without_a_file() -> None:
@@ -195,7 +235,7 @@ def test_a_bad_flag_beside_a_bad_file() -> None:
         load("job: {gpus: 0}\ntarget: moon\n", gpus=0, profile="p")
     assert str(raised.value).split("\n") == [
         "ddpctl.yaml:1:13: gpus: 0 is too small: from 1 to 64",
-        "ddpctl.yaml:2:9: target: 'moon' is no target; there are: local, ssh",
+        "ddpctl.yaml:2:9: target: 'moon' is no target; there are: local",
         "--gpus: 0 is too small: from 1 to 64",
         "--profile: 'p' is no profile; there is none",
     ]
@@ -212,15 +252,15 @@ def test_field_docs() -> None:
 
 def test_schema() -> None:
     schema = config.schema(KINDS)
-    text = {"type": ["string", "number", "boolean"]}
+    text, value = {"type": ["string", "number"]}, {"type": ["string", "number", "boolean"]}
     assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
-    assert schema["properties"]["targets"]["additionalProperties"]["oneOf"][1] == {
+    assert schema["properties"]["targets"]["additionalProperties"]["allOf"][1]["then"] == {
         "type": "object",
         "additionalProperties": False,
         "required": ["kind", "hosts"],
         "properties": {
             "kind": {"const": "ssh"},
-            "hosts": {"description": "Where.", "type": ["array", "null"], "items": text},
+            "hosts": {"description": "Where.", "type": ["array", "null"], "items": value},
             "user": {"description": "Who; null: you.", "anyOf": [text, {"type": "null"}], "default": None},
             "check": {"description": "Whether to look first.", "type": "boolean", "default": True},
             "tries": {"description": "How often.", "type": "integer", "minimum": 1, "default": 1},
@@ -230,6 +270,29 @@ def test_schema() -> None:
     assert {name: job_fields[name]["description"] for name in job_fields} == {
         doc.name: doc.doc for doc in config.field_docs(JobSpec)
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("job: {name: digits, nodes: 2, memory: 64Gi, time_limit: ~, env: {DEBUG: true, N: 1}, command: [a, 1]}", None),
+        ("job: {nodes: '1:4', image: reg/me:1}\ntargets: {lab: {kind: ssh, hosts: [a]}, x: {kind: local}}", None),
+        ("job: {memory: 64}", "job.memory"),
+        ("job: {shm: 1GB}", "job.shm"),
+        ("job: {time_limit: 12}", "job.time_limit"),
+        ("job: {nodes: true}", "job.nodes"),
+        ("job: {nodes: 0}", "job.nodes"),
+        ("job: {name: My_Job}", "job.name"),
+        ("profiles: {p: {name: My_Job}}", "profiles.p.name"),
+        ("targets: {lab: {kind: shs}}", "targets.lab.kind"),
+        ("targets: {lab: {kind: ssh, hosts: [a], tries: 0}}", "targets.lab.tries"),
+    ],
+)
+def test_what_an_editor_refuses(text: str, path: str | None) -> None:
+    schema = config.schema(KINDS)
+    jsonschema.Draft202012Validator.check_schema(schema)
+    errors = jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text))
+    assert [".".join(map(str, error.absolute_path)) for error in errors] == ([path] if path else [])
 
 
 def test_importing_config_imports_neither_pydantic_nor_yaml() -> None:

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from tests.road.driver import ddpctl
 
-from ddpctl.command import Host
+from ddpctl.archive import look_at
+from ddpctl.command import Host, Output
 from ddpctl.commands.image import parse_host
-from ddpctl.errors import UsageError
-from ddpctl.images import Image, build_line, difference, human_size, pin, read_inspect, show
+from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.images import Engine, Image, build_line, difference, human_size, pin, read_inspect, show
 
 SAID = {
     "Id": "sha256:" + "a" * 64,
@@ -108,7 +109,7 @@ def test_no_hosts(text: str) -> None:
         ("image build -f x", 66, "no x to build from: write one (three lines: docs/image.md), or name it with -f"),
         ("image build UPPER", 2, "--image: 'UPPER' is not allowed: an image is REGISTRY/NAME:TAG or "
          "REGISTRY/NAME@sha256:DIGEST"),
-        ("image inspect x", 69, "x: docker: not found: ddpctl image build makes one, docker pull gets one"),
+        ("image inspect x", 69, "docker here cannot be asked for x: docker: not found"),
         ("image ship", 2, "image ship: name hosts, or a target of kind ssh with --target"),
         ("image ship -oProxyCommand=x", 2, ""),
         ("image ship --image x a/b", 2, "'a/b' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222"),
@@ -128,3 +129,33 @@ def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
     assert done.stdout == "DOCKER_BUILDKIT=1 docker build --file Dockerfile --tag me/train:1 --build-arg 'A=b c' .\n"
     done = ddpctl("image", "push", "--dry-run", "--engine", "podman", cwd=tmp_path)
     assert done.stdout == "podman push me/train:1\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "stderr", "said"),
+    [
+        (
+            "docker",
+            "Error response from daemon: No such image: x:latest",
+            "x: Error response from daemon: No such image: x:latest: "
+            "ddpctl image build makes one, docker pull gets one",
+        ),
+        (
+            "podman",
+            "Error: x: image not known",
+            "x: Error: x: image not known: ddpctl image build makes one, podman pull gets one",
+        ),
+        (
+            "docker",
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            "docker here cannot be asked for x: Cannot connect to the Docker daemon at unix:///var/run/docker.sock. "
+            "Is the docker daemon running?",
+        ),
+    ],
+)
+def test_an_image_that_is_not_there_and_an_engine_that_is_not(engine: Engine, stderr: str, said: str) -> None:
+    verb = look_at(engine, "x")
+    next(verb)
+    with pytest.raises(UnavailableError) as error:
+        verb.send((Output(returncode=1, stderr=stderr + "\n"),))
+    assert str(error.value) == said

@@ -1,6 +1,7 @@
 """ddpctl as a person meets it: help, speed, versions, init. Real processes."""
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from platform import python_version
 
 import pytest
+import yaml
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
@@ -86,6 +88,12 @@ def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
     assert "for this machine: no GPU, " in text
     rendered = ddpctl("render", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
+    found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|  )", "  ", text, flags=re.M))
+    assert {name: target["kind"] for name, target in found["targets"].items()} == {
+        "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes"
+    }  # fmt: skip
+    (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|  )", "  ", text, flags=re.M))
+    assert ddpctl("render", "-f", "all.yaml", cwd=tmp_path).returncode == 0
     again = ddpctl("init", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (
         2,

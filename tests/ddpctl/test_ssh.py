@@ -127,7 +127,7 @@ def test_checkpoints_are_where_they_are_shared_or_were() -> None:
 def test_more_nodes_than_hosts() -> None:
     with pytest.raises(ConfigError) as error:
         next(SshTarget(OPTIONS).submit(replace(PLAN, job=replace(JOB, nodes="3")), attached=True))
-    assert str(error.value) == "--nodes 3: the target has 2 hosts: ask for fewer nodes, or add hosts"
+    assert str(error.value) == "--nodes: 3, but the target has 2 hosts: ask for fewer nodes, or add hosts"
 
 
 def test_a_node_that_does_not_start_takes_the_others_back() -> None:
@@ -172,3 +172,27 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
             [shellcheck, "-s", "sh", "-e", "SC2086,SC2317", path], capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stdout
+
+
+def test_a_dry_run_shows_its_lines_also_where_a_host_is_not_ready() -> None:
+    with pytest.raises(UnavailableError) as error:
+        play(
+            SshTarget(OPTIONS).rehearse(PLAN),
+            [(facts(1, gpu=GPUS), Output(returncode=255, stderr="no route\n")), CLOCKS[:2], PORT, (OK, OK)],
+        )
+    assert str(error.value).splitlines()[0] == "1 of 2 hosts is not ready"
+    verb = SshTarget(OPTIONS).rehearse(PLAN)
+    answers = [(facts(1, gpu=GPUS), Output(returncode=255)), CLOCKS[:2], PORT]
+    next(verb)
+    first, second = [verb.send(answer) for answer in answers][-1]
+    assert '--gpus="device=GPU-0,GPU-1"' in (first.stdin or "")
+    line = next(line for line in (second.stdin or "").splitlines() if line.startswith("docker run"))
+    assert "'--user=<uid>:<gid>'" in line
+    assert "'--volume=<home>/.ddpctl/runs/night:/runs/night'" in line
+    assert """'--gpus="device=<GPU 0>,<GPU 1>"'""" in line
+    assert "'sha256:<image>'" in line
+    without = SshTarget(OPTIONS).rehearse(PLAN)
+    next(without)
+    answers = [(facts(1, image=None), facts(2)), CLOCKS, PORT]
+    starts = [without.send(answer) for answer in answers][-1]
+    assert ["--gpus" in (start.stdin or "") for start in starts] == [False, False]

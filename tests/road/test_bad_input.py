@@ -28,6 +28,19 @@ def launch(yaml: str, says: str) -> Bad:
 FLAG_NODES = "is not allowed: a number of nodes from 1, or MIN:MAX such as 1:4"
 TABLE = {
     "unknown key": launch("job: {nodse: 2}", "ddpctl.yaml:1:7: 'nodse' is no key of a job; did you mean 'nodes'?"),
+    "another's word": launch(
+        "job: {replicas: 2}", "ddpctl.yaml:1:7: 'replicas' is no key of a job; did you mean 'nodes'?"
+    ),
+    "more nodes than hosts": launch(
+        "job:\n  nodes: 2\ntarget: boxes\ntargets:\n  boxes: {kind: ssh, hosts: [a]}",
+        "ddpctl.yaml:2:10: nodes: 2, but the target has 1 host: ask for fewer nodes, or add hosts",
+    ),
+    "--nodes above the hosts": Bad(
+        args="launch --nodes 3 -t ssh",
+        yaml="targets:\n  boxes: {kind: ssh, hosts: [a, b]}",
+        code=2,
+        says="ddpctl: --nodes: 3, but the target has 2 hosts: ask for fewer nodes, or add hosts",
+    ),
     "wrong type": launch("job:\n  gpus: two", "ddpctl.yaml:2:9: gpus: 'two' is no whole number"),
     "duplicate key": launch("job:\n  gpus: 1\n  gpus: 2", "ddpctl.yaml:3:3: 'gpus' is there twice, first in line 2"),
     "base 60": launch(
@@ -75,7 +88,7 @@ TABLE = {
     "unknown target": Bad(
         args="launch -t hpc",
         code=2,
-        says="ddpctl: --target: 'hpc' is no target; there are: local, ssh, slurm, kubernetes",
+        says="ddpctl: --target: 'hpc' is no target; there are: local, slurm, kubernetes",
     ),
     "unknown profile": Bad(
         args="launch -p quick", code=2, says="ddpctl: --profile: 'quick' is no profile; there is none"
@@ -117,6 +130,17 @@ def test_bad_input(bad: Bad, tmp_path: Path) -> None:
     done = ddpctl(*bad.args.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (bad.code, "", bad.says.format(tmp=tmp_path) + "\n")
     assert [path.name for path in tmp_path.glob("runs/*")] == []
+
+
+def test_a_secret_among_the_variables_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text("job: {env: {WANDB_API_KEY: abc, EMPTY_TOKEN: '', MONKEY: a}}\n")
+    for verb in (("render",), ("launch", "--dry-run")):
+        done = ddpctl(*verb, "--env", "db_password=x", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.splitlines()[0] == (
+            "ddpctl: env: the value of WANDB_API_KEY, db_password stands in specs and records as it is: "
+            "secrets: [WANDB_API_KEY, db_password] takes it from your environment and keeps it out of them"
+        )
 
 
 def test_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,12 @@ def check_words_of_a_target(words: list[str], folder: Path) -> None:
     (folder / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
     done = ddpctl(words[0], *words[1:], cwd=folder)
     assert done.returncode == 69, done.stderr
-    assert done.stderr.startswith("ddpctl: nothing was started: 4 of 4 hosts are not ready\n"), done.stderr
+    dry = "--dry-run" in words
+    nothing = "" if dry else "nothing was started: "
+    assert done.stderr.startswith(f"ddpctl: {nothing}4 of 4 hosts are not ready\n"), done.stderr
+    if dry:
+        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)
+        assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])

@@ -80,7 +80,12 @@ def ship(
     image: Annotated[
         str | None, typer.Option("--image", metavar="IMAGE", help="The image [default: the one of ./ddpctl.yaml].")
     ] = None,
-    target: flags.TargetName = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="The target of kind ssh whose hosts get it."
+        ),
+    ] = None,
     file: flags.File = None,
     engine: EngineName = "docker",
     as_json: Annotated[

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,9 @@ from ddpctl.commands.flags import (
 )
 from ddpctl.errors import UsageError
 from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from ddpctl.desk import Request
 
 # What a verb needs is imported when it runs: --help stays quick.
 
@@ -80,6 +83,7 @@ def launch(
             )
         request = resumed(flags, old, name)
     request = with_array(request, array)
+    _warn(request)
     if dry_run:
         verbs.rehearse(desk, request)
         return
@@ -124,8 +128,16 @@ def render(
 
     flags = overrides(nodes, gpus, device, env, port, image, program)
     request = with_array(of_flags(flags, file, profile, target, name, workload), array)
+    _warn(request)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     print(targets.make(request.kind, request.options).render(plan), end="")
+
+
+def _warn(request: "Request") -> None:
+    from ddpctl.secrets import exposed
+
+    if warning := exposed(request.job):
+        print(f"ddpctl: {warning}", file=sys.stderr)
 
 
 def register(app: typer.Typer) -> None:

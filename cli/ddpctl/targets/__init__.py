@@ -67,6 +67,14 @@ class Suspending(Protocol):
         """Let a suspended run have nodes again."""
 
 
+@runtime_checkable
+class Rehearsing(Protocol):
+    """What a target does besides, if a dry run can show more than its submit would come to."""
+
+    def rehearse(self, plan: Plan) -> Verb[Submission]:
+        """What ``submit`` would run, also where the machines are not ready, which is raised when all is shown."""
+
+
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),

@@ -176,7 +176,7 @@ def _security(options: KubernetesOptions) -> Object:
 def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
     """Every volume, and where the container has it."""
     job = draft.plan.job
-    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}}
+    shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm_size}}
     pairs: list[tuple[Object, Object]] = [
         (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
         ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108

@@ -52,7 +52,7 @@ def problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, st
 
 
 def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    if job.memory and size_bytes(job.shm) > size_bytes(job.memory):
+    if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
         yield "job.shm", f"{job.shm} is more than the node's memory, {job.memory}, of which it is a part: ask for less"
     if options.request_cpus and not job.cpus:
         yield "target.request_cpus", "a reserve needs a limit: give the job's cpus as well"

@@ -134,7 +134,7 @@ def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
     hand = "" if engine == "podman" else '  gpus=(--gpus "\\"device=${ids%,}\\"")\n'
     words = (
         "--rm", "--init", "--interactive", "--network=host", '--label "ddpctl.run=$run"',
-        f"--shm-size={job.shm[:-1].lower()}", "--cap-drop=ALL",
+        f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
         "--security-opt=no-new-privileges", who, f"--workdir {WORKSPACE}", "--env HOME=/tmp",
         f"--env {names.LIFELINE_FD}=3", *(f"--env {name}" for name in handed_in(job)),
         *(f"--volume {mount}" for mount in _mounts(job)), *map(shlex.quote, options.runtime_args),

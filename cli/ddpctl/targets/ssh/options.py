@@ -1,13 +1,14 @@
 """What a ddpctl.yaml says of SSH machines. Values; touches nothing."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import Doc, Rule, check_size
+from ddpctl.spec import Doc, JobSpec, Rule, check_size
 
 _SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
 _ADDRESS = re.compile(r"[\w.:-]+")  # a name, or an IP address of either kind
@@ -127,3 +128,9 @@ class SshOptions:
     min_disk: Annotated[
         str, Doc("How much disk every host must have free where runs are kept."), Rule(check_size)
     ] = "1Gi"  # fmt: skip
+
+    def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
+        """What cannot be: the key and a sentence."""
+        if job.max_nodes > (has := len(self.hosts)):
+            hosts = f"{has} host{'s' if has > 1 else ''}"
+            yield "job.nodes", f"{job.nodes}, but the target has {hosts}: ask for fewer nodes, or add hosts"

@@ -16,6 +16,8 @@ from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
 GIB = 1 << 30
+NOTHING = "nothing was started: "
+Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # whether the ranks take GPUs, the table, warnings
 Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, the sentence
 
 
@@ -91,7 +93,7 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 
 def check(
     options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None
-) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+) -> Found:
     """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus for fact in facts))
     wrong: list[Wrong] = []
@@ -116,7 +118,7 @@ def check(
 def _refusal(hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
     bad = {number for number, _, _ in wrong}
     kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
-    head = f"nothing was started: {len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
+    head = f"{NOTHING}{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
     sentences = [one_line(f"{hosts[number].address}: {text}") for number, _, text in wrong]
     error = kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
     error.nothing_started = True

@@ -9,16 +9,17 @@ from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.containers import container_name
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.plan import Plan, counted, script_of
-from ddpctl.run import NodeReport, Run, RunStatus, fold, report_of
+from ddpctl.run import Run, RunStatus
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.ssh import preflight, scripts, start
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.project import sync
+from ddpctl.targets.ssh.rehearsal import assume
+from ddpctl.targets.ssh.states import last_line, status_of
 from ddpwire.exits import Exit
 from ddpwire.outcome import Outcome
 
-YOUNG_S = 600.0  # how long a launch may take from its record to its last container (a project is sent)
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 LOOK_S = 45.0
@@ -42,20 +43,48 @@ class SshTarget:
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
         """Look at every host, and when all are ready start one node on each."""
-        options, job = self.options, plan.job
         try:
             hosts = self._hosts(plan)
-            secrets = yield from read_secrets(job)
-            facts, cuda, rows, warnings = yield from self._look(plan, hosts)
+            secrets = yield from read_secrets(plan.job)
+            facts = yield from self._look(plan, hosts)
+            found = preflight.check(self.options, plan.job, hosts, facts, script_of(plan.job.command))
         except DdpctlError as error:
             error.nothing_started = True
             raise
+        return (yield from self._start(plan, hosts, facts, found, secrets))
+
+    def rehearse(self, plan: Plan) -> Verb[Submission]:
+        """The same; of hosts that are not ready with ``<words>`` for what is not known, and the refusal at the end."""
+        hosts = self._hosts(plan)
+        secrets = yield from read_secrets(plan.job)
+        facts = yield from self._look(plan, hosts)
+        script = script_of(plan.job.command)
+        try:
+            found = preflight.check(self.options, plan.job, hosts, facts, script)
+        except DdpctlError as error:
+            assumed = assume(self.options, plan.job, facts)
+            cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
+            yield from self._start(plan, hosts, assumed, (cuda or plan.job.device == "cuda", (), ()), secrets)
+            raise error.__class__(str(error).removeprefix(preflight.NOTHING)) from None
+        return (yield from self._start(plan, hosts, facts, found, secrets))
+
+    def _start(
+        self,
+        plan: Plan,
+        hosts: Sequence[SshHost],
+        facts: Sequence[preflight.Facts],
+        found: preflight.Found,
+        secrets: Mapping[str, str],
+    ) -> Verb[Submission]:
+        """Start one node on each host."""
+        options, job = self.options, plan.job
+        cuda, rows, warnings = found
         if options.project == "sync":
             yield from sync([host.host for host in hosts], cwd=plan.cwd, home=options.home, run=plan.run)
         address = hosts[0].peer or facts[0].address or hosts[0].address
         (port,) = yield (start.port_command(options, hosts[0].host, job, facts[0], address),)
         if port.returncode:
-            raise UnavailableError(f"{hosts[0].address}: {_last_line(port, 'no free port')}")
+            raise UnavailableError(f"{hosts[0].address}: {last_line(port, 'no free port')}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
         nodes = start.nodes(options, plan, hosts, facts, cuda=cuda, address=address, port=number, secrets=secrets)
         outputs = yield tuple(
@@ -63,7 +92,7 @@ class SshTarget:
             for host, text in zip(hosts, nodes, strict=True)
         )
         failed = [
-            f"{host.address}: {_last_line(output, f'exit code {output.returncode}')}"
+            f"{host.address}: {last_line(output, f'exit code {output.returncode}')}"
             for host, output in zip(hosts, outputs, strict=True)
             if output.returncode
         ]
@@ -79,10 +108,8 @@ class SshTarget:
             checkpoint_dir=start.checkpoints_shown(options, plan, hosts[0]),
         )
 
-    def _look(
-        self, plan: Plan, hosts: Sequence[SshHost]
-    ) -> Verb[tuple[tuple[preflight.Facts, ...], bool, tuple[str, ...], tuple[str, ...]]]:
-        """What the hosts have, whether there are GPUs for all, the table, and warnings."""
+    def _look(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[preflight.Facts, ...]]:
+        """What the hosts have."""
         script = script_of(plan.job.command)
         text = scripts.look(self.options, image=plan.job.image, script=script)
         local: tuple[Command, ...] = ()
@@ -106,8 +133,7 @@ class SshTarget:
         )
         said = iter(there)
         times = [Output(returncode=1) if fact.failure else next(said) for fact in facts]
-        facts = preflight.clocks(facts, here, times)
-        return (facts, *preflight.check(self.options, plan.job, hosts, facts, script))
+        return preflight.clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask every host of every run."""
@@ -119,7 +145,7 @@ class SshTarget:
         answers: dict[str, list[tuple[SshHost, Output]]] = {run.name: [] for run in runs}
         for (run, _, host), output in zip(asked, outputs, strict=True):
             answers[run.name].append((host, output))
-        return tuple(_status(run, answers[run.name], now) for run in runs)
+        return tuple(status_of(run, answers[run.name], now) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the nodes' logs, all hosts' side by side."""
@@ -151,7 +177,7 @@ class SshTarget:
             self._signal(run, node, host.host, kill=kill, wait_s=wait_s) for node, host in enumerate(hosts)
         )
         failed = [
-            f"{host.address} (node {node}): {_last_line(output, f'exit code {output.returncode}')}"
+            f"{host.address} (node {node}): {last_line(output, f'exit code {output.returncode}')}"
             for node, (host, output) in enumerate(zip(hosts, outputs, strict=True))
             if output.returncode
         ]
@@ -188,36 +214,13 @@ class SshTarget:
         return done.returncode
 
     def _hosts(self, plan: Plan) -> tuple[SshHost, ...]:
-        """The first hosts, one a node. Raises ConfigError where they are too few."""
-        if plan.job.max_nodes > len(self.options.hosts):
-            raise ConfigError(
-                f"--nodes {plan.job.nodes}: the target has {counted(len(self.options.hosts), 'host')}: "
-                "ask for fewer nodes, or add hosts"
-            )
+        """The first hosts, one a node. Raises ConfigError where a run is resumed with more nodes."""
+        for _, text in self.options.problems(plan.job):
+            raise ConfigError(f"--nodes: {text}")
         return self.options.hosts[: plan.job.max_nodes]
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
         return self.options.hosts[: run.job.max_nodes]
-
-
-def _status(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> RunStatus:
-    """One run's status; a host that does not answer counts as a node of which nothing is known."""
-    shown = [preflight.report(output) for _, output in answers]
-    silent = [
-        f"{host.address} (node {node}) does not answer: {_last_line(output, f'exit code {output.returncode}')}"
-        for node, ((host, output), said) in enumerate(zip(answers, shown, strict=True))
-        if said is None
-    ]
-    nodes = tuple(
-        report_of(node, said) if said else NodeReport(node=node, alive=False, state=None, outcome=None)
-        for node, said in enumerate(shown)
-    )
-    state = fold(run.name, nodes, young=not run.handle and now - run.created < YOUNG_S)
-    if not silent:
-        return state
-    if len(silent) == len(answers) or not (state.alive or state.outcome):
-        return RunStatus(run=run.name, state="unknown", message="; ".join(silent), nodes=nodes)
-    return replace(state, message="; ".join([state.message, *silent]))
 
 
 def _places(run: Run, query: LogQuery) -> list[tuple[int, tuple[int, ...]]]:
@@ -231,8 +234,3 @@ def _places(run: Run, query: LogQuery) -> list[tuple[int, tuple[int, ...]]]:
         for node, ranks in by_node.items()
         if (ranks or not query.ranks) and (not query.nodes or node in query.nodes)
     ]
-
-
-def _last_line(output: Output, otherwise: str) -> str:
-    lines = output.stderr.strip().splitlines()
-    return lines[-1] if lines else otherwise
