@@ -126,7 +126,8 @@ def test_an_attached_launch_prints_the_logs_and_ends_with_the_job(world: World) 
     assert said[:3] == [
         "run dawn: 2 nodes x 1 rank of ddptrain on kubernetes (--target)",
         "  a PyTorchJob in namespace ml of context lab (as you said); checkpoints go with their pod: "
-        "mounts [pvc=CLAIM:/runs] keeps them",
+        "mounts [pvc=CLAIM:/runs] keeps them; "
+        "the pods have no limit of cpus and memory: the job's cpus and memory set one",
         "  logs         ddpctl logs dawn",
     ]
     assert said[3].startswith("run dawn succeeded, after ")
