@@ -86,7 +86,8 @@ def test_the_policy_of_the_namespace_is_for_our_pods_alone() -> None:
     policy = yaml.safe_load((ROOT / "k8s/networkpolicy.yaml").read_text())
     pod = yaml.safe_load((ROOT / "k8s/indexed-job.yaml").read_text().split("\n---\n")[2])["spec"]["template"]
     wanted = policy["spec"]["podSelector"]["matchLabels"]
-    assert wanted and wanted.items() <= pod["metadata"]["labels"].items()
+    assert wanted
+    assert wanted.items() <= pod["metadata"]["labels"].items()
     assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
