@@ -96,6 +96,7 @@ def configurations(wild: bool) -> st.SearchStrategy[tuple[dict[str, Any], dict[s
         restart=st.sampled_from(["auto", "OnFailure", "ExitCode", "Never"]),
         failures=st.integers(0, 1001) if wild else st.integers(1, 1000),
         keep=st.sampled_from(["7d", "1h", "x"] if wild else ["7d", "90s"]),
+        scratch=st.none() | maybe(st.sampled_from(["512Mi", "2Ti"])),
         gpu_resource=maybe(st.sampled_from(["nvidia.com/gpu", "amd.com/gpu", "nvidia.com/mig-1g.10gb"])),
         **({"request_cpus": st.integers(1, 1024), "request_memory": SIZE} if wild else {}),
         image_pull_secrets=st.lists(maybe(NAME), max_size=2).map(tuple),

@@ -50,6 +50,10 @@ def test_what_is_said_of_a_refusal(name: str) -> None:
             "The connection to the server localhost:8080 was refused - did you specify the right host or port?\n",
             "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
         ),
+        (
+            "error: cannot locate context prodd\n",
+            "kubectl has no context prodd: kubectl config get-contexts lists them",
+        ),
         ("error: \x1b[31modd\n", "kubectl failed: error: \\x1b[31modd"),
         ("", "kubectl failed: exit code 1"),
     ],

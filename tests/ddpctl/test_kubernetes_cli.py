@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.ddpctl.kubernetes_lab import DATA, run_of
 
 from ddpctl import runs
@@ -46,8 +47,8 @@ class World:
     def is_of(self, run: str) -> None:
         """The objects are that run's."""
         for what in ("pytorchjobs.kubeflow.org", "pods"):
-            path = self.folder / what
-            path.write_text(path.read_text().replace("night", run))
+            if (path := self.folder / what).exists():
+                path.write_text(path.read_text().replace("night", run))
         context = {"name": "lab", "context": {"namespace": "ml"}}
         (self.folder / "view").write_text(json.dumps({"current-context": "lab", "contexts": [context]}))
 
@@ -63,10 +64,10 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "cluster")
 
 
-def ddpctl(world: World, *words: str) -> subprocess.CompletedProcess[str]:
+def ddpctl(world: World, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PATH": str(world.folder), "CLUSTER": str(world.folder)}
     argv = [sys.executable, "-P", "-m", "ddpctl", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env, cwd=cwd)
 
 
 def test_status_has_a_line_for_each_pod(world: World) -> None:
@@ -126,7 +127,8 @@ def test_an_attached_launch_prints_the_logs_and_ends_with_the_job(world: World) 
     assert said[:3] == [
         "run dawn: 2 nodes x 1 rank of ddptrain on kubernetes (--target)",
         "  a PyTorchJob in namespace ml of context lab (as you said); checkpoints go with their pod: "
-        "mounts [pvc=CLAIM:/runs] keeps them",
+        "mounts [pvc=CLAIM:/runs] keeps them; "
+        "the pods have no limit of cpus and memory: the job's cpus and memory set one",
         "  logs         ddpctl logs dawn",
     ]
     assert said[3].startswith("run dawn succeeded, after ")
@@ -145,3 +147,36 @@ def test_a_launch_that_is_refused_leaves_no_record(world: World) -> None:
         "ddpctl: the cluster does not know you (401): sign in again, as your cluster wants it\n",
     )
     assert not (world.folder.parent / "runs/dawn").exists()
+
+
+@pytest.mark.parametrize("project", ["['*.py']", "['*']"])
+def test_no_secret_of_a_folder_goes_along(world: World, tmp_path: Path, project: str) -> None:
+    """In a folder that is no git repository, where nothing is ignored."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("credentials.json", "secrets.yaml", ".env"):
+        (folder / name).write_text("canary")
+    (folder / "train.py").write_text("print()\n")
+    (folder / "ddpctl.yaml").write_text(
+        "job: {cpus: 1, memory: 9Gi, env: {A: in-spec}, mounts: ['pvc=a:/runs']}\n"
+        f"target: lab\ntargets: {{lab: {{kind: kubernetes, project: {project}}}}}\n"
+    )
+    world.is_of("dawn")
+    done = ddpctl(world, "launch", "--kind", "job", "--dry-run", "--name", "dawn", "--", "train.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "canary" not in done.stdout
+    maps = [text for text in done.stdout.split("END_OF_INPUT") if "kind: ConfigMap" in text]
+    assert [yaml.safe_load(text[text.index("apiVersion") :])["data"] for text in maps] == [
+        {"000-train.py": "print()\n"}
+    ]
+    left_out = (
+        ""
+        if project == "['*.py']"
+        else (
+            "; left out, since their names say that they hold secrets: .env, credentials.json, secrets.yaml (one that "
+            "the target's 'project' names itself goes along)"
+        )
+    )
+    assert done.stderr == (
+        f"# a Job in namespace ml of context lab (as you said); 1 file goes along, 1 kB: train.py{left_out}\n"
+    )

@@ -13,7 +13,7 @@ from tests.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 
 ROOT = Path(__file__).parents[2]
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
-OTHERS = {"Kustomization", "Cluster", "PodMonitor"}  # kustomize's, kind's, the Prometheus Operator's
+OTHERS = {"Kustomization", "Component", "Cluster", "PodMonitor"}  # kustomize's, kind's, the Prometheus Operator's
 OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
 FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
 
@@ -44,10 +44,16 @@ def test_every_overlay_is_a_job_that_a_cluster_takes(overlay: str) -> None:
         ("cuda", "2") if gpus else ("cpu", None)
     )
     volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
-    assert ("persistentVolumeClaim" in volumes["runs"]) == (overlay == "overlays/checkpoints")
+    assert ("persistentVolumeClaim" in volumes["runs"]) == (overlay in ("overlays/checkpoints", "overlays/team"))
+    assert "PersistentVolumeClaim" not in things  # kubectl delete -k would delete the checkpoints
+    size = (container["resources"]["limits"], container["resources"]["requests"], volumes["shm"]["emptyDir"])
+    cpu, memory, shm = ("16", "64Gi", "8Gi") if gpus else ("2", "4Gi", "1Gi")
+    assert [(part["cpu"], part["memory"]) for part in size[:2]] == [(cpu, memory)] * 2
+    assert size[2]["sizeLimit"] == shm
     if overlay == "overlays/team":
         assert container["image"].startswith("registry.example.com/ml/ddpctl:")
         assert {thing["metadata"]["namespace"] for thing in things.values()} == {"ml"}
+        assert {thing["metadata"]["labels"]["team"] for thing in (*things.values(), template)} == {"vision"}
         assert things["PyTorchJob"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "vision"
     assert "PyTorchJob" in CRDS
 
@@ -59,13 +65,30 @@ def test_the_role_allows_what_the_verbs_do() -> None:
     jobs = ("pytorchjobs", "trainjobs", "jobs")
     wanted = {(one, verb) for one in jobs for verb in ("get", "list", "create", "patch", "delete")}
     wanted |= {("pods", verb) for verb in ("get", "list", "watch", "create", "delete")}
-    kept = ("configmaps", "secrets", "services", "networkpolicies", "trainingruntimes")
+    kept = ("configmaps", "services", "networkpolicies", "trainingruntimes")
     wanted |= {(one, verb) for one in kept for verb in ("create", "patch", "delete")}
     wanted |= {("pods/log", "get"), ("pods/exec", "create"), ("events", "list")}
     assert wanted <= allowed
     assert role["kind"] == "Role"  # nothing of the whole cluster
-    assert ("secrets", "list") not in allowed
+    assert "secrets" not in {one for one, _ in allowed}
     assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
+
+def test_secrets_are_a_role_of_their_own() -> None:
+    role, binding = yaml.safe_load_all((ROOT / "k8s/rbac-secrets.yaml").read_text())
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["secrets"], "verbs": ["get", "create", "patch", "delete"]}
+    ]
+    assert (role["kind"], binding["roleRef"]["name"]) == ("Role", role["metadata"]["name"])
+
+
+def test_the_policy_of_the_namespace_is_for_our_pods_alone() -> None:
+    policy = yaml.safe_load((ROOT / "k8s/networkpolicy.yaml").read_text())
+    pod = yaml.safe_load((ROOT / "k8s/indexed-job.yaml").read_text().split("\n---\n")[2])["spec"]["template"]
+    wanted = policy["spec"]["podSelector"]["matchLabels"]
+    assert wanted
+    assert wanted.items() <= pod["metadata"]["labels"].items()
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
 
 
 PAGE = (ROOT / "docs/kubernetes.md").read_text()
@@ -85,6 +108,15 @@ def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}
+
+
+def test_the_page_shows_what_is_said_of_its_file(tmp_path: Path) -> None:
+    part = PAGE.partition("## Before anything is made")[2]
+    file, said = re.findall(r"^```(?:yaml)?\n(.*?)^```", part, re.M | re.S)[:2]
+    (tmp_path / "ddpctl.yaml").write_text(file)
+    argv = [sys.executable, "-P", "-m", "ddpctl", "render"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (78, said)
 
 
 def test_the_page_knows_the_options() -> None:

@@ -47,6 +47,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "master": {"master": True},
     "exit-code": {"restart": "ExitCode", "failures": 1},
     "on-failure": {"restart": "OnFailure"},
+    "kept": {"keep": None, "scratch": None},
     "never": {"restart": "Never", "clean_pods": "All"},
 }
 
@@ -161,6 +162,32 @@ def test_a_planted_fault_in_a_job_is_found() -> None:
     (runtime,) = WORKLOADS["trainjob"].before(draft)
     runtime["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["backoffLimits"] = 1
     assert len(faults(runtime)) == 1
+
+
+def pod_of(job: JobSpec, **options: Any) -> dict[str, Any]:
+    spec: dict[str, Any] = WORKLOADS["pytorchjob"].pod(draft_of(job, KubernetesOptions(**options)))["spec"]
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("scratch", "reserved"), [("50Gi", "1Gi"), ("512Mi", "512Mi"), (None, None)], ids=["much", "little", "no limit"]
+)
+def test_what_a_pod_writes_has_an_end(scratch: str | None, reserved: str | None) -> None:
+    spec = pod_of(JOB, scratch=scratch)
+    few = spec["containers"][0]["resources"]
+    kept = [few[which].get("ephemeral-storage") for which in ("requests", "limits")]
+    assert kept == [reserved, scratch]
+    volumes = {volume["name"]: volume["emptyDir"] for volume in spec["volumes"]}
+    disk = {"sizeLimit": scratch} if scratch else {}
+    assert volumes == {"shm": {"medium": "Memory", "sizeLimit": "8Gi"}, "tmp": disk, "runs": disk}
+
+
+@pytest.mark.parametrize(("keep", "ttl"), [({}, 604800), ({"keep": "1h"}, 3600), ({"keep": None}, None)])
+def test_an_ended_job_goes_after_a_while(keep: dict[str, Any], ttl: int | None) -> None:
+    for word in WORKLOADS:
+        things = yaml.safe_load_all(submission.render(plan_of(), KubernetesOptions(workload=word, **keep)))
+        found = [line for line in dump(list(things)).splitlines() if line.strip().startswith("ttlSecondsAfterFinished")]
+        assert [line.split()[-1] for line in found] == ([str(ttl)] if ttl else []), word
 
 
 def test_rendering_is_pure_and_the_same_each_time() -> None:

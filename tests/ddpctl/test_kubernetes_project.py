@@ -34,30 +34,63 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_it_finds_by_itself(project: Path) -> None:
-    done = read(project)
+def found(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[str]]:
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {
-        "conf/big.yaml": "a: 1\n",
-        "lib/model.py": "x = 'é'\n",
-        "train.py": "import lib.model\n",
-    }
+    answer = json.loads(done.stdout)
+    return answer["files"], answer["left_out"]
+
+
+def test_what_it_finds_by_itself(project: Path) -> None:
+    assert found(read(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
 
 
 def test_what_git_lists_and_what_is_asked_for(project: Path) -> None:
     done = read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
-    assert json.loads(done.stdout) == {"lib/model.py": "x = 'é'\n"}
+    assert found(done) == ({"lib/model.py": "x = 'é'\n"}, [])
+
+
+SECRETS = (
+    "AWS_Credentials.json", "conf/secrets.yaml", ".env", ".env.local", "prod.env", "tls.key", "tls.pem", "id_rsa",
+    "service-account-1.json", "my_passwords.txt", "secrets/a.py", ".netrc", "hf_token.json", "kubeconfig-lab",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_what_looks_like_a_secret_goes_along_only_by_its_own_name(project: Path, name: str) -> None:
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("canary")
+    files, left_out = found(read(project, "*"))
+    assert (name in files, left_out) == (False, [name])
+    files, left_out = found(read(project, "*.py", name))
+    assert (files[name], left_out) == ("canary", [])
+
+
+def test_code_that_only_reads_like_a_secret_is_no_secret(project: Path) -> None:
+    names = ["environment.py", "key.py", "keys/model.py", "token.py", "tokenizer.json", "pem.txt"]
+    for name in names:
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text("x")
+    files, left_out = found(read(project, *names))
+    assert (sorted(files), left_out) == (sorted(names), [])
+
+
+def test_a_configuration_of_ddpctl_never_goes_along(project: Path) -> None:
+    (project / "ddpctl.yaml").write_text("a: [broken")
+    (project / "night.yml").write_text("job: {env: {WANDB_API_KEY: canary}}\ntarget: local\n")
+    (project / "conf/job.yaml").write_text("job: {name: a}\nlr: 0.1\n")  # somebody else's
+    files, left_out = found(read(project, "*.yaml", "*.yml", "ddpctl.yaml", "night.yml"))
+    assert (sorted(files), left_out) == (["conf/big.yaml", "conf/job.yaml"], [])
 
 
 def test_what_does_not_fit_or_is_no_text(project: Path) -> None:
     (project / "a.txt").write_bytes(b"\xff")
-    done = read(project)
+    done = read(project, "*.txt")
     assert (done.returncode, done.stderr) == (
         78,
         "a.txt is no text in UTF-8: leave it out of the target's 'project'\n",
     )
     (project / "a.txt").write_bytes(b"x" * (MOST_BYTES + 1))
-    done = read(project)
+    done = read(project, "*.txt")
     assert (done.returncode, done.stderr) == (
         78,
         "the project's files are more than 900 KiB or 500 files at a.txt: say with the target's 'project' which are "

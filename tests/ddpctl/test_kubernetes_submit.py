@@ -17,6 +17,7 @@ from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
 TARGET = KubernetesTarget(KubernetesOptions())
 PYTORCH = recorded("misc/raw-apis-kubeflow-v1")
 ABSENT = recorded("misc/raw-apis-missing")
+UNLIMITED = "the pods have no limit of cpus and memory: the job's cpus and memory set one"
 UID = Output(returncode=0, stdout="af8e18f3")
 
 
@@ -54,7 +55,7 @@ def test_submit_looks_judges_and_makes() -> None:
         handle={"workload": "pytorchjob", "context": "lab", "namespace": "ml", "logs": "ddpctl logs digits-otter"},
         checkpoint_dir="/runs/digits-otter/checkpoints",
         note="a PyTorchJob in namespace ml of context lab (the cluster has Kubeflow's training-operator); "
-        "checkpoints go with their pod: mounts [pvc=CLAIM:/runs] keeps them",
+        f"checkpoints go with their pod: mounts [pvc=CLAIM:/runs] keeps them; {UNLIMITED}",
     )
 
 
@@ -84,9 +85,13 @@ def test_the_workload_is_what_the_cluster_serves(apis, schema, kind, why) -> Non
     assert submission.note.startswith(f"a {kind} in namespace ml of context lab ({why}); ")
 
 
-def test_what_was_said_is_not_asked() -> None:
-    asked, submission = submit((VIEW,), (OK, OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="job", namespace="team")
+def test_what_was_said_is_taken() -> None:
+    asked, submission = submit(
+        (VIEW,), (OK,), (OK, OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="job", namespace="team"
+    )
+    assert lines(asked[1]) == ["kubectl --context lab --namespace team --request-timeout=30s get --raw /apis/batch/v1"]
     assert [kinds(step) for step in asked] == [
+        [],
         [],
         ["Pod", "Service", "NetworkPolicy", "Job"],
         ["NetworkPolicy", "Service"],
@@ -102,8 +107,8 @@ def test_what_was_said_is_not_asked() -> None:
 
 
 def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
-    asked, _ = submit((VIEW,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="trainjob")
-    assert [kinds(step) for step in asked[1:4]] == [
+    asked, _ = submit((VIEW,), (OK,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), workload="trainjob")
+    assert [kinds(step) for step in asked[2:5]] == [
         ["Pod", "TrainingRuntime", "NetworkPolicy"],
         ["NetworkPolicy", "TrainingRuntime"],
         ["TrainJob"],
@@ -116,52 +121,80 @@ SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
 def test_a_secret_goes_through_stdin_alone() -> None:
     value = Output(returncode=0, stdout="c4nary\n")
     asked, submission = submit(
-        (VIEW,), (value,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=SECRET, workload="pytorchjob"
+        (VIEW,), (OK,), (value,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=SECRET, workload="pytorchjob"
     )
-    assert lines(asked[1]) == ["printenv TOKEN"]
+    assert lines(asked[2]) == ["printenv TOKEN"]
     seen = [command for step in asked for command in step if "c4nary" in shell_line(command)]
     assert seen == []
     (holder,) = [command for step in asked for command in step if "c4nary" in (command.stdin or "")]
     assert (holder.secret, kinds((holder,))) == (True, ["Secret"])
-    env = yaml.safe_load(asked[4][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][
+    env = yaml.safe_load(asked[5][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"][
         0
     ]["env"]
     assert {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "digits-otter", "key": "TOKEN"}}} in env
-    assert submission.note == "a PyTorchJob in namespace ml of context lab (as you said)"
+    assert submission.note == "a PyTorchJob in namespace ml of context lab (as you said); " + UNLIMITED
 
 
 def test_a_script_goes_along_with_the_files_it_needs() -> None:
-    job = replace(JOB, command=("train.py", "--lr", "0.1"))
-    listed = Output(returncode=0, stdout="train.py\0lib/model.py\0README.md\0")
-    read = Output(returncode=0, stdout=json.dumps({"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}))
-    asked, _ = submit(
-        (VIEW,), (listed,), (read,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=job, workload="pytorchjob"
+    job = replace(JOB, command=("./train.py", "--lr", "0.1"), cpus=4, memory="16Gi")
+    listed = Output(returncode=0, stdout="train.py\0lib/model.py\0lib/secrets.py\0README.md\0")
+    files = {"lib/model.py": "x = 1\n", "train.py": "import lib.model\n"}
+    read = Output(returncode=0, stdout=json.dumps({"files": files, "left_out": ["lib/secrets.py"]}))
+    asked, submission = submit(
+        (VIEW,), (OK,), (listed,), (read,), (OK, OK, OK), (OK, OK), (UID,), (OK, OK), job=job, workload="pytorchjob"
     )
-    assert lines(asked[1]) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
-    assert lines(asked[2]) == [
-        f"cd /project && {sys.executable} -P -m ddpctl.targets.kubernetes.project "
-        "'*.py' '*.yaml' '*.yml' '*.json' '*.toml' '*.txt'"
+    assert lines(asked[2]) == ["cd /project && git ls-files -z --cached --others --exclude-standard"]
+    assert lines(asked[3]) == [
+        f"cd /project && {sys.executable} -P -m ddpctl.targets.kubernetes.project '*.py' train.py"
     ]
-    assert asked[2][0].stdin == "train.py\0lib/model.py\0README.md\0"
-    project = yaml.safe_load(asked[4][1].stdin)
+    assert asked[3][0].stdin == listed.stdout
+    project = yaml.safe_load(asked[5][1].stdin)
     assert project["data"] == {"000-model.py": "x = 1\n", "001-train.py": "import lib.model\n"}
-    spec = yaml.safe_load(asked[5][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    spec = yaml.safe_load(asked[6][0].stdin)["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
     assert [volume["configMap"] for volume in spec["volumes"] if "configMap" in volume] == [
         {
             "name": "digits-otter",
             "items": [{"key": "000-model.py", "path": "lib/model.py"}, {"key": "001-train.py", "path": "train.py"}],
         }
     ]
+    assert submission.note == (
+        "a PyTorchJob in namespace ml of context lab (as you said); 2 files go along, 1 kB: lib/model.py, train.py; "
+        "left out, since their names say that they hold secrets: lib/secrets.py (one that the target's 'project' names "
+        "itself goes along); checkpoints go with their pod: mounts [pvc=CLAIM:/runs] keeps them"
+    )
 
 
 def test_a_script_that_does_not_go_along_is_missed_before_anything_is_made() -> None:
-    read = Output(returncode=0, stdout="{}")
+    read = Output(returncode=0, stdout='{"files": {}, "left_out": []}')
     with pytest.raises(NoInputError) as error:
-        submit((VIEW,), (OK,), (read,), job=replace(JOB, command=("train.py",)), workload="pytorchjob")
+        submit((VIEW,), (OK,), (OK,), (read,), job=replace(JOB, command=("train.py",)), workload="pytorchjob")
     assert str(error.value) == (
-        "train.py: not among the files that go along from /project: is it there, does the target's 'project' name it, "
-        "does git ignore it? An image that has it needs project: []"
+        "train.py: not among the files that go along from /project: is it there, does git ignore it? "
+        "An image that has it needs project: []"
     )
+
+
+def test_a_cluster_that_does_not_answer_is_said_of_a_workload_that_was_named() -> None:
+    """In a dry run this is all that tells of it; a launch ends at its next command."""
+    away = recorded("bad/api-unreachable-get")
+    _, submission = submit((VIEW,), (away,), (OK, OK, OK), (OK,), (UID,), (OK,), workload="pytorchjob")
+    assert submission.note.startswith(
+        "a PyTorchJob in namespace ml of context lab (as you said; the cluster was not asked: the cluster does not "
+        "answer at 127.0.0.1:16999 (connection refused): is it up, is a VPN missing?); "
+    )
+    with pytest.raises(ConfigError) as error:
+        submit((VIEW,), (ABSENT,), workload="trainjob")
+    assert str(error.value) == "the cluster has no TrainJob: its operator is not installed; --kind job needs none"
+
+
+def test_a_context_that_is_not_there_is_told_with_those_that_are() -> None:
+    missing = Output(returncode=1, stderr="error: cannot locate context prodd\n")
+    with pytest.raises(ConfigError) as error:
+        submit((missing,), (Output(returncode=0, stdout="lab\nprod\n"),), context="prodd")
+    assert str(error.value) == "context: kubectl has no 'prodd'; there are: lab, prod"
+    with pytest.raises(ConfigError) as error:
+        submit((missing,), (OK,), context="prodd")
+    assert str(error.value) == "context: kubectl has no 'prodd'; there are: none"
 
 
 @pytest.mark.parametrize(
@@ -208,7 +241,7 @@ def test_a_job_that_cannot_be_made_takes_back_what_it_needs() -> None:
 def test_a_name_that_no_service_takes_is_refused_here() -> None:
     target, plan = KubernetesTarget(KubernetesOptions(workload="pytorchjob")), plan_of(run="a" * 55)
     with pytest.raises(ConfigError) as error:
-        play(target.submit(plan, attached=True), [(VIEW,)])
+        play(target.submit(plan, attached=True), [(VIEW,), (OK,)])
     assert str(error.value) == (
         f"the run's name '{'a' * 55}' has 55 characters: with the pods' own endings more than 63, "
         "which no Service takes: at most 54: choose a shorter --name"

@@ -19,10 +19,6 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
         lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
     ),
     (r"^kubectl: not found", lambda _: "kubectl is not here: install it (https://kubernetes.io/docs/tasks/tools)"),
-    (
-        r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)",
-        lambda m: f"kubectl has no context {m[1] or m[2]}: kubectl config get-contexts lists them",
-    ),
     (r"error loading config file \"([^\"]+)\": (.*)", lambda m: f"{m[1]} is no configuration of kubectl: {m[2]}"),
     (r"stat (\S+): no such file", lambda m: f"{m[1]}: there is no such configuration of kubectl"),
     (
@@ -54,8 +50,13 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
         lambda _: "the cluster does not answer in time: is it up, is a VPN missing?",
     ),
 )
-# It was asked, and said no.
+# It was asked, and said no; or kubectl did, to what it was told.
 _REFUSED: tuple[tuple[str, _Make], ...] = (
+    (
+        r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
+        r"|cannot locate context \"?([^\"\s]+)",
+        lambda m: f"kubectl has no context {m[1] or m[2] or m[3]}: kubectl config get-contexts lists them",
+    ),
     (
         r"admission webhook \"([^\"]+)\" denied the request: (.*)",
         lambda m: f"the operator refuses it ({m[1]}): {m[2]}",

@@ -10,6 +10,7 @@ from ddpctl.targets.kubernetes.options import is_object_name
 RUNS = "/runs"  # the run's folder is in it
 WORKSPACE = "/workspace"
 Kind = Literal["pvc", "secret", "configmap", "path"]
+KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
 
 
 @dataclass(frozen=True, kw_only=True)

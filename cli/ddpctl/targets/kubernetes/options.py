@@ -17,7 +17,7 @@ _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
 _TIME = re.compile(r"([1-9][0-9]*)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-DEFAULT_PROJECT = ("*.py", "*.yaml", "*.yml", "*.json", "*.toml", "*.txt")
+DEFAULT_PROJECT = ("*.py",)
 
 
 def is_object_name(name: str) -> bool:
@@ -154,9 +154,15 @@ class KubernetesOptions:
     ] = "Running"  # fmt: skip
     keep: Annotated[
         str | None,
-        Doc("How long the ended job and its logs are kept, such as 7d; null: until ddpctl stop."),
+        Doc("How long the ended job and its logs are kept, such as 30d; null: until ddpctl stop."),
         Rule(check_time),
-    ] = None
+    ] = "7d"
+    scratch: Annotated[
+        str | None,
+        Doc("The most that a pod may write to its machine's disk: /tmp, its logs, and /runs without a mount; a pod "
+            "that writes more is evicted. null: no limit."),
+        Rule(check_size),
+    ] = "50Gi"  # fmt: skip
     gpu_resource: Annotated[
         str, Doc("What the cluster calls a GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.10gb."), Rule(check_key)
     ] = "nvidia.com/gpu"
@@ -180,7 +186,7 @@ class KubernetesOptions:
     project: Annotated[
         tuple[str, ...],
         Doc("Which files of the project go along as a ConfigMap, mounted at /workspace, when a script of your own runs "
-            "(900 KiB at most); empty: the image has them."),
+            "(900 KiB at most); a file that looks like a secret only by its own name; empty: the image has them."),
         Rule(check_globs),
     ] = DEFAULT_PROJECT  # fmt: skip
     node_selector: Annotated[Mapping[str, str], Doc("Labels that a machine must have."), Rule(check_labels)] = field(

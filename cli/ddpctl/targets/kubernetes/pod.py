@@ -7,7 +7,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from ddpctl.plan import Plan, ddprun_args, program
-from ddpctl.spec import JobSpec
+from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.kubernetes import mounts as volumes
 from ddpctl.targets.kubernetes.manifest import Object, drop_empty, literal, variables
 from ddpctl.targets.kubernetes.options import KubernetesOptions
@@ -16,7 +16,9 @@ from ddpwire import folder, names
 
 USER = 10001  # of the image
 RUN_LABEL = "ddpctl.run"
+_DISK = "ephemeral-storage"
 PORT = 23456  # the operators' own, where the job says none
+SCRATCH = "1Gi"  # that is reserved
 SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still on its way to a slow disk
 
 
@@ -141,6 +143,9 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
         "cpu": str(options.request_cpus or job.cpus or job.gpus),
         "memory": options.request_memory or job.memory or f"{2 * job.gpus}Gi",
     }
+    if options.scratch:
+        limits[_DISK] = options.scratch
+        requests[_DISK] = min(options.scratch, SCRATCH, key=size_bytes)
     few = scarce(job, options)
     return drop_empty({"requests": requests | few, "limits": drop_empty(limits) | few})
 
@@ -176,13 +181,14 @@ def _security(options: KubernetesOptions) -> Object:
 def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
     """Every volume, and where the container has it."""
     job = draft.plan.job
+    disk = {"sizeLimit": draft.options.scratch} if draft.options.scratch else {}
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm_size}}
     pairs: list[tuple[Object, Object]] = [
         (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
-        ({"name": "tmp", "emptyDir": {}}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
+        ({"name": "tmp", "emptyDir": disk}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
     ]
     if not volumes.holds(job, f"{volumes.RUNS}/{draft.name}"):
-        pairs.append(({"name": "runs", "emptyDir": {}}, {"name": "runs", "mountPath": volumes.RUNS}))
+        pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": volumes.RUNS}))
     if draft.project:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
         pairs.append(

@@ -1,7 +1,8 @@
 """Which files of a project go along, and what is in them: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
 A program of its own, since a target touches nothing: it reads the folder in which it is started and prints JSON,
-path → text. Its stdin may name the files to choose from, each ended by NUL, as git lists them; else it looks.
+``files``: path → text, ``left_out``: paths that a pattern fits and that look like secrets. Its stdin may name the files
+to choose from, each ended by NUL, as git lists them; else it looks.
 """
 
 import json
@@ -10,11 +11,28 @@ import sys
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypedDict
 
+import yaml
+
+from ddpctl.schema import FILE_NAME, SECTIONS
 from ddpwire.exits import Exit
 
 MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB
 MOST_FILES = 500
+# What goes along only if it is named itself: a ConfigMap hides nothing from whoever may read the namespace.
+SECRETIVE = (
+    "*credential*", "*secret*", "*password*", "*token*.json", "*kubeconfig*", ".env", ".env.*", "*.env", ".netrc",
+    ".npmrc", ".pypirc", "*.key", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "id_rsa*", "id_dsa*", "id_ecdsa*",
+    "id_ed25519*", "service-account*.json", "service_account*.json",
+)  # fmt: skip
+
+
+class Found(TypedDict):
+    """What is printed."""
+
+    files: dict[str, str]
+    left_out: list[str]
 
 
 class TooMuch(Exception):  # noqa: N818 -- no fault: a project that has to go into an image
@@ -23,7 +41,25 @@ class TooMuch(Exception):  # noqa: N818 -- no fault: a project that has to go in
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
     """Whether a pattern fits the path, or the file's own name."""
-    return any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
+    return path in globs or any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
+
+
+def is_secretive(path: str) -> bool:
+    """Whether the name of the file, or of a folder on its way, says that it holds a secret."""
+    return any(fnmatch(part.lower(), glob) for part in path.split("/") for glob in SECRETIVE)
+
+
+def is_configuration(name: str, text: str) -> bool:
+    """Whether it is a configuration of ddpctl: it names machines and accounts, and no rank reads it."""
+    if not name.lower().endswith((".yaml", ".yml")):
+        return False
+    if name.rpartition("/")[2] == FILE_NAME:
+        return True
+    try:
+        keys = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return False
+    return isinstance(keys, dict) and bool({"job", "targets"} & keys.keys()) and keys.keys() <= SECTIONS.keys()
 
 
 def files_below(folder: Path) -> Iterator[str]:
@@ -36,25 +72,30 @@ def files_below(folder: Path) -> Iterator[str]:
         yield from (str((Path(top) / name).relative_to(folder)) for name in sorted(files))
 
 
-def read(folder: Path, listed: str, globs: tuple[str, ...]) -> dict[str, str]:
+def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
     """The files that go along. Raises TooMuch."""
     names = listed.split("\0") if listed else files_below(folder)
-    found: dict[str, str] = {}
+    found = Found(files={}, left_out=[])
     size = 0
     for name in sorted({name for name in names if name and matches(name, globs)}):
         path = folder / name
         if not path.is_file():
             continue
+        if is_secretive(name) and name not in globs:
+            found["left_out"].append(name)
+            continue
         size += path.stat().st_size
-        if size > MOST_BYTES or len(found) == MOST_FILES:
+        if size > MOST_BYTES or len(found["files"]) == MOST_FILES:
             raise TooMuch(
                 f"the project's files are more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: say with "
                 "the target's 'project' which are needed, or put them into an image (project: [])"
             )
         try:
-            found[name] = path.read_bytes().decode()
+            text = path.read_bytes().decode()
         except UnicodeDecodeError:
             raise TooMuch(f"{name} is no text in UTF-8: leave it out of the target's 'project'") from None
+        if not is_configuration(name, text):
+            found["files"][name] = text
     return found
 
 

@@ -7,7 +7,7 @@ said by its rule; here stands what only two of them together make wrong.
 from collections.abc import Iterator
 
 from ddpctl.spec import JobSpec, size_bytes
-from ddpctl.targets.kubernetes.mounts import Mount, is_claim, mounts_of
+from ddpctl.targets.kubernetes.mounts import KINDS, Mount, is_claim, mounts_of
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 
 LONGEST = 63  # a DNS label: a pod's hostname, a Service
@@ -91,7 +91,7 @@ def _of_mount(mount: Mount, before: set[str]) -> str | None:
                 f"{mount.source!r} is no path of a machine: /PATH, pvc=CLAIM, secret=NAME or configmap=NAME is allowed"
             )
     elif not is_claim(mount.source):
-        return f"{mount.source!r} is no name of a {mount.kind}: lower-case letters, digits, '-' and '.'"
+        return f"{mount.source!r} is no name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
     return None
 
 

@@ -63,7 +63,8 @@ def fold(
             return say("starting", "the cluster has not seen it yet")
         return say(
             "stopped",
-            f"the {workload.kind} is not in the cluster any more: it was stopped or deleted, its pods and logs with it",
+            f"the {workload.kind} is not in the cluster any more: it was stopped, deleted, or its time (keep) "
+            "was over, its pods and logs with it",
             Exit.SAVED_TERM,
         )
     holds = conditions(job)

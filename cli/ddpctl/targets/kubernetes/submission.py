@@ -5,23 +5,22 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError
 from ddpctl.plan import Plan, script_of, title
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Submission
-from ddpctl.targets.kubernetes import companions
+from ddpctl.targets.kubernetes import companions, remarks
 from ddpctl.targets.kubernetes.answers import check
 from ddpctl.targets.kubernetes.discovery import Choice, choose, find_cluster
 from ddpctl.targets.kubernetes.kubectl import Kubectl
 from ddpctl.targets.kubernetes.manifest import Object, dump
-from ddpctl.targets.kubernetes.mounts import RUNS, holds
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft, checkpoint_dir, needs_project
 from ddpctl.targets.kubernetes.refusals import name_problem, problems
 from ddpctl.targets.kubernetes.workloads import WORKLOADS, Workload
-from ddpctl.words import one_line
 
 
 def render(plan: Plan, options: KubernetesOptions) -> str:
@@ -30,13 +29,7 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
     draft = Draft(plan=plan, options=options, project={})
     _refuse(draft, workload)
     lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
-    if needs_project(plan.job):
-        lines.append(
-            f"# The image has the project in /workspace: {one_line(script_of(plan.job.command) or 'all of it')}"
-        )
-    if plan.job.secrets:
-        words = " ".join(f'--from-literal={name}="${name}"' for name in plan.job.secrets)
-        lines.append(f"# First: kubectl create secret generic {plan.run} {words}")
+    lines += [f"# {line}" for line in remarks.of_spec(draft)]
     return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
 
@@ -62,7 +55,7 @@ def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose(kubectl, options)
-    files = yield from _read_project(plan, options)
+    files, left_out = yield from _read_project(plan, options)
     values = yield from read_secrets(plan.job)
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _refuse(draft, choice.workload)
@@ -78,7 +71,8 @@ def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         raise
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
     handle["logs"] = f"ddpctl logs {draft.name}"
-    return Submission(handle=handle, note=_note(kubectl, draft, choice), checkpoint_dir=checkpoint_dir(plan))
+    note = "; ".join((_where(kubectl, choice), *remarks.of_launch(draft, files, left_out)))
+    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
 
 
 def _refuse(draft: Draft, workload: Workload) -> None:
@@ -127,25 +121,27 @@ def _make(
         )
 
 
-def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[Mapping[str, str]]:
-    """The project's files that go along; none where the image has the code."""
+def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
+    """The project's files that go along, none where the image has the code; and those left out for their names."""
     if not needs_project(plan.job) or not options.project:
-        return {}
+        return {}, ()
+    script = script_of(plan.job.command)
+    path = re.sub(r"^(\./)+", "", script or "")
+    named = (path,) if script else ()  # whatever its name
     listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     (listed,) = yield (Command(argv=listing, cwd=plan.cwd, probe=True),)
-    reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project)
+    reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
     names = listed.stdout if listed.returncode == 0 else ""
     (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
     if read.returncode:
         raise ConfigError(f"project: {read.stderr.strip().splitlines()[-1] if read.stderr.strip() else 'unreadable'}")
-    files: Mapping[str, str] = json.loads(read.stdout)
-    script = script_of(plan.job.command)
-    if script and re.sub(r"^(\./)+", "", script) not in files:
+    found: Mapping[str, Any] = json.loads(read.stdout)
+    if script and path not in found["files"]:
         raise NoInputError(
-            f"{script}: not among the files that go along from {plan.cwd}: is it there, does the target's 'project' "
-            "name it, does git ignore it? An image that has it needs project: []"
+            f"{script}: not among the files that go along from {plan.cwd}: is it there, does git ignore it? "
+            "An image that has it needs project: []"
         )
-    return files
+    return found["files"], tuple(found["left_out"])
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
@@ -156,11 +152,6 @@ def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
     }
 
 
-def _note(kubectl: Kubectl, draft: Draft, choice: Choice) -> str:
-    place = f"in namespace {kubectl.namespace or 'default'}" + (
-        f" of context {kubectl.context}" if kubectl.context else ""
-    )
-    notes = [f"a {choice.workload.kind} {place} ({choice.why})"]
-    if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        notes.append(f"checkpoints go with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them")
-    return "; ".join(notes)
+def _where(kubectl: Kubectl, choice: Choice) -> str:
+    context = f" of context {kubectl.context}" if kubectl.context else ""
+    return f"a {choice.workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({choice.why})"
