@@ -189,6 +189,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
             "DDP_DEADLINE is 35, but ranks get 30 s to save, and ddprun needs 5 s more: "
             "give more than 35, or a shorter --grace",
         ),
+        (["--grace", "1e10"], {}, "--grace is '1e10': a number of seconds from 0 to 100000000 is allowed"),
         (["--join-timeout", "-1"], {}, "--join-timeout is '-1': a number of seconds from 0 to 100000000 is allowed"),
         (["--join-timeout", "nan"], {}, "--join-timeout is 'nan': a number of seconds from 0 to 100000000 is allowed"),
         (["--max-restarts", "many"], {}, "--max-restarts is 'many': a whole number from 0 is allowed"),

@@ -1,5 +1,6 @@
 """A checkpoint that was damaged, or cut short by a kill: it is found, and the one before it is loaded."""
 
+import json
 import random
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from ddptrain.checkpoint import Checkpoint, load, manifest_of, write
+from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
 from ddptrain.options.checkpoints import CheckpointOptions
 from ddptrain.resume import Finder
@@ -54,6 +56,65 @@ def test_100_of_100_corrupted_ones_are_found_and_the_one_before_loads(tmp_path: 
         for file, data in whole.items():
             file.write_bytes(data)
     assert found == 100
+
+
+@pytest.mark.parametrize("change", [{"bytes": "7"}, {"bytes": None}, {"step": True}, {"accuracy": "high"}])
+def test_a_manifest_of_other_types_is_set_aside(tmp_path: Path, change: dict[str, object]) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (4, 8):
+        write(shelf.path(step), checkpoint(step))
+    manifest = manifest_of(shelf.path(8))
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change, indent=1) + "\n")
+    assert found(shelf) == (
+        shelf.path(4),
+        [f"{shelf.path(8)} is set aside as step-00000008.pt.bad: its manifest step-00000008.json is torn"],
+    )
+
+
+def test_a_name_that_is_not_its_step_s_is_set_aside(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    write(shelf.path(4), checkpoint(4))
+    write(shelf.path(99), checkpoint(8))
+    reason = "its name is not that of step 8, which is in it"
+    assert found(shelf) == (shelf.path(4), [f"{shelf.path(99)} is set aside as step-00000099.pt.bad: {reason}"])
+
+
+def test_an_older_one_is_no_beginning_of_a_branch_among_newer_ones(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (4, 8):
+        write(shelf.path(step), checkpoint(step))
+    with pytest.raises(TrainError) as refused:
+        found(shelf, resume=str(shelf.path(4)))
+    assert (refused.value.code, refused.value.message) == (
+        78,
+        f"--resume {shelf.path(4)} is of step 4, and {tmp_path} holds step-00000008.pt: "
+        "give another --checkpoint-dir for the new branch",
+    )
+
+
+def test_ranks_that_are_started_again_go_on_from_the_newest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (4, 8):
+        write(shelf.path(step), checkpoint(step))
+    monkeypatch.setenv("DDP_ATTEMPT", "2")
+    assert found(shelf, resume=str(shelf.path(4))) == (shelf.path(8), [])
+    assert found(shelf, resume="never") == (shelf.path(8), [])
+
+
+def test_the_one_just_written_is_never_thinned_out(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path)
+    for step in (4, 8, 12):
+        write(shelf.path(step), checkpoint(step))
+    shelf.thin_out(keep=1, keep_best=False, written=shelf.path(4))
+    assert shelf.checkpoints() == [shelf.path(12), shelf.path(4)]
+
+
+def found(shelf: Shelf, *, resume: str = "auto") -> tuple[Path, list[str]]:
+    """What a training goes on from, and what it is warned of."""
+    warned: list[str] = []
+    finder = Finder(shelf=shelf, options=CheckpointOptions(resume=resume), metrics=Metrics(), warn=warned.append)
+    path, _ = finder.find({"seed": 0}) or pytest.fail("nothing was loaded")
+    return path, warned
 
 
 KILLED = """
