@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.ddpctl.slurm_standins import SYSTEM
 from tests.ddpctl.test_slurm_target import GONE, NONE, OK, PLAN, TESTED, submit
 
 from ddpctl.command import Command, Host, Output
@@ -97,7 +98,7 @@ def dry_run(folder: Path, **env: str) -> tuple[int, str, str]:
     done = subprocess.run(
         [sys.executable, "-m", "ddpctl", "launch", "--target", "slurm", "--dry-run", "--", "train.py"],
         cwd=folder,
-        env={name: value for name, value in os.environ.items() if not name.startswith("SLURM_")} | env,
+        env=os.environ | env,
         capture_output=True,
         text=True,
         timeout=120,
@@ -110,20 +111,20 @@ def test_a_dry_run_without_slurm_prints_one_line(tmp_path: Path) -> None:
     nowhere = tmp_path / "bin"
     nowhere.mkdir()
     for program in ("test", "printenv"):
-        (nowhere / program).symlink_to(shutil.which(program) or program)
+        (nowhere / program).symlink_to(f"/usr/bin/{program}")
     missing = f"ddpctl: train.py: no such script in {tmp_path}\n"
     assert dry_run(tmp_path, PATH=str(nowhere)) == (66, "", missing)
     (tmp_path / "train.py").touch()
     assert dry_run(tmp_path, PATH=str(nowhere)) == (69, "", f"ddpctl: {HERE % 'there is no sbatch'}\n")
 
 
-@pytest.mark.skipif(not shutil.which("sbatch"), reason="needs sbatch (apt install slurm-client)")
+@pytest.mark.skipif(not shutil.which("sbatch", path=SYSTEM), reason="needs sbatch (apt install slurm-client)")
 def test_a_dry_run_without_a_controller_by_the_real_sbatch(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     conf = tmp_path / "slurm.conf"
     conf.write_text(
-        "ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n0 CPUs=1\n"
+        "ClusterName=x\nGresTypes=gpu\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nNodeName=n0 CPUs=1\n"
         "PartitionName=d Nodes=ALL Default=YES\n"
     )
-    code, out, error = dry_run(tmp_path, SLURM_CONF=str(conf))
+    code, out, error = dry_run(tmp_path, SLURM_CONF=str(conf), PATH=SYSTEM)
     assert (code, out, error) == (69, "", f"ddpctl: {HERE % f'sbatch: {NO_CONTROLLER}'}\n")

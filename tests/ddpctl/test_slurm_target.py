@@ -98,6 +98,10 @@ def test_secrets_go_through_a_file_that_nobody_else_reads() -> None:
     assert written.argv == ("sh", "-c", 'umask 077; mkdir -p "${1%/*}" && cat >"$1"', "ddpctl", "/r/night/secrets")
     assert written.stdin == "export TOKEN='it'\"'\"'s'\n"
     assert not any("it's" in (command.stdin or "") for command in asked if not command.secret)
+    array = SlurmOptions(array="0-1")
+    asked, _ = submit(value, TESTED, OK, OK, OK, Output(returncode=0, stdout="7\n"), plan=plan, options=array)
+    paths = [command.argv[-1] for command in asked if command.secret]
+    assert paths == ["/r/night/task-0/secrets", "/r/night/task-1/secrets"]
 
 
 def test_a_job_after_another_run_and_an_array() -> None:
