@@ -93,20 +93,3 @@ def test_two_jobs_at_once_pull_one_image(stand_ins: StandIns) -> None:
     deadline = time.monotonic() + 60
     assert [job.wait(deadline - time.monotonic()) for job in jobs] == [0, 0]
     assert log.read_text() == f"docker://{IMAGE}\n"
-
-
-def test_secrets_that_others_can_read_are_not_read(stand_ins: StandIns) -> None:
-    run_dir = stand_ins.folder / "runs" / "train-4711"
-    run_dir.mkdir(parents=True)
-    secrets = run_dir / "secrets"
-    job = JOB.__class__(**{**JOB.__dict__, "secrets": ("TOKEN",)})
-    secrets.write_text("export TOKEN=hidden\n")
-    secrets.chmod(0o644)
-    done = stand_ins.run(job, SlurmOptions())
-    assert (done.code, done.said) == (78, f"slurm: {secrets} is not yours alone (mode 600): it was not read\n")
-    assert not secrets.exists()  # its last end
-    secrets.write_text("export TOKEN=hidden\n")
-    secrets.chmod(0o600)
-    done = stand_ins.run(job, SlurmOptions())
-    assert [call.env["TOKEN"] for call in done.of("ddprun")[2:]] == ["hidden", "hidden"]
-    assert not secrets.exists()
