@@ -105,7 +105,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
     def saved() -> int:
         return max(int(match[1]) for path in run_dir.glob("checkpoints/*.pt") if (match := STEPS.fullmatch(path.name)))
 
-    until(lambda: "slurm: requeued" in said(), 150, said)
+    until(lambda: "slurm: requeued" in said(), 240, said)
     assert "slurm: Slurm will end this job soon: the ranks save\n" in said()
     first = saved()
     until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
