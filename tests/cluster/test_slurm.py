@@ -1,82 +1,28 @@
 """The target slurm on a real cluster: slurmctld and slurmds of Debian's Slurm, each node in a namespace of its own."""
 
-import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.cluster import slurm_lab
+from tests.cluster.slurm_site import ROOT, SSHD, STEPS, Site, login_node, until
 
 pytestmark = [
     pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-"),
     pytest.mark.timeout(400),
 ]
-ROOT = Path(__file__).parents[2]
-SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin")
 FILE = str(ROOT / "examples" / "slurm.yaml")
 EXACT = ("-f", FILE, "--profile", "exact")
 LONG = ("--", "ddptrain", "--epochs", "2000")
 WEIGHTS = re.compile(r"weights sha256 (\w+)")
 ACCURACY = re.compile(r"test accuracy +([0-9.]+) %")
-STEPS = re.compile(r"step-0*(\d+)\.pt")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Site:
-    """The cluster, and a folder of this test's own on the filesystem that its nodes share."""
-
-    slurm: slurm_lab.Slurm
-    folder: Path
-
-    def sh(self, *argv: str, timeout_s: float = 300, check: bool = True) -> str:
-        """What a program says on the login node."""
-        done = self.slurm.run(
-            "sh", "-c", 'cd "$0" && exec "$@"', str(self.folder), *argv, env=self.env, timeout_s=timeout_s
-        )
-        assert done.returncode == 0 or not check, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    def ddpctl(self, *argv: str, timeout_s: float = 300, check: bool = True) -> str:
-        return self.sh(sys.executable, "-m", "ddpctl", *argv, timeout_s=timeout_s, check=check)
-
-    def start(self, *argv: str) -> subprocess.Popen[bytes]:
-        """ddpctl, beside the test; what it says goes to logs.txt."""
-        command = (sys.executable, "-m", "ddpctl", *argv)
-        return self.slurm.start(*command, output=self.folder / "logs.txt", env=self.env)
-
-    @property
-    def env(self) -> dict[str, str]:
-        packages = os.pathsep.join((str(ROOT / "cli"), str(ROOT / "trainer")))
-        return {
-            "PYTHON": sys.executable,
-            "PYTHONPATH": packages,
-            "DDPCTL_STATE_DIR": str(self.folder / "state"),
-            "DDP_NODES_HERE": "3",  # they share this machine's cores
-        }
-
-    def state(self, job: str) -> str:
-        """Slurm's word for a job."""
-        return self.sh("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T", check=False).strip()
-
-    def job(self, run: str) -> str:
-        return str(json.loads((self.folder / "state" / run / "run.json").read_text())["handle"]["job"])
-
-    def log(self, run: str) -> str:
-        path = self.folder / "state" / run / "job.log"
-        return path.read_text() if path.exists() else ""
-
-    def checkpoints(self, run: str) -> list[int]:
-        found = (self.folder / "state" / run / "checkpoints").glob("*.pt")
-        return sorted(int(match[1]) for path in found if (match := STEPS.fullmatch(path.name)))
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +37,6 @@ def site(slurm: slurm_lab.Slurm, tmp_path: Path) -> Iterator[Site]:
     yield site
     slurm.run("scancel", "--user=root")
     until(lambda: not slurm.run("squeue", "--noheader").stdout.strip(), 40, lambda: "jobs are left")
-
-
-def until(there: Callable[[], object], limit_s: float, why: Callable[[], str]) -> None:
-    deadline = time.monotonic() + limit_s
-    while not there():
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.3)
 
 
 def trained(text: str, ranks: int) -> None:
@@ -166,7 +105,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
     def saved() -> int:
         return max(int(match[1]) for path in run_dir.glob("checkpoints/*.pt") if (match := STEPS.fullmatch(path.name)))
 
-    until(lambda: "slurm: requeued" in said(), 150, said)
+    until(lambda: "slurm: requeued" in said(), 240, said)
     assert "slurm: Slurm will end this job soon: the ranks save\n" in said()
     first = saved()
     until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
@@ -233,30 +172,3 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
     assert again > reached - 10
     assert "run lost stopped" in site.ddpctl("stop", "lost")
-
-
-@contextlib.contextmanager
-def login_node(site: Site) -> Iterator[None]:
-    """An sshd on the controller, and a home in which ssh knows it as hpc. Its runs are under this test's folder."""
-    box, home = site.folder / "sshd", site.folder / "laptop" / ".ssh"
-    box.mkdir()
-    home.mkdir(parents=True, mode=0o700)
-    for key in (box / "host", home / "id_ed25519"):
-        subprocess.run(["/usr/bin/ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    head = site.slurm.head
-    host_key = " ".join((box / "host.pub").read_text().split()[:2])
-    (home / "known_hosts").write_text(f"[{head.address}]:2222 {host_key}\n")
-    (home / "config").write_text(f"Host hpc\n  HostName {head.address}\n  Port 2222\n  User root\n")
-    (box / "keys").write_text((home / "id_ed25519.pub").read_text())
-    env = site.env | {"SLURM_CONF": site.slurm.environ["SLURM_CONF"], "HOME": str(site.folder)}
-    (box / "config").write_text(
-        f"Port 2222\nHostKey {box}/host\nAuthorizedKeysFile {box}/keys\nPermitRootLogin yes\nStrictModes no\n"
-        f"PidFile none\nUsePAM no\nSetEnv {' '.join(f'{name}={value}' for name, value in env.items())}\n"
-    )
-    Path("/run/sshd").mkdir(exist_ok=True)
-    with subprocess.Popen(head.command(str(SSHD), "-D", "-f", f"{box}/config"), env=site.slurm.environ) as sshd:
-        try:
-            until(lambda: site.sh("sh", "-c", "ss -ltn | grep :2222", check=False), 10, lambda: "no sshd")
-            yield
-        finally:
-            sshd.terminate()

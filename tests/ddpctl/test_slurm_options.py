@@ -43,12 +43,20 @@ def test_an_extra_option_is_checked(extra: str, message: str) -> None:
         check_extra((extra,))
 
 
-def test_what_cannot_be_is_refused_before_anything_runs() -> None:
+def test_what_cannot_be_is_named_by_its_key() -> None:
     job = replace(JOB, time_limit="2m", env={"SLURM_X": "1"})
+    assert list(SlurmOptions(sif="/x.sif").problems(job)) == [
+        (
+            "job.time_limit",
+            "2m is too short: the ranks are warned 90 s before its end, or up to a minute earlier; give 4m or more, "
+            "or a shorter grace",
+        ),
+        ("target.sif", "a .sif file is apptainer's, but the runtime is none"),
+        ("job.env", "SLURM_X is Slurm's own"),
+    ]
+
+
+def test_a_container_cannot_have_every_folder() -> None:
     with pytest.raises(ConfigError) as raised:
-        SlurmTarget(SlurmOptions(sif="/x.sif")).render(replace(PLAN, job=job))
-    assert str(raised.value) == (
-        "job.time_limit: 2m is too short: the ranks are warned 90 s before its end, or up to a minute earlier; give 4m "
-        "or more, or a shorter grace; sif: a .sif file is apptainer's, but the runtime is none; job.env: SLURM_X is "
-        "Slurm's own"
-    )
+        SlurmTarget(SlurmOptions(runtime="podman")).render(replace(PLAN, cwd="/a:b"))
+    assert str(raised.value) == "a container cannot have the folder '/a:b': no comma, colon or line's end"

@@ -89,7 +89,7 @@ def test_elastic_jobs_say_how_few_nodes_are_enough(stand_ins: StandIns) -> None:
 def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engine: Any) -> None:
     job = replace(JOB, mounts=("/data:/data:ro",), secrets=("TOKEN",), shm="4Gi")
     options = SlurmOptions(runtime=engine, runtime_args=("--device=/dev/x y",))
-    done = stand_ins.run(job, options, TOKEN="hidden")  # noqa: S106
+    done = stand_ins.run(job, options, TOKEN="hidden", SLURM_CPUS_PER_TASK="")  # noqa: S106
     run_dir = f"{stand_ins.folder}/runs/train-4711"
     user = f"--user {os.getuid()}:{os.getgid()}" if engine == "docker" else "--userns=keep-id"
     names = " ".join(f"--env {name}" for name in (*HANDED, "TOKEN"))

@@ -217,6 +217,7 @@ def test_scaled_learning_rate_is_said(tiny: Run) -> None:
 
 FULL_DISK = """
 import resource, runpy, sys
+sys.dont_write_bytecode = True  # a torn .pyc would outlive the test
 resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, resource.RLIM_INFINITY))
 sys.argv[0] = "ddptrain"
 runpy.run_module("ddptrain", run_name="__main__")

@@ -146,10 +146,13 @@ class SlurmOptions:
     after: Annotated[str | None, Doc("A run that must have succeeded before this one starts."), Rule(check_word)] = None
     requeues: Annotated[
         int,
-        Doc("How often at most the run goes on in a new allocation after a time limit, preemption or loss; 0: never."),
+        Doc(
+            "How often at most the run goes on in a new allocation after a time limit, preemption or loss; 0: never. "
+            "Three starts in a row without a new checkpoint end it in any case."
+        ),
         Ge(0),
         Le(1000),
-    ] = 100
+    ] = 20
     prometheus: Annotated[
         str | None,
         Doc("A folder of Prometheus' file_sd: each job's metrics addresses are written there while it runs."),

@@ -123,6 +123,7 @@ while :; do
   [ "$wait" -ge 0 ] || exit 1
   sleep 1
 done
+for folder in "$@"; do rm -f "$folder/secrets"; done # of a job that never ran, or was killed
 [ "$how" = kill ] && for folder in "$@"; do
   set -- "$folder"/node-*/outcome.json
   [ -e "$1" ] || {{ mkdir -p "$folder/node-0" && echo '{KILLED}' >"$folder/node-0/outcome.json"; }}

@@ -1,54 +1,23 @@
-"""What a node runs, for each runtime: pieces of the batch script. Pure text.
-
-A container sees the project as /workspace and the run's folders under their own paths; its network is the node's. Every
-variable that it is to have is named: an image's own environment may win, and no value shall stand in an argument.
-"""
+"""What a node runs, for each runtime: pieces of the batch script. Pure text; podman and docker are in ``engines``."""
 
 import re
 import shlex
-from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.engines import engine_of
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpwire import folder, names
+from ddpctl.targets.slurm.pieces import BREAK, PLAIN, WORKSPACE, Runtime, handed_in, lines, mounts
+from ddpwire import folder
+from ddpwire.exits import Exit
 
-WORKSPACE = "/workspace"
-HANDED_IN = (
-    names.NNODES, names.NPROC_PER_NODE, names.NODE_RANK, names.NODE_MASTER_ADDR, names.NODE_MASTER_PORT,
-    names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.IMAGE, "SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID",
-    "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
-)  # fmt: skip
-BREAK = " \\\n    "
-WIDTH = 96
-PLAIN = """\
-export PET_NODE_RANK=$SLURM_NODEID
-[ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Runtime:
-    """The pieces of a script that differ."""
-
-    setup: str = ""  # on the head node, before all
-    needs: str = ""  # on every node: a test that says what is missing
-    on_node: str  # what a task of srun does with its arguments
-    srun: str = ""  # further options of srun
-    words: str  # what stands before ddprun's own arguments
-    reader: str = "bash"  # what reads on_node
+PULL_S = 3600
 
 
 def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
     """The pieces for a job."""
-    return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": _engine, "docker": _engine}[
+    return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": engine_of, "docker": engine_of}[
         options.runtime
     ](job, options)
-
-
-def handed_in(job: JobSpec) -> tuple[str, ...]:
-    """The names of all variables that a container is given."""
-    return tuple(dict.fromkeys((*HANDED_IN, *job.env, *job.secrets)))
 
 
 def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
@@ -64,22 +33,16 @@ def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
     )
 
 
-def _mounts(job: JobSpec) -> tuple[str, ...]:
-    """Words for bash, which fills in what is its own; what follows needs no quotes beside them."""
-    own = (f"$workdir:{WORKSPACE}", "$run_dir:$run_dir", "$DDP_CHECKPOINT_DIR:$DDP_CHECKPOINT_DIR")
-    return (*(f'"{mount}"' for mount in own), *map(shlex.quote, job.mounts))
-
-
 def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
-    mounts = f'"$workdir:{WORKSPACE},$run_dir:$run_dir,$DDP_CHECKPOINT_DIR:$DDP_CHECKPOINT_DIR"'
-    mounts += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
-    lines = (
+    shared = f'"$workdir:{WORKSPACE},$run_dir:$run_dir,$DDP_CHECKPOINT_DIR:$DDP_CHECKPOINT_DIR"'
+    shared += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
+    options_of_srun = (
         f"--container-image={shlex.quote(enroot_image(job.image))} --container-workdir={WORKSPACE}",
-        f"--container-mounts={mounts}",
-        *_lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
+        f"--container-mounts={shared}",
+        *lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
         f"--container-env={','.join(handed_in(job))}",
     )
-    return Runtime(on_node=f'{PLAIN}exec "$@"\n', srun=BREAK.join(lines), words="ddprun", reader="sh")
+    return Runtime(on_node=f'{PLAIN}exec "$@"\n', srun=BREAK.join(options_of_srun), words="ddprun", reader="sh")
 
 
 def enroot_image(image: str) -> str:
@@ -92,29 +55,40 @@ def enroot_image(image: str) -> str:
 def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
     setup = 'apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"\n'
     setup += f"image={_sif(job, options)}\n"
+    source = shlex.quote("docker://" + job.image)
     if not options.sif:
         setup += f"""\
-# One copy of the image for all nodes, made once. Its folder must be one that they share.
+# One copy of the image for all nodes, made once, by one job at a time. Its folder must be one that they share.
 if [[ ! -s $image ]]; then
-  mkdir -p "${{image%/*}}"
-  "$apptainer" pull "$image.$SLURM_JOB_ID" {shlex.quote("docker://" + job.image)}
-  mv "$image.$SLURM_JOB_ID" "$image"
+  {{ mkdir -p "${{image%/*}}" && exec 8>"$image.lock"; }} ||
+    end {Exit.CANNOT_WRITE:d} unavailable "cannot write $image.lock"
+  # A filesystem without locks is no reason to stop: then each job pulls for itself.
+  flock --wait {PULL_S} 8 || (($? != 1)) ||
+    end {Exit.UNAVAILABLE:d} unavailable "another job has held $image.lock for {PULL_S} s"
+  if [[ ! -s $image ]]; then
+    if ! "$apptainer" pull "$image.$SLURM_JOB_ID" {source}; then
+      rm -f "$image.$SLURM_JOB_ID"
+      end {Exit.UNAVAILABLE:d} unavailable "${{apptainer##*/}} cannot pull the image: see the lines before this one"
+    fi
+    mv -f "$image.$SLURM_JOB_ID" "$image"
+  fi
+  exec 8>&-
 fi
 """
-    binds = tuple(f"--bind {mount}" for mount in _mounts(job))
+    binds = tuple(f"--bind {mount}" for mount in mounts(job))
     flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
-    lines = _lines(('"$apptainer" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$image" ddprun'))
-    listed = " \\\n  ".join(_lines(handed_in(job)))
+    words = lines(('"$apptainer" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$image" ddprun'))
+    listed = " \\\n  ".join(lines(handed_in(job)))
     return Runtime(
         setup=f"{setup}export image\n",
         needs='[ -e "$image" ] || lacks 66 "there is no $image: it must be on a filesystem that all nodes share"\n',
         on_node=f"""\
-{PLAIN}for name in {listed}; do # these win over the image's own
+{PLAIN}for name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # these win over the image's own
   [ -z "${{!name+x}}" ] || export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"
 done
 exec "$@"
 """,
-        words=BREAK.join(lines),
+        words=BREAK.join(words),
     )
 
 
@@ -123,65 +97,6 @@ def _sif(job: JobSpec, options: SlurmOptions) -> str:
     if options.sif:
         return shlex.quote(options.sif)
     return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"
-
-
-def _engine(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Podman and docker: the container is not the task's child, so it is given a pipe that ends when the task does."""
-    engine = options.runtime
-    who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
-    each = 'gpus+=(--device "nvidia.com/gpu=$id")' if engine == "podman" else 'ids+="$id,"'
-    first = "" if engine == "podman" else "  ids=\n"
-    hand = "" if engine == "podman" else '  gpus=(--gpus "\\"device=${ids%,}\\"")\n'
-    words = (
-        "--rm", "--init", "--interactive", "--network=host", '--label "ddpctl.run=$run"',
-        f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
-        "--security-opt=no-new-privileges", who, f"--workdir {WORKSPACE}", "--env HOME=/tmp",
-        f"--env {names.LIFELINE_FD}=3", *(f"--env {name}" for name in handed_in(job)),
-        *(f"--volume {mount}" for mount in _mounts(job)), *map(shlex.quote, options.runtime_args),
-        "--entrypoint sh", shlex.quote(job.image),
-    )  # fmt: skip
-    test = {"cuda": "true", "auto": "command -v nvidia-smi >/dev/null", "cpu": "false"}[job.device]
-    return Runtime(
-        needs=f'command -v {engine} >/dev/null || lacks 69 "there is no {engine}"\n',
-        on_node=f"""\
-{PLAIN}name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID gpus=()
-if {test}; then # only this job's GPUs
-{first}  for id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
-    {each}
-  done
-{hand}  gpus+=(--ulimit memlock=-1) # NCCL locks memory for InfiniBand
-  unset CUDA_VISIBLE_DEVICES
-fi
-# This pipe ends with the task, however that ends: then ddprun in the container saves and stops. What Slurm tells all
-# processes of a step must not end it before the container has been told.
-exec 9< <(trap '' TERM INT HUP USR1 USR2 && exec sleep infinity)
-pipe=$!
-trap 'woken=1' TERM INT # Slurm tells the client, too, which hands it on
-{engine} rm --force "$name" >/dev/null 2>&1 # of an earlier start
-{engine} run --name "$name" "${{gpus[@]}}" "$@" <&9 9<&- &
-client=$!
-exec 9<&-
-woken=1
-while ((woken)); do # a signal ends a wait early
-  woken=0 code=0
-  wait "$client" || code=$?
-done
-kill -KILL "$pipe" 2>/dev/null
-{engine} rm --force "$name" >/dev/null 2>&1
-exit "$code"
-""",
-        words=BREAK.join((*_lines(words), """-c 'exec 3<&0 </dev/null; exec ddprun "$@"' ddprun""")),
-    )
-
-
-def _lines(words: Iterable[str]) -> tuple[str, ...]:
-    """Words as lines of a bearable length."""
-    lines = [""]
-    for word in words:
-        if lines[-1] and len(lines[-1]) + len(word) > WIDTH:
-            lines.append("")
-        lines[-1] += f" {word}" if lines[-1] else word
-    return tuple(lines)
 
 
 def beside(

@@ -11,8 +11,9 @@ from ddpctl.plan import Plan, ddprun_args, script_of, title
 from ddpctl.spec import JobSpec
 from ddpctl.targets.slurm.directives import directives
 from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.slurm.pieces import Runtime
 from ddpctl.targets.slurm.requeue import ending
-from ddpctl.targets.slurm.runtimes import Runtime, runtime_of
+from ddpctl.targets.slurm.runtimes import runtime_of
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -83,6 +84,7 @@ stopped=0 warned=0 woken=0 srun_pid=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
 end() {{ # CODE CAUSE MESSAGE: the run's last word, where ddpctl status looks for it
   say "$3"
+  rm -f "$run_dir/secrets"
   if mkdir -p "$run_dir/node-0"; then
     printf '{{"code": %d, "cause": "%s", "message": "%s"}}\\n' "$1" "$2" "${{3//[\\\\\\"]/_}}" \\
       >"$run_dir/node-0/outcome.json"
@@ -138,8 +140,12 @@ def _secrets(job: JobSpec) -> str:
         for name in job.secrets
     )
     return f"""\
-# shellcheck source=/dev/null
-[[ ! -e $run_dir/secrets ]] || source "$run_dir/secrets"
+if [[ -e $run_dir/secrets ]]; then # ddpctl launch wrote it
+  [[ -O $run_dir/secrets && $(stat -c %a "$run_dir/secrets") == 600 ]] ||
+    end {Exit.CONFIG:d} config "$run_dir/secrets is not yours alone (mode 600): it was not read"
+  # shellcheck source=/dev/null
+  source "$run_dir/secrets"
+fi
 {missing}"""
 
 

@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from pathlib import PurePath
 
 from ddpctl.command import Command, Host, Output, Verb
-from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError
 from ddpctl.plan import Plan
 from ddpctl.targets import Submission
+from ddpctl.targets.slurm.looks import PREFIX, unreachable
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.places import expand
 from ddpctl.targets.slurm.script import render_script
 
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
+REHEARSED = "<job>"  # a dry run's
 WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
@@ -33,25 +35,28 @@ def to_sbatch(
         *depends,
     )
     (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
-    if tested.returncode == 127:
-        raise UnavailableError(
-            f"no sbatch on {host or 'this machine'}: launch on a login node, or name one as the target's 'login'"
-        )
-    yield from _write_secrets(plan, host, secrets)
+    if error := unreachable(tested, host):
+        raise error
+    tasks = expand(options.array) if options.array else ()
+    yield from _write_secrets(plan, host, secrets, tasks)
     (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
     if made.returncode:
         raise CannotWriteError(f"cannot make {plan.run_dir}: {_last_line(made)}")
-    (sent,) = yield (Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder="<job>", timeout_s=120),)
+    (sent,) = yield (
+        Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=REHEARSED, timeout_s=120),
+    )
     if sent.returncode:
+        if error := unreachable(sent, host):
+            raise error
         (has,) = yield (Command(argv=("sinfo", "--noheader", "--format=%P %D %c %m %G"), host=host, probe=True),)
         raise _refused(plan, sent, has)
     job = sent.stdout.strip().split(";")[0]
     handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
-    if options.array:
-        handle["tasks"] = list(expand(options.array))  # type: ignore[assignment]
+    if tasks:
+        handle["tasks"] = list(tasks)  # type: ignore[assignment]
     if host is not None:
         handle["logs"] = f"{host}:{plan.run_dir}"
-    return Submission(handle=handle, note=f"job {job}{_when(tested)}", checkpoint_dir=plan.checkpoint_dir)
+    return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
 
 
 def into_allocation(plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str) -> Verb[Submission]:
@@ -80,26 +85,32 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
     return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
 
 
-def _write_secrets(plan: Plan, host: Host | None, secrets: Mapping[str, str]) -> Verb[None]:
+def _write_secrets(
+    plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
+) -> Verb[None]:
+    """Into the run's folder, or the folders of an array's jobs: each job removes its own."""
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
-    path = f"{plan.run_dir}/secrets"
-    (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=True),)
-    if done.returncode:
-        raise CannotWriteError(f"cannot write {path}: {_last_line(done)}")
+    places = [f"{plan.run_dir}/task-{task}/secrets" for task in tasks] or [f"{plan.run_dir}/secrets"]
+    for path in places:
+        (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=True),)
+        if done.returncode:
+            raise CannotWriteError(f"cannot write {path}: {_last_line(done)}")
 
 
-def _when(tested: Output) -> str:
+def _note(job: str, tested: Output) -> str:
+    what = "Slurm would take it" if job == REHEARSED else f"job {job}"
     if match := STARTS.search(tested.stderr):
-        return f", could start at {match[1]} on {match[2]} (partition {match[3]})"
-    return f": {_last_line(tested)}" if tested.returncode else ""
+        return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
+    if tested.returncode:  # it may be taken all the same: nodes that are down come back
+        what = "Slurm may not take it" if job == REHEARSED else what
+        return f"{what}: {PREFIX.sub('', _last_line(tested))}"
+    return what
 
 
 def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
-    said = _last_line(sent).removeprefix("sbatch: error: ").removeprefix("Batch job submission failed: ")
-    if sent.returncode in (124, 255):
-        return UnavailableError(f"sbatch did not answer: {said}")
+    said = PREFIX.sub("", _last_line(sent))
     asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
     there = [
         f"{words[0]} {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"

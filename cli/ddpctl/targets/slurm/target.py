@@ -13,7 +13,7 @@ from ddpctl.plan import Plan, counted
 from ddpctl.run import Run, RunStatus
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.slurm import places, questions, sending
+from ddpctl.targets.slurm import looks, places, questions, sending
 from ddpctl.targets.slurm.answers import node_files, read_answers, status_of, together
 from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.runtimes import beside
@@ -44,6 +44,7 @@ class SlurmTarget:
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)
         plan = yield from places.on_the_cluster(plan, self.options, self._host)
+        yield from looks.find_script(plan, self._host)
         if self._host is None and not self.options.array:
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
             if inside.returncode == 0:
@@ -51,10 +52,6 @@ class SlurmTarget:
         return (yield from sending.to_sbatch(plan, self.options, self._host, secrets, records))
 
     def _check(self, plan: Plan) -> None:
-        if problems := [
-            f"{key.removeprefix('target.')}: {message}" for key, message in self.options.problems(plan.job)
-        ]:
-            raise ConfigError("; ".join(problems))
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
             raise ConfigError(f"a container cannot have the folder {plan.cwd!r}: no comma, colon or line's end")
 
