@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT_S = 90
+TIMEOUT_S = 240.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,7 +46,7 @@ def test_a_training_names_its_slow_rank(train: Callable[..., list]) -> None:
     assert (rank_0.code, rank_0.err, rank_1.out, rank_1.err) == (0, "", "", "")
     said = re.findall(r"^step (\d+): (rank \d is slow): a step takes it \d+\.\d times", rank_0.out, re.MULTILINE)
     assert [what for _, what in said] == ["rank 1 is slow"]
-    assert 45 < int(said[0][0]) <= 65
+    assert 45 < int(said[0][0]) <= 90  # after a second of it; the steps are quick, and the machine may be busy
     shares = re.findall(r"^a step +data (\d+) %, compute (\d+) %, communication (\d+) %", rank_0.out, re.MULTILINE)
     data, compute, communication = map(int, shares[0])
     assert data > 20
