@@ -220,3 +220,19 @@ def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str
     assert sorted(codes.values()) == [0, 0, 0, 78]
     state = torch.load(checkpoints / "step-00000009.pt", weights_only=True)["parts"]["model"]
     assert state["weight"].shape == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        ("--seed 99999999999999999999", 2, "argument --seed: '99999999999999999999' is not a whole number from 0 to "
+         "9223372036854775807; see ddptrain --help"),
+        ("--spawn 1000000", 2, "argument --spawn: '1000000' is not a whole number from 1 to 1024; see ddptrain --help"),
+        ("--rank 0 --world-size 2 --init-method file:///nodir/x", 66,
+         "--init-method file:///nodir/x: there is no folder /nodir"),
+    ],
+)  # fmt: skip
+def test_what_no_training_can_start_with(tmp_path: Path, arguments: str, code: int, told: str) -> None:
+    command = [sys.executable, "-m", "ddptrain", *arguments.split(), "--checkpoint-dir", str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", f"ddptrain: {told}\n")

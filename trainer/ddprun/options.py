@@ -102,7 +102,10 @@ def parser() -> argparse.ArgumentParser:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options in ``argv``. Ends with usage and exit code 2 as argparse does."""
     if "--check-only" not in argv and "--check_only" not in argv:
-        return parser().parse_args(argv)
+        options = parser().parse_args(argv)
+        if not options.script:
+            parser().error("the script's name is empty")
+        return options
     options = parser().parse_args([*argv, ""])  # a script need not be named: then it is empty
     if options.script_args:
         options.script_args.pop()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -38,6 +39,9 @@ def join(place: Place, how: RankOptions) -> None:
         return
     if how.backend == "mpi" and not dist.is_mpi_available():
         raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
+    folder = Path(how.init_method.removeprefix("file://")).parent
+    if how.init_method.startswith("file://") and not folder.is_dir():  # torch would wait for it, deaf to signals
+        raise TrainError(Exit.NO_INPUT, f"--init-method {how.init_method}: there is no folder {folder}", rank=None)
     timeout = timedelta(seconds=how.timeout_s)
     try:
         if how.backend == "mpi":

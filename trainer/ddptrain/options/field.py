@@ -30,16 +30,17 @@ def key_of(item: Field[Any]) -> str:
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
-def whole(lowest: int) -> Callable[[str], int]:
-    """An argparse type: whole numbers from ``lowest``."""
+def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
+    """An argparse type: whole numbers from ``lowest`` to ``highest``, by default what 64 bits hold."""
 
     def parse_whole(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = lowest - 1
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest}")
+        if not lowest <= value <= highest:
+            upto = f" to {highest}" if value > highest else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest}{upto}")
         return value
 
     return parse_whole

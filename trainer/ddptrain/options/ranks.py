@@ -18,12 +18,12 @@ class RankOptions:
         metavar="URL",
     )
     spawn: int = option(
-        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1), default=1, metavar="N"
+        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1, 1024), default=1, metavar="N"
     )
     timeout_s: int = option(
         "longest wait for the other ranks: to come, to download data, to answer",
         flag="--timeout",
-        type=whole(1),
+        type=whole(1, 100_000_000),
         default=300,
         metavar="SECONDS",
     )
