@@ -103,6 +103,6 @@ def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
 
 
 def test_completion_knows_the_shells() -> None:
-    done = ddpctl("--show-completion", "bash")
+    done = ddpctl("--show-completion", "bash", _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "complete -o default -F _ddpctl_completion ddpctl"
