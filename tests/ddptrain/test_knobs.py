@@ -86,4 +86,5 @@ def test_one_process_learns_and_goes_on_where_it_was(
 @pytest.mark.skipif(shutil.which("g++", path="/usr/bin:/usr/local/bin") is None, reason="torch.compile needs g++")
 def test_compiled(train: Callable[..., list]) -> None:
     ended = train(*TINY, "--model=simple", "--compile=default", environ={"PATH": "/usr/bin:/usr/local/bin:/bin"})
-    assert (ended[0].code, ended[0].err) == (0, "")
+    own = [line for line in ended[0].err.splitlines() if "No CUDA runtime is found" not in line]  # torch's compiler
+    assert (ended[0].code, own) == (0, [])
