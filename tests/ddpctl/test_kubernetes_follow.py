@@ -93,7 +93,7 @@ def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
         sys.executable,
         "-P",
         "-m",
-        "ddpctl.targets.kubernetes.follow",
+        "ddpctl.pod_logs",
         json.dumps(asdict(Task(**{**task, **given}))),
     ]
     env = {**os.environ, "PATH": f"{cluster.folder}/bin:/usr/bin:/bin", "CLUSTER": str(cluster.folder)}

@@ -123,7 +123,7 @@ def test_logs_of_pods_that_wait_say_what_for() -> None:
 
 def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     ((follow,),), _ = play(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), [(OK,)])
-    assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.follow")
+    assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.pod_logs")
     assert (follow.mode, follow.timeout_s) == ("stream", None)
     assert json.loads(follow.argv[4]) == {
         "run": "digits-otter",

@@ -24,7 +24,6 @@ from ddpctl.commands.flags import (
     Workload,
 )
 from ddpctl.errors import UsageError
-from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.desk import Request
@@ -99,10 +98,8 @@ def launch(
     state, code = verbs.follow(desk, run)
     from ddpctl.commands.show import closing_lines
 
-    for line in closing_lines(run, state, can_resume=runs.has_checkpoint(run)):
+    for line in closing_lines(run, state, can_resume=runs.has_checkpoint(run), code=code):
         desk.say(line)
-    if code not in (state.code, Exit.OK):
-        desk.say(f"  you pressed Ctrl-C: ddpctl exits with {code}")
     raise typer.Exit(int(code))
 
 

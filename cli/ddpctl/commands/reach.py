@@ -8,7 +8,6 @@ import typer
 
 from ddpctl.commands.runs import RunName
 from ddpctl.errors import NoInputError, UsageError
-from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.desk import Desk
@@ -46,10 +45,8 @@ def attach(
 
     desk, record = _find(run)
     state, code = launch.follow(desk, record, tail=tail)
-    for line in closing_lines(record, state, can_resume=runs.has_checkpoint(record)):
+    for line in closing_lines(record, state, can_resume=runs.has_checkpoint(record), code=code):
         desk.say(line)
-    if code not in (state.code, Exit.OK):
-        desk.say(f"  ddpctl exits with {code}")
     raise typer.Exit(int(code))
 
 

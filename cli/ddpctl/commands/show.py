@@ -7,6 +7,7 @@ from typing import Any
 from ddpctl.plan import command_line, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.words import table
+from ddpwire.exits import Exit
 
 
 def ago(seconds: float) -> str:
@@ -79,15 +80,16 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     return lines
 
 
-def closing_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """What an attached launch says when its run has ended."""
+def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
+    """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
     lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
     lines += [f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"]
     metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
     if metrics:
         lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")
-    return lines + next_steps(run, state, can_resume=can_resume)
+    lines += next_steps(run, state, can_resume=can_resume)
+    return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
 
 
 def as_json(run: Run, state: RunStatus) -> dict[str, Any]:

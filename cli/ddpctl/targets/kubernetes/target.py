@@ -94,7 +94,7 @@ class KubernetesTarget:
                 only_nodes=query.nodes,
                 tail=query.tail,
             )
-            program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.follow", json.dumps(asdict(task)))
+            program = (sys.executable, "-P", "-m", "ddpctl.pod_logs", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)

@@ -1,6 +1,6 @@
 """Prints the logs of a run's pods as they come, also of those that are replaced, until its job has ended.
 
-A program of its own (``python -m ddpctl.targets.kubernetes.follow``), started by the target's verb ``logs``: one
+A program of its own (``python -m ddpctl.pod_logs``), started by the target's verb ``logs``: one
 `kubectl logs --follow` a container, since one for all of them stops following when a pod is replaced. What it prints
 are the nodes' own lines, which begin with node and rank; what it has to say itself goes to stderr.
 """
