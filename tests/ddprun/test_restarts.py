@@ -93,7 +93,7 @@ def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs):
         r"after step 6, and it takes no CPU time; starting all ranks anew",
         failed,
     )
-    assert kept == "[node0] where the ranks of this node were is in RUN/node-0/stacks-attempt-1.txt"
+    assert kept == "[node0] the stacks of this node's ranks are in RUN/node-0/stacks-attempt-1.txt"
     assert [started, again] == [f"[node0] ranks 0 to 1 of 2 started (attempt {attempt})" for attempt in (1, 2)]
 
 

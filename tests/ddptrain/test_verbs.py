@@ -228,6 +228,8 @@ def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str
         ("--seed 99999999999999999999", 2, "argument --seed: '99999999999999999999' is not a whole number from 0 to "
          "9223372036854775807; see ddptrain --help"),
         ("--spawn 1000000", 2, "argument --spawn: '1000000' is not a whole number from 1 to 1024; see ddptrain --help"),
+        ("--spawn 2 --rank 0 --world-size 2", 2,
+         "--spawn starts its ranks by itself: leave out --rank; see ddptrain --help"),
         ("--rank 0 --world-size 2 --init-method file:///nodir/x", 66,
          "--init-method file:///nodir/x: there is no folder /nodir"),
     ],

@@ -225,7 +225,7 @@ class NodeAgent(SimpleElasticAgent):
         if cause == "hang":
             path = node.node_dir / stacks_of(self._meeting.attempt)
             stacks.keep(path, self._processes, node.ranks)
-            node.journal.say(f"where the ranks of this node were is in {path}")
+            node.journal.say(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or self._is_restart:
             node.ranks.clear()
         else:

@@ -73,6 +73,9 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
         parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
+    placed = [flag for flag in ("rank", "world_size", "init_method") if flag in given]
+    if given.get("spawn", 1) > 1 and placed:
+        parser.error(f"--spawn starts its ranks by itself: leave out --{placed[0].replace('_', '-')}")
     name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
     values = _recipe(name, parser) | _of_environment(environ, parser) | given
     required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
