@@ -127,6 +127,7 @@ def _of_environment(environ: Mapping[str, str], parser: Parser) -> dict[str, Any
 def _parser(*, quiet: bool) -> Parser:
     parser = Parser(
         prog="ddptrain",
+        usage="ddptrain [OPTIONS]\n       ddptrain export SOURCE TARGET\n       ddptrain fit [OPTIONS]",
         description="Train an image classifier with DistributedDataParallel: one rank of it, or all in one process.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
