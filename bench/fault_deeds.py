@@ -58,8 +58,7 @@ def agent_is_killed(node: int) -> Callable[[Story], None]:
         story.now()
         job.processes[node].kill()
         story.is_gone(job.machines[node].pids)
-        job.tended = True
-        job.start(node)
+        job.tend_from_now()
         story.is_noticed(1 - node)
         story.trains_again()
         is_first = node == 0  # then the other has ended, too, and both begin anew
@@ -80,8 +79,7 @@ def machine_is_lost(node: int) -> Callable[[Story], None]:
         job.machines[node].kill()
         story.is_noticed(1 - node)
         job.machines[node].plug_in()
-        job.tended = True
-        job.start(node)
+        job.tend_from_now()
         story.trains_again()
         is_first = node == 0
         codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]

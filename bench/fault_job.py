@@ -93,12 +93,22 @@ class Job:
     def tend(self) -> None:
         """Note the ends; start again what may do better, where the job is ``tended``."""
         for node, process in list(self.processes.items()):
+            if self.processes.get(node) is not process:  # started anew meanwhile
+                continue
             if process.poll() is None or len(self.codes[node]) == STARTS:
                 continue
             del self.processes[node]
             code = of_status(process.returncode)
             self.codes[node].append(code)
             if self.tended and worth_a_retry(code):
+                self.start(node)
+
+    def tend_from_now(self) -> None:
+        """As a scheduler: start again whoever has ended, now and later."""
+        self.tend()
+        self.tended = True
+        for node in range(NODES):
+            if node not in self.processes:
                 self.start(node)
 
     def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:

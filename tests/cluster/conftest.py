@@ -1,9 +1,18 @@
 """What the tests against real servers share: one Docker and one image a session, made when the first test asks."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from tests.cluster import docker_lab
+
+PATH = os.environ["PATH"]
+
+
+@pytest.fixture(autouse=True)
+def tools(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
+    """The machine's own programs: ip, mount, sshd."""
+    monkeypatch.setenv("PATH", PATH)
 
 
 @pytest.fixture(scope="session")

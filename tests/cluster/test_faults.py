@@ -24,16 +24,9 @@ pytestmark = [
         reason="needs Linux and ip (apt install iproute2): machines are network namespaces",
     ),
 ]
-PATH = os.environ["PATH"]
 BENCH = Path(__file__).parents[2] / "bench" / "faults.py"
 TIMES = {1: 3, 3: 2, 4: 2}  # rows 3 and 4 have two scenarios each
 TRIES = [(row, seed) for row in ROWS for seed in range(TIMES.get(row.number, 1))]
-
-
-@pytest.fixture(autouse=True)
-def path(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
-    """The machine's tools: ip, unshare, mount."""
-    monkeypatch.setenv("PATH", PATH)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,12 @@
 """What one ddprun tells its ranks, and what it says of them: lines, messages, metrics, refusals."""
 
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from pathlib import Path
 
@@ -119,6 +121,17 @@ def test_a_folder_that_is_in_use_is_refused(runs):
     ]
     first.process.terminate()
     assert first.end() == 143
+
+
+def test_a_folder_that_is_still_being_left_is_waited_for(runs):
+    """As where a scheduler starts a node anew the instant its ddprun ends: the keeper of its ranks ends a little later."""
+    folder = runs.run_dir / "node-0"
+    folder.mkdir(parents=True)
+    with (folder / "ddprun.lock").open("w") as keepers:
+        fcntl.flock(keepers, fcntl.LOCK_EX)
+        second = runs.start("act.py", "all=0")
+        time.sleep(1.5)
+    assert second.end() == 0
 
 
 def test_the_metrics_of_both_ranks_and_over_a_restart(runs):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpwire.folder import LOCK
 
-PATIENCE_S = 0.5  # somebody who only asks holds it for an instant
+PATIENCE_S = 3.0  # who only asks holds it for an instant, and what an earlier ddprun left ends within 2 s
 
 
 def take(node_dir: Path) -> int | None:

@@ -148,9 +148,8 @@ class SshTarget:
         return tuple(status_of(run, answers[run.name], now) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the nodes' logs, all hosts' side by side."""
-        places = _places(run, query)
-        outputs = yield tuple(
+        """Print the nodes' logs: one node's after another's, or as lines come where they are followed."""
+        commands = tuple(
             Command(
                 argv=("/bin/sh",),
                 stdin=scripts.logs(self.options.home, run.name, node, ranks, tail=query.tail, follow=query.follow),
@@ -158,8 +157,11 @@ class SshTarget:
                 mode="stream",
                 timeout_s=None,
             )
-            for node, ranks in places
+            for node, ranks in _places(run, query)
         )
+        outputs: list[Output] = []
+        for batch in [commands] if query.follow else [(command,) for command in commands]:
+            outputs += yield batch
         if all(output.returncode == Exit.NO_INPUT for output in outputs):
             last = run.job.max_nodes * run.job.gpus - 1
             raise NoInputError(
