@@ -72,11 +72,15 @@ def engine() -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def dockerd(folder: Path, *options: str) -> Iterator[dict[str, str]]:
-    """A Docker daemon with all that is its own in one folder, whose path is short: it holds sockets."""
+def dockerd(folder: Path, *options: str, netns: str = "") -> Iterator[dict[str, str]]:
+    """A Docker daemon with all that is its own in one folder, whose path is short: it holds sockets.
+
+    Its host's network is that of the namespace ``netns``, where one is named.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     env = environ(folder / "docker.sock")
-    argv = ["dockerd", f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    argv = ["nsenter", f"--net=/run/netns/{netns}"] if netns else []
+    argv += ["dockerd", f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     argv += [f"--host=unix://{folder}/docker.sock", *options]
     with (folder / "dockerd.log").open("ab") as log:
         process = subprocess.Popen(argv, env={**env, "PATH": PATH}, stdout=log, stderr=log, start_new_session=True)
