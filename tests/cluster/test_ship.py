@@ -100,9 +100,8 @@ def test_a_ship_a_smaller_one_and_one_that_was_cut_off(
         largest = max(host.cache.iterdir(), key=lambda path: path.stat().st_size)
         there = largest.read_bytes()
         largest.unlink()
-        broken = (
-            there[: len(there) // 2] if host is hosts[0] else there[:1000] + bytes([there[1000] ^ 0xFF]) + there[1001:]
-        )
+        flipped = bytes([there[1000] ^ 0xFF])
+        broken = there[: len(there) // 2] if host is hosts[0] else there[:1000] + flipped + there[1001:]
         largest.with_name(f"{largest.name}.part").write_bytes(broken)
         host.forget()
     third, said = ship(*names, code=69)
