@@ -174,7 +174,7 @@ def clear(desk: Desk, run: Run) -> None:
 def _wait_until_ended(desk: Desk, run: Run, limit_s: float) -> RunStatus:
     started = said = time.monotonic()
     while not (state := status(desk, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:
-        if not state.alive and now - started > SILENT_S:
+        if not state.alive and state.state != "stopping" and now - started > SILENT_S:
             break
         if now - said >= PROGRESS_S:
             said = now

@@ -109,8 +109,12 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
     assert "slurm: Slurm will end this job soon: the ranks save\n" in said()
     first = saved()
     until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
-    site.sh("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
-    until(lambda: f"going on at step {first + 1} of" in said(), 60, said)
+
+    def goes_on() -> bool:  # it would wait for two minutes; and Slurm says so once the nodes have let it go
+        site.sh("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
+        return f"going on at step {first + 1} of" in said()
+
+    until(goes_on, 120, said)
     time.sleep(2)
     site.sh("scancel", job)
     until(lambda: site.state(job) == "CANCELLED", 30, lambda: site.state(job))
