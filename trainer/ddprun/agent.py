@@ -191,6 +191,7 @@ class NodeAgent(SimpleElasticAgent):
             stopped_by=stop.requested or stop.passed_on,
             killed_here=stop.killed and status == -signal.SIGKILL,
             step=self._node.pulse.step(rank),
+            stopped_for=self._node.pulse.stopped_for(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
             said=last_error(self._node.node_dir / rank_log(rank)) if status > 0 else "",
         )

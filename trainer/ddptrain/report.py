@@ -45,9 +45,11 @@ def resumed(job: Job, path: Path, step: int) -> str:
     return f"resumed from {path}: going on at step {step + 1} of {job.num_steps} (epoch {epoch})"
 
 
-def stopped(job: Job, fitted: Fitted, checkpoint: Path, *, timed_out: bool) -> str:
-    """That a stop was asked for, and how to go on."""
+def stopped(job: Job, fitted: Fitted, checkpoint: Path, *, timed_out: bool, another: int | None = None) -> str:
+    """That a stop was asked for, and how to go on; ``another``: the rank that was told, where it was not this one."""
     by = "--stop-after" if timed_out else _SIGNALS[Exit(fitted.exit_code)]
+    if another is not None:
+        by += f" to rank {another}"
     where = f"stopped by {by} after step {fitted.step} of {job.num_steps}"
     # A launcher that names the folder for each run says by itself how to go on.
     how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command goes on from there"

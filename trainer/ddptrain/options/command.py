@@ -32,7 +32,8 @@ Examples:
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
-Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
+Ctrl-C does so with 130, a terminal that is closed with 143. The same command goes on from
+there, with the same weights as if it had never stopped.
 """
 
 
