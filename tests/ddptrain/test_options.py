@@ -47,7 +47,10 @@ def test_a_flag_goes_before_the_environment() -> None:
             ["--synthetic-shape", "3x8x9"],
             "argument --synthetic-shape: '3x8x9' is not CHANNELSxSIZExSIZE, such as 3x32x32",
         ),
-        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3 (did you mean --epochs?)"),
+        (["--weigth-decay=1"], "unrecognized arguments: --weigth-decay=1 (did you mean --weight-decay?)"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["photos"], "unrecognized arguments: photos"),
         (
             ["--batch-size", "8", "--batch-size-per-rank", "4"],
             "--batch-size and --batch-size-per-rank say the same thing twice: give one of them",
