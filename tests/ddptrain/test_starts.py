@@ -94,6 +94,17 @@ def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
     assert "world size     1" in output
 
 
+def test_a_master_that_no_name_server_knows(train: Train) -> None:
+    environ = {"MASTER_ADDR": "nowhere.invalid"}
+    ended = train("--timeout=1", size=2, environ=environ)
+    for rank, one in enumerate(ended):
+        told = f"ddptrain: rank {rank} of 2 cannot resolve MASTER_ADDR=nowhere.invalid: "
+        first, last = one.err.splitlines()
+        assert first.startswith(told)
+        assert first.endswith("; trying for 1 s")
+        assert (one.code, last) == (69, first.replace("trying for 1 s", "it was tried for 1 s (--timeout)"))
+
+
 def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
     ended = train("--backend=mpi", size=2)
     assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
