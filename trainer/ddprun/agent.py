@@ -28,7 +28,6 @@ from ddprun.agreement import Agreement
 from ddprun.contract import Contract
 from ddprun.environment import Place, Surroundings
 from ddprun.errors import refused
-from ddprun.exporter import NodeSeries
 from ddprun.journal import Journal
 from ddprun.logs import RankLogs, last_error
 from ddprun.pulse import Pulse
@@ -65,7 +64,7 @@ class Node:
     stop: Stop
     logs: RankLogs
     journal: Journal
-    series: NodeSeries
+    series: exporter.NodeSeries
     pulse: Pulse
     memory: memory.Memory
 
