@@ -31,7 +31,7 @@ def load(options: DataOptions, seed: int) -> DataSet:
         labels_N = torch.arange(count) % classes
         images_NHWC = torch.empty((count, *shape), dtype=torch.uint8)
         size = max(1, PART // (channels * height * width))
-        for part, labels in zip(images_NHWC.split(size), labels_N.split(size), strict=True):
+        for part, labels in zip(torch.split(images_NHWC, size), torch.split(labels_N, size), strict=True):
             noise = torch.randint(-128, 129, part.shape, generator=generator)
             part.copy_((patterns[labels] + noise).clamp(0, 255))
         return Samples(images_NHWC=images_NHWC, labels_N=labels_N)
