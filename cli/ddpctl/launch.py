@@ -46,7 +46,7 @@ def start(desk: Desk, request: Request, *, attached: bool) -> Run:
     """Start a run and keep its record; a run that cannot start leaves nothing behind."""
     target = targets.make(request.kind, request.options)
     name = _name(desk, request)
-    folder = runs.create(desk.root, name)
+    folder = runs.create(desk.root, name, resumes=request.resumes is not None)
     plan = plan_of(request, name, folder)
     run = Run(
         name=name,

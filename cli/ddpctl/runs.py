@@ -69,13 +69,14 @@ def has_checkpoint(run: Run) -> bool:
         return False
 
 
-def create(root: Path, name: str) -> Path:
-    """Make a run's folder and return it. A name that is taken is refused."""
+def create(root: Path, name: str, *, resumes: bool = False) -> Path:
+    """Make a run's folder and return it; one that ``resumes`` has another's checkpoints. A taken name is refused."""
     folder = root / name
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
-        (folder / CHECKPOINTS).mkdir()
+        if not resumes:
+            (folder / CHECKPOINTS).mkdir()
     except FileExistsError:
         if not folder.is_dir():
             raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way") from None

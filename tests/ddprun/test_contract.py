@@ -229,6 +229,13 @@ def test_torchruns_other_flags_are_taken_and_said_to_change_nothing():
     )
 
 
+def test_an_unknown_flag_is_one_line_with_what_was_meant(capsys):
+    with pytest.raises(SystemExit) as left:
+        options.parse(["--nproc=2", "train.py"])
+    told = "ddprun: unrecognized arguments: --nproc=2 (did you mean --nproc-per-node?); see ddprun --help\n"
+    assert (left.value.code, *capsys.readouterr()) == (2, "", told)
+
+
 @pytest.mark.parametrize(
     ("argv", "script", "arguments"),
     [

@@ -9,6 +9,7 @@ import pytest
 
 from ddprun import deadline
 from ddprun.deadline import Deadline
+from ddprun.errors import NodeError
 
 SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
 
@@ -25,7 +26,24 @@ SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
     ],
 )
 def test_who_says_it(flag: str | None, environ: dict[str, str], expected: Deadline | None) -> None:
-    assert deadline.read(flag, environ, grace_s=30) == expected
+    assert deadline.read(flag, environ, grace_s=30, now=1893450000) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("2029-12-31T23:59:00+00:00", "is '2029-12-31T23:59:00+00:00', which is over: give a time to come"),
+        (
+            "2030-01-01T00:00:20+00:00",
+            "is 2030-01-01T00:00:20+00:00, but ranks get 30 s to save, and ddprun needs 5 s more: "
+            "give more than 35 s from now, or a shorter --grace",
+        ),
+    ],
+)
+def test_a_time_in_which_nothing_can_be_saved(text: str, told: str) -> None:
+    with pytest.raises(NodeError) as refused:
+        deadline.read(text, {}, grace_s=30, now=1893456000)
+    assert (str(refused.value), refused.value.outcome.code) == (f"--deadline {told}", 78)
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,20 @@ def test_choose(failures, silent_s, settled, chosen):
             "stopped by SIGTERM: rank 0 on node 0 exited with 143",
             True,
         ),
+        (
+            Failure(node=0, rank=2, status=143, stopped_for=2),
+            143,
+            "stopped",
+            "rank 2 was told to stop by SIGTERM, and all stopped with it",
+            True,
+        ),
+        (
+            Failure(node=0, rank=1, status=138),
+            138,
+            "stopped",
+            "rank 1 on node 0 exited with 138: it was told to stop by SIGUSR1, or stopped by itself",
+            True,
+        ),
         (KILLED, 137, "killed", "rank 1 on node 0 was killed by SIGKILL", True),
         (ABORTED, 134, "killed", "rank 3 on node 1 was killed by SIGABRT", True),
         (
@@ -128,6 +142,12 @@ def test_outcome(failure, code, cause, message, retry):
         code=code, cause=cause, message=message, node=failure.node, rank=failure.rank, retry=retry, attempt=2
     )
     assert outcome_of(failure, attempt=2) == expected
+
+
+def test_a_rank_that_stopped_with_another_is_not_named():
+    told = outcome_of(Failure(node=0, rank=0, status=138, stopped_for=3), attempt=1)
+    message = "rank 3 was told to stop by SIGUSR1, and all stopped with it"
+    assert (told.node, told.rank, told.message) == (None, 3, message)
 
 
 @pytest.mark.parametrize(

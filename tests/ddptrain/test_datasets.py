@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import importlib.util
+import re
 from pathlib import Path
 
 import numpy as np
@@ -167,6 +168,21 @@ def test_synthetic_is_the_seeds(tmp_path: Path) -> None:
     assert (len(one.test), one.train.labels_N.unique().tolist()) == (10, [0, 1, 2, 3])
     assert torch.equal(one.train.images_NHWC, same.train.images_NHWC)
     assert not torch.equal(one.train.images_NHWC, other.train.images_NHWC)
+    made = hashlib.sha256(one.train.images_NHWC.numpy().tobytes() + one.test.images_NHWC.numpy().tobytes())
+    assert (
+        made.hexdigest()[:16] == "f037a52e611e2e0d"
+    )  # other parts, other draws: checkpoints would not be gone on with alike
+
+
+def test_synthetic_images_that_do_not_fit_into_the_memory(tmp_path: Path) -> None:
+    with pytest.raises(TrainError) as error:
+        SOURCES["synthetic"].load(options(tmp_path, "--synthetic-samples=1000000000000"), 0)
+    assert error.value.code == 78
+    assert re.fullmatch(
+        r"--synthetic-samples 1000000000000: with an eighth as many to test, of 1x28x28 and 10 classes, they need "
+        r"900,000\.0 GB of memory, and [0-9.,]+ [GM]B are free: give fewer or smaller ones",
+        error.value.message,
+    )
 
 
 def test_normalised_images_have_mean_0_and_deviation_1() -> None:

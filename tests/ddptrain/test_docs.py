@@ -33,3 +33,13 @@ def test_the_docs_show_commands_and_every_recipe() -> None:
     assert len(shown()) > 5
     table = (ROOT / "docs" / "training.md").read_text()
     assert [name for name in recipe_names() if f"`{name}`" not in table] == []
+
+
+def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.yaml").write_text("options: {}\n")
+    with pytest.raises(SystemExit):
+        parse([f"--recipe={tmp_path}/own.yaml"], {})
+    refused = re.findall(r"--([a-z-]+)(?=,| and| are)", capsys.readouterr().err)
+    page = (ROOT / "docs" / "training.md").read_text()
+    told = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]
+    assert sorted(re.findall(r"`([a-z-]+)`", told)) == sorted(refused) == ["batch-size", "epochs", "lr", "model"]

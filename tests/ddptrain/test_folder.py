@@ -31,6 +31,20 @@ def told(given: DataOptions, where: Path) -> tuple[int, str]:
     return int(error.value.code), error.value.message.replace(str(where), "pictures")
 
 
+def test_files_that_are_left_out_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_pictures(tmp_path)
+    folder.prepare(options(tmp_path))
+    assert capsys.readouterr().err == ""
+    for name in ("labels.csv", "class0/a.gif", "class0/b.gif", "class1/.hidden", "class1/deep/x.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    folder.prepare(options(tmp_path))
+    assert capsys.readouterr().err.replace(str(tmp_path), "pictures") == (
+        "ddptrain: warning: left out of pictures, being no .png, .jpg, .jpeg: "
+        "labels.csv, class0/a.gif, class0/b.gif and 1 more\n"
+    )
+
+
 def test_pictures_become_squares_once(tmp_path: Path) -> None:
     write_pictures(tmp_path)
     given = options(tmp_path)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ddptrain.errors import TrainError
 from ddptrain.input import boxes, draws
 from ddptrain.input.mixing import mix, mixing, partners
 from ddptrain.input.pixels import bytes_laid_out, lay_out
@@ -33,6 +34,16 @@ def test_shifts_are_crops_of_the_padded_image_and_all_of_them_occur() -> None:
     padded = functional.pad(image[0, :, :, 0], (1, 1, 1, 1))
     crops = {tuple(padded[y : y + 4, x : x + 4].flatten().tolist()) for y in range(3) for x in range(3)}
     assert {tuple(one.flatten().tolist()) for one in shifted} == crops
+
+
+@pytest.mark.parametrize("flag", ["--shift", "--cutout"])
+def test_a_change_that_leaves_nothing_of_an_image(flag: str) -> None:
+    with pytest.raises(TrainError) as error:
+        job(f"{flag}=12")
+    told = f"{flag} 12: of images of 12x12 nothing would be left; 0 to 11 is allowed"
+    assert (error.value.code, error.value.message) == (78, told)
+    job(f"{flag}=12", "--no-augment")
+    job(f"{flag}=11")
 
 
 def test_about_half_are_mirrored_and_it_is_the_same_with_and_without_kept_mirror_images() -> None:

@@ -40,14 +40,17 @@ def test_a_flag_goes_before_the_environment() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--epochs", "0"], "argument --epochs: '0' is not a whole number from 1"),
+        (["--epochs", "-1"], "argument --epochs: '-1' is not a whole number from 0"),
         (["--lr", "nan"], "argument --lr: 'nan' is not a number from 0"),
         (["--momentum", "1"], "argument --momentum: '1' is not a number from 0 and below 1"),
         (
             ["--synthetic-shape", "3x8x9"],
             "argument --synthetic-shape: '3x8x9' is not CHANNELSxSIZExSIZE, such as 3x32x32",
         ),
-        (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
+        (["--epoch", "3"], "unrecognized arguments: --epoch 3 (did you mean --epochs?)"),
+        (["--weigth-decay=1"], "unrecognized arguments: --weigth-decay=1 (did you mean --weight-decay?)"),
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["photos"], "unrecognized arguments: photos"),
         (
             ["--batch-size", "8", "--batch-size-per-rank", "4"],
             "--batch-size and --batch-size-per-rank say the same thing twice: give one of them",
@@ -187,6 +190,8 @@ def test_a_place() -> None:
         ({"RANK": "-1"}, "RANK='-1' is not a whole number from 0"),
         ({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK=2 is not below LOCAL_WORLD_SIZE=2"),
         ({"MASTER_ADDR": None}, "WORLD_SIZE=4, but MASTER_ADDR is not set"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT=99999 is no port from 1 to 65535"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT=0 is no port from 1 to 65535"),
         ({"MASTER_PORT": "tcp://10.0.0.1:80"}, "MASTER_PORT='tcp://10.0.0.1:80' is not a whole number from 0"),
     ],
 )

@@ -78,7 +78,7 @@ def test_what_is_given_goes_before_the_recipe() -> None:
             "argument --recipe: mine.yaml is no recipe: "
             "it may hold about, options (a mapping) and expect, and needs options",
         ),
-        ("options: {epoch: 3}", "recipe mine.yaml: unrecognized arguments: --epoch=3"),
+        ("options: {epoch: 3}", "recipe mine.yaml: unrecognized arguments: --epoch=3 (did you mean --epochs?)"),
         ("options: {lr: -1}", "recipe mine.yaml: argument --lr: '-1' is not a number from 0"),
         ("options: {epochs: 3}", "recipe mine.yaml: --batch-size, --lr and --model are given nowhere"),
     ],

@@ -6,10 +6,14 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from ddpwire.node import read_node
+from ddpwire.outcome import read_outcome
 
 TINY = (
     "--data=synthetic",
@@ -90,6 +94,17 @@ def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
     assert "world size     1" in output
 
 
+def test_a_master_that_no_name_server_knows(train: Train) -> None:
+    environ = {"MASTER_ADDR": "nowhere.invalid"}
+    ended = train("--timeout=1", size=2, environ=environ)
+    for rank, one in enumerate(ended):
+        told = f"ddptrain: rank {rank} of 2 cannot resolve MASTER_ADDR=nowhere.invalid: "
+        first, last = one.err.splitlines()
+        assert first.startswith(told)
+        assert first.endswith("; trying for 1 s")
+        assert (one.code, last) == (69, first.replace("trying for 1 s", "it was tried for 1 s (--timeout)"))
+
+
 def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
     ended = train("--backend=mpi", size=2)
     assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
@@ -121,6 +136,60 @@ def test_a_signal_to_the_process_that_spawned_saves_on_all_ranks(tmp_path: Path)
         process.kill()
     assert (process.returncode, err) == (143, "")
     assert out.splitlines()[-1].startswith("stopped by SIGTERM after step ")
+    assert list((tmp_path / "checkpoints").glob("step-*.pt"))
+
+
+def test_a_signal_to_one_rank_is_told_as_a_stop_of_that_rank(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ddprun", "--nproc-per-node=2", f"--run-dir={tmp_path}", "-m", "ddptrain"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen([*command, "--epochs=300"], cwd=tmp_path, stdout=out, stderr=out)
+    try:
+        deadline = time.monotonic() + 240
+        while "epoch  1/300" not in (tmp_path / "out").read_text():
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        ranks = read_node((tmp_path / "node-0/node.json").read_text()).ranks
+        os.kill(next(rank.pid for rank in ranks if rank.rank == 1), signal.SIGTERM)
+        assert process.wait(90) == 143
+    finally:
+        process.kill()
+    stopped, said = (tmp_path / "out").read_text().splitlines()[-2:]
+    assert stopped.startswith("[node0 rank0] stopped by SIGTERM to rank 1 after step ")
+    told = "rank 1 was told to stop by SIGTERM, and all stopped with it"
+    assert said == f"[node0] {told} (exit code 143; logs in {tmp_path}/node-0)"
+    outcome = read_outcome((tmp_path / "node-0/outcome.json").read_text())
+    assert (outcome.cause, outcome.rank, outcome.message, outcome.retry) == ("stopped", 1, told, True)
+
+
+@pytest.mark.parametrize("terminal", ["xterm", "dumb"])
+def test_a_terminal_that_is_closed_stops_a_training_saved(terminal: str, tmp_path: Path) -> None:
+    terminal_fd, end_fd = os.openpty()
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                "import fcntl, os, sys, termios\n"
+                "fcntl.ioctl(1, termios.TIOCSCTTY)\n"  # ours, whose SIGHUP comes when it is closed
+                "os.execv(sys.executable, [sys.executable, '-m', 'ddptrain', '--epochs=300'])",
+            ],
+            cwd=tmp_path,
+            env=os.environ | {"TERM": terminal},
+            stdout=end_fd,
+            stderr=err,
+            start_new_session=True,
+        )
+    os.close(end_fd)
+    said = b""
+    try:
+        while b"epoch  1/300" not in said:
+            said += os.read(terminal_fd, 4096)
+        os.close(terminal_fd)
+        assert process.wait(90) == 143
+    finally:
+        process.kill()
+    assert (tmp_path / "err").read_text() in ("", "ddptrain: warning: stdout cannot be written: Input/output error\n")
     assert list((tmp_path / "checkpoints").glob("step-*.pt"))
 
 

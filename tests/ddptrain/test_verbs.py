@@ -148,10 +148,16 @@ What would help:
 def test_a_model_of_ours_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert fit.main(["--model", "resnet18", "--image", "3x32x32", "--batch-size", "128", "--memory", "16GB"]) == 0
     out = capsys.readouterr().out
-    first = "resnet18 (11,173,962 parameters) on 3x32x32, sgd, fp32, DistributedDataParallel, on a GPU of 16.0 GiB"
+    first = "resnet18 (11,173,962 parameters) on 3x32x32, sgd, amp, DistributedDataParallel, on a GPU of 16.0 GiB"
     assert out.splitlines()[0] == first
     assert re.search(r"^  activations +\d\.\d GiB   what the backward pass needs of a batch of 128$", out, re.MULTILINE)
+    assert re.search(r"^  DDP's buckets +0.0 MiB   none: gradients are views of them$", out, re.MULTILINE)
     assert out.splitlines()[-1].startswith("it fits: ")
+    plain = ("--dtype", "fp32", "--no-bucket-view", "--memory", "16GB")
+    assert fit.main(["--model", "resnet18", *plain]) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == first.replace("amp", "fp32")
+    assert "11,173,962 x 4 bytes: a second copy of the gradients" in out
 
 
 def test_what_is_saved_for_the_backward_pass() -> None:

@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from ddpwire.heartbeat import read_beat
+from ddpwire.heartbeat import read_beat, read_stopped_for
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
 Start = Callable[..., subprocess.Popen[str]]
@@ -71,11 +71,12 @@ def test_what_is_told_to_a_forked_child_is_not_told_to_the_loop(start: Start) ->
 
 
 @pytest.mark.parametrize("told", [0, 1])
-def test_all_ranks_stop_at_the_same_step(start: Start, told: int) -> None:
+def test_all_ranks_stop_at_the_same_step(start: Start, told: int, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
-    ranks = [start("ranks", RANK=str(rank), **place) for rank in (0, 1)]
+    hearts = [tmp_path / f"heartbeat-{rank}" for rank in (0, 1)]
+    ranks = [start("ranks", RANK=str(rank), DDP_HEARTBEAT_FILE=str(hearts[rank]), **place) for rank in (0, 1)]
     for process in ranks:
         wait_for(process, "training")
     ranks[told].send_signal(signal.SIGTERM)
@@ -83,6 +84,7 @@ def test_all_ranks_stop_at_the_same_step(start: Start, told: int) -> None:
     assert said[0] == said[1]
     assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", said[0][0])
     assert (said[0][1], [process.returncode for process in ranks]) == ("", [143, 143])
+    assert [read_stopped_for(heart) for heart in hearts] == [told, told]
 
 
 def test_ranks_that_are_not_stopped_end_by_themselves(start: Start) -> None:

@@ -28,7 +28,6 @@ from ddprun.agreement import Agreement
 from ddprun.contract import Contract
 from ddprun.environment import Place, Surroundings
 from ddprun.errors import refused
-from ddprun.exporter import NodeSeries
 from ddprun.journal import Journal
 from ddprun.logs import RankLogs, last_error
 from ddprun.pulse import Pulse
@@ -65,7 +64,7 @@ class Node:
     stop: Stop
     logs: RankLogs
     journal: Journal
-    series: NodeSeries
+    series: exporter.NodeSeries
     pulse: Pulse
     memory: memory.Memory
 
@@ -191,6 +190,7 @@ class NodeAgent(SimpleElasticAgent):
             stopped_by=stop.requested or stop.passed_on,
             killed_here=stop.killed and status == -signal.SIGKILL,
             step=self._node.pulse.step(rank),
+            stopped_for=self._node.pulse.stopped_for(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
             said=last_error(self._node.node_dir / rank_log(rank)) if status > 0 else "",
         )

@@ -58,8 +58,10 @@ class Contract:
         return machine.is_loopback(self.master_addr)
 
 
-def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callable[[str], int]) -> Contract:
-    """The contract. ``count`` tells how many ranks 'gpu' and 'cpu' are here. Raises NodeError."""
+def read(
+    options: argparse.Namespace, environ: Mapping[str, str], count: Callable[[str], int], *, now: float = 0.0
+) -> Contract:
+    """The contract. ``count`` tells how many ranks 'gpu' and 'cpu' are here, ``now`` the time. Raises NodeError."""
     words = launchers.words(options, environ)
     min_nodes, max_nodes = _nnodes(words)
     node_rank = _node_rank(words, max_nodes)
@@ -86,7 +88,7 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         max_restarts=_number(words, "max_restarts", MAX_RESTARTS),
         hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, HANG_TIMEOUT_S),
         grace_s=grace_s,
-        deadline=deadlines.read(options.deadline, environ, grace_s=grace_s),
+        deadline=deadlines.read(options.deadline, environ, grace_s=grace_s, now=now),
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),

@@ -33,25 +33,29 @@ class Deadline:
         return (started + self.after_s if self.at is None else self.at) - now
 
 
-def read(flag: str | None, environ: Mapping[str, str], *, grace_s: float) -> Deadline | None:
-    """The deadline of this node; None: there is none. Pure. Raises NodeError."""
+def read(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
+    """The deadline of this node; None: there is none. ``now``: seconds since the epoch. Pure. Raises NodeError."""
     for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
         if text:
-            return _given(source, text, grace_s)
+            return _given(source, text, grace_s, now)
     end = environ.get(SLURM_END_TIME)
     if end and end.isdecimal():
         return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S)
     return None
 
 
-def _given(source: str, text: str, grace_s: float) -> Deadline:
+def _given(source: str, text: str, grace_s: float, now: float) -> Deadline:
+    at: float | None = None
     try:
         after_s = float(text)
     except ValueError:
         try:
-            return Deadline(source=source, at=datetime.fromisoformat(text).timestamp())
+            at = datetime.fromisoformat(text).timestamp()
+            after_s = at - now
         except (ValueError, OverflowError):
             after_s = -1.0
+    if at is not None and after_s <= 0:
+        raise bad_contract(f"{source} is {text!r}, which is over: give a time to come")
     if not 0 <= after_s < float("inf"):
         raise bad_contract(
             f"{source} is {text!r}: seconds from the start, or a time as 2030-01-31T08:00:00+00:00, is allowed"
@@ -59,9 +63,9 @@ def _given(source: str, text: str, grace_s: float) -> Deadline:
     if after_s <= grace_s + MARGIN_S:
         raise bad_contract(
             f"{source} is {text}, but ranks get {grace_s:g} s to save, and ddprun needs {MARGIN_S:g} s more: "
-            f"give more than {grace_s + MARGIN_S:g}, or a shorter --grace"
+            f"give more than {grace_s + MARGIN_S:g}{' s from now' if at is not None else ''}, or a shorter --grace"
         )
-    return Deadline(source=source, after_s=after_s)
+    return Deadline(source=source, after_s=after_s) if at is None else Deadline(source=source, at=at)
 
 
 def watch(

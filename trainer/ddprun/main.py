@@ -74,7 +74,7 @@ def main() -> NoReturn:
     signals = Signals(on_stop=lambda number: os._exit(128 + number), on_pass=lambda _: None)
     asked = options.parse(sys.argv[1:])
     try:
-        contract = contracts.read(asked, os.environ, count)
+        contract = contracts.read(asked, os.environ, count, now=time.time())
         node = contract.node_rank
         state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
         if contract.lifeline_fd is not None:

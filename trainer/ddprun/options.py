@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from ddpwire.commandline import Parser
+
 DESCRIPTION = """\
 Bring up one node's ranks of a torch.distributed job, watch them, and leave nothing behind.
 It stands where torchrun stood: `ddprun --nproc-per-node 2 train.py --epochs 3`. What is not given here is read
@@ -24,7 +26,7 @@ ACCEPTED = {
 
 def parser() -> argparse.ArgumentParser:
     """The parser. Values stay the strings they were given as."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="ddprun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
 
@@ -100,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options in ``argv``. Ends with usage and exit code 2 as argparse does."""
+    """The options in ``argv``. Ends with a line and exit code 2."""
     if "--check-only" not in argv and "--check_only" not in argv:
         options = parser().parse_args(argv)
         if not options.script:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpwire.folder import rank_heartbeat
-from ddpwire.heartbeat import read_beat
+from ddpwire.heartbeat import read_beat, read_stopped_for
 from ddpwire.node import RankProcess
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,6 +58,10 @@ class Pulse:
         """The last step of a rank, also after its death."""
         beat = read_beat(self._node_dir / rank_heartbeat(rank))
         return beat.step if beat else None
+
+    def stopped_for(self, rank: int) -> int | None:
+        """The rank that was told to stop, as a rank that stopped with it has said; None: it has not."""
+        return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def look(self) -> tuple[Sign, ...]:
         """The ranks that are alive."""

@@ -20,6 +20,7 @@ CRASHES = tuple(
     128 + number
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
 )
+STOPPED = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", int(Exit.INTERRUPTED): "SIGINT"}
 RESTARTED = ("killed", "oom", "hang", "node_lost")
 
 
@@ -33,6 +34,7 @@ class Failure:
     stopped_by: int = 0  # the signal that this node had passed to its ranks before
     killed_here: bool = False  # its grace was over
     step: int | None = None
+    stopped_for: int | None = None  # the rank that somebody told to stop, past every ddprun, and that had all stop
     oom: str = ""  # it was killed for memory: how much there is
     hung: str = ""  # it is alive, but hangs: how one sees that
     said: str = ""  # its own last word: ValueError: bad label 17
@@ -63,7 +65,9 @@ def choose(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settle
 
 def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     """What every node of the run says about ``failure``."""
-    who = f"rank {failure.rank} on node {failure.node}"
+    node: int | None = failure.node
+    rank = failure.rank
+    who = f"rank {rank} on node {failure.node}"
     how = f"was killed by {_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}"
     if failure.rank is None:
@@ -76,6 +80,11 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {who} did not end in time and was killed"
     elif _was_asked(failure):
         cause, message = "stopped", f"stopped by {_name(failure.stopped_by)}: {message}"
+    elif failure.status in STOPPED:
+        cause, message = "stopped", f"{message}: it was told to stop by {STOPPED[failure.status]}, or stopped by itself"
+        if failure.stopped_for is not None:
+            node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
+            message = f"rank {rank} was told to stop by {STOPPED[failure.status]}, and all stopped with it"
     elif failure.oom:
         cause, message = (
             "oom",
@@ -89,8 +98,8 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         code=failure.code,
         cause=cause,  # type: ignore[arg-type]  # each of them is a Cause
         message=message,
-        node=failure.node,
-        rank=failure.rank,
+        node=node,
+        rank=rank,
         step=failure.step,
         retry=worth_a_retry(failure.code) and failure.code not in CRASHES,
         attempt=attempt,
@@ -106,9 +115,7 @@ def _was_asked(failure: Failure) -> bool:
     """A rank that saved ends with 128 + signal, whichever of the stop signals it was told by."""
     return bool(failure.stopped_by) and failure.code in (
         128 + failure.stopped_by,
-        Exit.SAVED_TERM,
-        Exit.SAVED_USR1,
-        Exit.INTERRUPTED,
+        *STOPPED,
     )
 
 

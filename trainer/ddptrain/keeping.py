@@ -25,6 +25,8 @@ class Keeping:
     ) -> None:
         self._job = job
         self._shaping = shaping(job.options, batch_size=job.batch_size)
+        self._epochs = job.options.training.epochs
+        self._resumed: Path | None = None
         self._ledger = ledger
         self._finder: Finder | None = None
         self._saver: Saver | None = None
@@ -34,21 +36,30 @@ class Keeping:
             self._saver = Saver(shelf, how, metrics, warn=warn, alive=alive)
             self._path = shelf.path
 
-    def resume(self) -> tuple[Path, int] | None:
-        """Load what ``--resume`` says on every rank: its file and the number of steps that are done; None: nothing.
+    def resume(self) -> tuple[Path, int, int | None] | None:
+        """Load what ``--resume`` says on every rank; None: nothing.
+
+        Its file, the number of steps that are done, and the epochs that it was to be long (None: it does not say).
 
         Raises TrainError.
         """
         place = self._job.world.place
         with self._ledger.lost("restore"):
             found = broadcast(place, agree(place, self._find))
+            if found is None and not self._epochs and not self._job.options.model.pretrained:
+                raise TrainError(
+                    Exit.NO_INPUT,
+                    f"--epochs 0 only evaluates, and {self._job.options.checkpoints.folder} holds no checkpoint: "
+                    "give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
+                )
             if found is None:
                 return None
             path, checkpoint = found
+            self._resumed = path
             agree(place, lambda: self._take_over(path, checkpoint))
             if self._saver:
                 self._saver.newest = path
-        return path, checkpoint.step
+        return path, checkpoint.step, checkpoint.shaping.get("epochs")
 
     def due(self, step: int) -> bool:
         """Whether to save after this step, in the middle of an epoch. Only rank 0 knows."""
@@ -59,10 +70,16 @@ class Keeping:
         if self._saver and self._saver.newest != self._path(step):
             with self._ledger.lost("checkpoint"):
                 parts = {name: part.state_dict() for name, part in self._job.parts.items()}
-                self._saver.save(step, parts, self._shaping, accuracy)
+                # The epochs shape the learning rate; they are kept to be told, and may be changed.
+                self._saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
-    def finish(self, step: int, accuracy: float | None) -> Path:
-        """See to it that the last step is on the disk; its file. Raises TrainError when it cannot be."""
+    def finish(self, step: int, accuracy: float | None) -> Path | None:
+        """See to it that the last step is on the disk; its file. Raises TrainError when it cannot be.
+
+        Where nothing was to be trained nothing is written.
+        """
+        if not self._epochs:
+            return self._resumed
         problem, path = "", Path()
         if self._saver:
             path = self._path(step)

@@ -105,8 +105,10 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
         watch.close()
         keeping.settle()
     stop.close()
+    if fitted.exit_code and stop.told is not None:
+        heart.stopped_for(stop.told)
     watch.ranks.answer(fitted.step)
-    _farewell(job, fitted, keeping, watch, tell, timed_out=stop.timed_out)
+    _farewell(job, fitted, keeping, watch, tell, stop)
     if place.size > 1:
         del job, keeping  # and with them DDP's hold on gloo, which else may abort the process as it ends
         gc.collect()
@@ -138,12 +140,12 @@ def _load_data(options: Options, place: Place) -> DataSet:
     return agree(place, partial(source.load, options.data, options.training.seed))
 
 
-def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Teller, *, timed_out: bool) -> None:
+def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Teller, stop: Stop) -> None:
     """See to it that the last step is saved, and say how it ended. Raises TrainError when it cannot be saved."""
     accuracy = None if fitted.right is None else fitted.right / len(job.test)
     path = keeping.finish(fitted.step, accuracy)
     if fitted.exit_code:
-        tell.say(report.stopped(job, fitted, path, timed_out=timed_out))
+        tell.say(report.stopped(job, fitted, path, timed_out=stop.timed_out, another=stop.told_another))
     else:
         right = count_right(job) if fitted.right is None else fitted.right
         tell.say(report.costs(job, watch.ledger, watch.phases.totals))

@@ -55,7 +55,8 @@ def read_place(environ: Mapping[str, str], how: RankOptions | None = None) -> Pl
         for name in (names.MASTER_ADDR, names.MASTER_PORT):
             if not environ.get(name):
                 raise _wrong(f"{names.WORLD_SIZE}={size}, but {name} is not set")
-        _number(environ, names.MASTER_PORT)
+        if not 0 < _number(environ, names.MASTER_PORT) < 1 << 16:
+            raise _wrong(f"{names.MASTER_PORT}={environ[names.MASTER_PORT]} is no port from 1 to 65535")
     return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
 
 

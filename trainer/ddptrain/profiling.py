@@ -1,5 +1,6 @@
 """A trace of some steps, for https://ui.perfetto.dev or chrome://tracing."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class Tracer:
         if not self._left:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it tells of a GPU that nobody asked for, and that it starts
         cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *cuda],

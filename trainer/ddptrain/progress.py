@@ -3,8 +3,11 @@
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
+
+from ddpwire.streams import leave_lost
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -83,20 +86,32 @@ class Bar:
 
     def say(self, text: str) -> None:
         """A line above the bar."""
-        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with _whoever_looks():
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
         """Move the bar."""
         if self._task is None:
             self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=images_per_s)
-            self._progress.start()
+            with _whoever_looks():
+                self._progress.start()
         self._progress.update(self._task, completed=step, epoch=epoch, speed=images_per_s)
 
     def close(self) -> None:
         """Take the bar away."""
         if self._task is not None:
-            self._progress.stop()
+            with _whoever_looks():
+                self._progress.stop()
             self._task = None
+
+
+@contextmanager
+def _whoever_looks() -> Iterator[None]:
+    """A terminal that was closed is no reason to stop."""
+    try:
+        yield
+    except OSError:
+        leave_lost()
 
 
 def teller(*, first: bool, environ: Mapping[str, str] = os.environ) -> Teller:

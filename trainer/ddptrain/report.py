@@ -34,27 +34,36 @@ def headline(job: Job) -> str:
     return text
 
 
-def resumed(job: Job, path: Path, step: int) -> str:
-    """Where the training goes on."""
+def resumed(job: Job, path: Path, step: int, epochs_before: int | None) -> str:
+    """Where the training goes on; ``epochs_before``: how long it was to be, where that is known."""
+    epochs = job.options.training.epochs
+    if not epochs:
+        return f"resumed from {path}: evaluating step {step} (--epochs 0)"
     if step >= job.num_steps:
+        done = f"all {job.num_steps} steps are" if step == job.num_steps else f"step {step} of only {job.num_steps} is"
         return (
-            f"resumed from {path}: all {job.num_steps} steps are done, nothing is left to train "
+            f"resumed from {path}: {done} done, nothing is left to train "
             "(more --epochs go on, another --checkpoint-dir starts anew)"
         )
     epoch = step // job.steps_per_epoch + 1
-    return f"resumed from {path}: going on at step {step + 1} of {job.num_steps} (epoch {epoch})"
+    told = f"resumed from {path}: going on at step {step + 1} of {job.num_steps} (epoch {epoch})"
+    if epochs_before not in (None, 0, epochs):
+        told += f"; {_count(epochs, 'epoch')} now, {epochs_before} before: the learning rate follows the new length"
+    return told
 
 
-def stopped(job: Job, fitted: Fitted, checkpoint: Path, *, timed_out: bool) -> str:
-    """That a stop was asked for, and how to go on."""
+def stopped(job: Job, fitted: Fitted, checkpoint: Path | None, *, timed_out: bool, another: int | None = None) -> str:
+    """That a stop was asked for, and how to go on; ``another``: the rank that was told, where it was not this one."""
     by = "--stop-after" if timed_out else _SIGNALS[Exit(fitted.exit_code)]
+    if another is not None:
+        by += f" to rank {another}"
     where = f"stopped by {by} after step {fitted.step} of {job.num_steps}"
     # A launcher that names the folder for each run says by itself how to go on.
     how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command goes on from there"
     return f"{where}: saved {checkpoint}{how}"
 
 
-def summary(job: Job, fitted: Fitted, *, right: int, checkpoint: Path) -> str:
+def summary(job: Job, fitted: Fitted, *, right: int, checkpoint: Path | None) -> str:
     """How it ended."""
     speed = f"{fitted.images / fitted.seconds:.0f}" if fitted.seconds else "nothing was trained"
     return "\n".join(
@@ -62,7 +71,7 @@ def summary(job: Job, fitted: Fitted, *, right: int, checkpoint: Path) -> str:
             f"world size     {job.world.place.size}",
             f"test accuracy  {100 * right / len(job.test):.2f} % ({right} of {len(job.test)} images)",
             f"images/s       {speed}",
-            f"checkpoint     {checkpoint}",
+            *([f"checkpoint     {checkpoint}"] if checkpoint else []),
             f"weights sha256 {fingerprint(job.model.state_dict())}",
         )
     )

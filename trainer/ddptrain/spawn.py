@@ -19,7 +19,7 @@ from ddpwire.exits import Exit, of_status
 
 GRACE_S = 30.0  # for the other ranks, once one has failed; what they wait for the failed one is cut short by it
 POLL_S = 0.05
-PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
@@ -36,7 +36,8 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
                     os.kill(process.pid, number)
 
     for number in PASSED_ON:
-        signal.signal(number, pass_on)
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup means what it says
+            signal.signal(number, pass_on)
     with tempfile.TemporaryDirectory(prefix="ddptrain-") as folder:
         meet = f"file://{Path(folder, 'meet')}"
         context = start_processes(  # type: ignore[no-untyped-call]

@@ -16,6 +16,7 @@ class Stop:
 
     def __init__(self, place: Place, signals: Signals, guard: Guard, *, after_s: float, started: float) -> None:
         self.timed_out = False  # this rank's time was over, and no signal came before
+        self._place = place
         self._signals = signals
         self._guard = guard
         self._deadline = started + after_s if after_s else None
@@ -30,6 +31,18 @@ class Stop:
         if self._guard.seen:
             code = NOT_FINITE
         return self._vote.ask(code) if self._vote else code
+
+    @property
+    def told(self) -> int | None:
+        """The rank that was told to stop, once all have agreed to; None: none was, the time was over."""
+        if self.timed_out:
+            return None
+        return self._vote.asker if self._vote else self._place.rank
+
+    @property
+    def told_another(self) -> int | None:
+        """The same, if this rank itself was told nothing."""
+        return None if self._signals.code else self.told
 
     def close(self) -> None:
         """Read the last answer, before the ranks part."""

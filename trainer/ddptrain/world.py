@@ -5,6 +5,9 @@ never waits for talk; ``data_group`` carries the gradients.
 """
 
 import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -42,6 +45,8 @@ def join(place: Place, how: RankOptions) -> None:
     folder = Path(how.init_method.removeprefix("file://")).parent
     if how.init_method.startswith("file://") and not folder.is_dir():  # torch would wait for it, deaf to signals
         raise TrainError(Exit.NO_INPUT, f"--init-method {how.init_method}: there is no folder {folder}", rank=None)
+    if needs_master(how):
+        _wait_for_name(os.environ["MASTER_ADDR"], place, how.timeout_s)
     timeout = timedelta(seconds=how.timeout_s)
     try:
         if how.backend == "mpi":
@@ -59,6 +64,27 @@ def join(place: Place, how: RankOptions) -> None:
         what = f"waited {how.timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
         message = f"rank {place.rank} of {place.size} {what} at {address}: {reason}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
+
+
+def _wait_for_name(host: str, place: Place, timeout_s: float) -> None:
+    """Until it can be resolved: a pod's name is there a while after the pod. torch would print its stack meanwhile."""
+    deadline, told = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+            what = f"rank {place.rank} of {place.size} cannot resolve MASTER_ADDR={host}: {reason}"
+            if time.monotonic() > deadline:
+                raise TrainError(
+                    Exit.UNAVAILABLE, f"{what}; it was tried for {timeout_s:g} s (--timeout)", rank=None
+                ) from None
+            if not told:
+                print(f"ddptrain: {what}; trying for {timeout_s:g} s", file=sys.stderr, flush=True)
+            told = True
+            time.sleep(min(1.0, timeout_s))
+        else:
+            return
 
 
 def agree(place: Place, action: Callable[[], T]) -> T:

@@ -1,7 +1,8 @@
 """A rank's sign of life: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
 
-A file of 16 bytes that both map: the last step (int64) and the moment of its end (float64, CLOCK_MONOTONIC, which all
-processes of a machine share). A write costs a microsecond and survives the rank's death.
+A file of 24 bytes that both map: the last step (int64), the moment of its end (float64, CLOCK_MONOTONIC, which all
+processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none). A write costs a microsecond
+and survives the rank's death.
 """
 
 import mmap
@@ -13,7 +14,9 @@ from pathlib import Path
 from typing import Final
 
 HEARTBEAT_FILE: Final = "DDP_HEARTBEAT_FILE"  # set by ddprun for each rank
-_RECORD = struct.Struct("<qd")
+_RECORD = struct.Struct("<qdq")
+_BEAT = struct.Struct("<qd")
+_STOP = struct.Struct("<q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,13 +43,28 @@ class Heart:
     def beat(self, step: int) -> None:
         """The loop has come to the end of ``step``."""
         if self._map is not None:
-            _RECORD.pack_into(self._map, 0, step, time.monotonic())
+            _BEAT.pack_into(self._map, 0, step, time.monotonic())
+
+    def stopped_for(self, rank: int) -> None:
+        """The ranks have agreed to stop because this one of them was told to."""
+        if self._map is not None:
+            _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
 
 def read_beat(path: Path) -> Beat | None:
     """The last beat of a rank; None: it has not beaten yet (or never will: a script need not)."""
-    try:
-        step, at_s = _RECORD.unpack(path.read_bytes())
-    except (OSError, struct.error):
-        return None
+    step, at_s, _ = _read(path)
     return Beat(step=step, at_s=at_s) if at_s else None
+
+
+def read_stopped_for(path: Path) -> int | None:
+    """The rank for which a rank has stopped; None: it has not said so."""
+    *_, stop = _read(path)
+    return stop - 1 if stop else None
+
+
+def _read(path: Path) -> tuple[int, float, int]:
+    try:
+        return _RECORD.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return 0, 0.0, 0

@@ -4,7 +4,8 @@
 
         ddp.progress(step, samples=len(batch))
         if ddp.should_stop():               # the same answer on every rank
-            save(model, ddp.checkpoint_dir() / "last.pt")
+            if rank == 0:
+                save(model, ddp.checkpoint_dir() / "last.pt")
             ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
 
 The same lines work under ddprun, under torchrun and in a lone process: where nobody listens, nothing is done. torch
@@ -59,7 +60,8 @@ def should_stop() -> bool:
     """
     global _code
     _signals.can_save = True
-    _code = _code or _agreed(_signals.code)
+    if not _code and (_code := _agreed(_signals.code)) and _vote is not None:
+        _heart.stopped_for(_vote.asker)
     return _code != 0
 
 

@@ -10,9 +10,15 @@ from types import FrameType
 from typing import Any
 
 from ddpwire.exits import Exit
+from ddpwire.streams import leave_lost
 
 # Ordered by the code, which is also how the ranks agree when they saw different signals: the highest wins.
-STOPS = {signal.SIGINT: Exit.INTERRUPTED, signal.SIGUSR1: Exit.SAVED_USR1, signal.SIGTERM: Exit.SAVED_TERM}
+STOPS = {
+    signal.SIGINT: Exit.INTERRUPTED,
+    signal.SIGUSR1: Exit.SAVED_USR1,
+    signal.SIGTERM: Exit.SAVED_TERM,
+    signal.SIGHUP: Exit.SAVED_TERM,  # the terminal was closed
+}
 
 
 class Signals:
@@ -34,6 +40,8 @@ class Signals:
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in STOPS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup means what it says
             self._before[number] = signal.signal(number, _nothing)
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
@@ -43,6 +51,8 @@ class Signals:
             for number in os.read(reader, 16):
                 if number not in STOPS:
                     continue
+                if number == signal.SIGHUP:
+                    leave_lost()  # what is said of the stop would be an error
                 code = STOPS[signal.Signals(number)]
                 second_interrupt = code == self.code == Exit.INTERRUPTED
                 if not self.can_save or second_interrupt:

@@ -1,8 +1,9 @@
 """Standard streams that are really there: a daemon's starter may have closed them, and the next file would take their
-numbers, and get what is printed. Standard library only.
+numbers, and get what is printed; a terminal may be closed later on. Standard library only.
 """
 
 import os
+import select
 import sys
 
 
@@ -13,3 +14,14 @@ def open_closed() -> None:
     os.close(descriptor)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def leave_lost() -> None:
+    """Have stdout and stderr lead nowhere from now on, each if its terminal, or whoever read it, is gone."""
+    for descriptor in (1, 2):
+        look = select.poll()
+        look.register(descriptor, 0)
+        if any(event & (select.POLLHUP | select.POLLERR) for _, event in look.poll(0)):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, descriptor)
+            os.close(nowhere)

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 PART_S = 2.0
+_RANKS = 1 << 32  # code and rank are one number: the highest is the highest code, and of equals the lowest rank
 
 
 class Vote:
@@ -14,6 +15,7 @@ class Vote:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """Among the ranks of ``group``, which talks over CPU tensors (gloo); None: of the default one."""
+        self.asker = 0  # the rank whose code was agreed on
         self._group = group
         self._vote = torch.zeros(1, dtype=torch.int64)
         self._asked: dist.Work | None = None
@@ -22,7 +24,7 @@ class Vote:
         """The highest ``code`` that a rank gave when this was last called, the same on every rank; 0: go on."""
         agreed = self.answer()
         if agreed == 0:
-            self._vote[0] = code
+            self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0
             self._asked = dist.all_reduce(self._vote, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed
 
@@ -32,7 +34,9 @@ class Vote:
             return 0
         self._asked.wait()
         self._asked = None
-        return int(self._vote[0])
+        code, rest = divmod(int(self._vote[0]), _RANKS)
+        self.asker = _RANKS - 1 - rest
+        return code
 
     def meet(self) -> None:
         """Wait until every rank is here, or one of them is gone."""

@@ -41,15 +41,14 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
 
 
 def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """``ddpctl status``: the run, then a line a node."""
+    """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {state.message}",
         f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
-        f"  logs         {run.logs_at}",
-        f"  checkpoints  {run.checkpoint_dir}",
+        *_places(run, state, can_resume=can_resume),
     ]
-    rows = [("  NODE", "STATE", "PID", "RANKS", "METRICS")]
+    rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
     for report in state.nodes:
         node = report.state
         if node is None:
@@ -57,7 +56,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
             rows.append((f"  {report.node}", said, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
-        ranks = ",".join(str(rank.rank) for rank in node.ranks) or "-"
+        ranks = " ".join(f"{rank.rank}:{rank.pid}" if report.alive else f"{rank.rank}" for rank in node.ranks) or "-"
         rows.append(
             (
                 f"  {report.node}",
@@ -84,12 +83,15 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
     lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
-    lines += [f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"]
-    metrics = [report.state.metrics for report in state.nodes if report.state and report.state.metrics]
-    if metrics:
-        lines.append(f"  metrics      {', '.join(metrics)} (while it ran)")
+    lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
     return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
+
+
+def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+    """Where its logs are; and its checkpoints, unless it has ended without any."""
+    logs, checkpoints = f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"
+    return [logs] if state.ended and not can_resume else [logs, checkpoints]
 
 
 def as_json(run: Run, state: RunStatus) -> dict[str, Any]:

@@ -4,6 +4,7 @@
 Pictures are decoded once into a cache, squares a little larger than what a model sees, which is then read as pages.
 """
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,7 @@ from ddpwire.exits import Exit
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 HELD_OUT = 10  # one in so many is held out where there is no folder of test pictures
+NUM_NAMED = 3  # of the files that are left out
 MARGIN = 256 / 224  # a cached square's side over a crop's: the usual one for ImageNet
 
 
@@ -76,9 +78,30 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     return classes, paths
 
 
+def left_out(folder: Path, listing: Listing) -> list[str]:
+    """Files that lie among the pictures, or beside the classes, and are none; hidden ones are nobody's business."""
+    roots = {path.parent.parent for path in (*listing.train, *listing.test)}
+    places = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
+    found = (path for place in sorted(places) if place.is_dir() for path in sorted(place.iterdir()))
+    taken = {*listing.train, *listing.test}
+    return [
+        str(path.relative_to(folder))
+        for path in found
+        if path.name[0] != "." and path not in taken and (path.is_file() or path.parent.name in listing.classes)
+    ]
+
+
 def prepare(options: DataOptions) -> None:
-    """Decode the pictures, unless it was done. Raises TrainError."""
+    """Decode the pictures, unless it was done; say what is taken for none. Raises TrainError."""
     listing = list_pictures(options.folder)
+    if strange := left_out(options.folder, listing):
+        more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
+        print(
+            f"ddptrain: warning: left out of {options.folder}, being no {', '.join(ENDINGS)}: "
+            f"{', '.join(strange[:NUM_NAMED])}{more}",
+            file=sys.stderr,
+            flush=True,
+        )
     for paths in (listing.train, listing.test):
         write_cache(paths, cache_folder(options), side_px(options))
 

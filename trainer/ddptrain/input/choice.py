@@ -2,12 +2,12 @@
 """On which path samples go to the model: chosen by the room there is, and said."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ddptrain.datasets.dataset import DataSet
+from ddptrain.errors import TrainError
 from ddptrain.input.batches import Changes, Feed, Preparation
 from ddptrain.input.device import DeviceFeed
 from ddptrain.input.loader import LoaderFeed
@@ -15,16 +15,24 @@ from ddptrain.input.mixing import mixing
 from ddptrain.input.pixels import bytes_laid_out, lay_out
 from ddptrain.normalise import Normalisation
 from ddptrain.options import Options
+from ddptrain.room import free_bytes, told_size
 from ddptrain.stream import batches, epoch_order, share_of
 from ddptrain.world import World
+from ddpwire.exits import Exit
 
 SHARE_OF_ROOM = 0.4  # of what is free now: the model comes afterwards
-MB = 1e6
 
 
 def changes(options: Options, data: DataSet, device: torch.device) -> tuple[Changes, int]:
-    """What is done to training images, and by how many pixels they are padded for it."""
-    how = options.augmentation
+    """What is done to training images, and by how many pixels they are padded for it. Raises TrainError."""
+    how, size_px = options.augmentation, data.shape.size_px
+    for flag, given_px in (("--shift", how.shift or 0), ("--cutout", how.cutout)):
+        if how.augment and given_px >= size_px:
+            raise TrainError(
+                Exit.CONFIG,
+                f"{flag} {given_px}: of images of {size_px}x{size_px} nothing would be left; "
+                f"0 to {size_px - 1} is allowed",
+            )
     shift_px = data.augmentation.shift_px if how.shift is None else how.shift
     flip = data.augmentation.flip if how.flip is None else how.flip
     done = Changes(
@@ -50,13 +58,13 @@ def prepare_input(
     if options.data.input == "device" or (options.data.input == "auto" and fits):
         mirrored = done.flip and needed[1] + data.test.num_bytes <= room
         pixels = lay_out(images_NHWC.to(world.device), crop_px=crop_px, shift_px=shift_px, mirrored=mirrored)
-        told = f"{_size(pixels.squares_MHWC.numel())} of images on the device"
+        told = f"{told_size(pixels.squares_MHWC.numel())} of images on the device"
         feed = DeviceFeed(pixels=pixels, labels_N=data.train.labels_N.to(world.device), told=told)
         return Preparation(
             feed=feed, changes=done, normalise=normalise, seed=options.training.seed, num_samples=len(data.train)
         )
     workers = options.data.workers
-    why = "" if fits else f" ({_size(needed[0])} do not fit on the device)"
+    why = "" if fits else f" ({told_size(needed[0])} do not fit on the device)"
     preparation: list[Preparation] = []  # the plan needs it, and it the feed
 
     def plan(epoch: int, first: int) -> Iterable[Tensor]:
@@ -82,28 +90,3 @@ def prepare_input(
         )
     )
     return preparation[0]
-
-
-def free_bytes(device: torch.device) -> float:
-    """Memory of the device that nothing uses; of the machine, or of its container where that is less."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = 1024.0 * int(lines["MemAvailable"].split()[0])
-    except (OSError, KeyError, ValueError):
-        return float("inf")  # not Linux
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        try:
-            most, now = (Path("/sys/fs/cgroup", name).read_text().strip() for name in (limit, used))
-            return free if most == "max" else min(free, float(most) - float(now))
-        except OSError:
-            continue
-    return free
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / MB:.1f} MB" if num_bytes < 1000 * MB else f"{num_bytes / MB / 1000:.1f} GB"

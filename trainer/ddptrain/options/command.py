@@ -17,7 +17,7 @@ from ddptrain.options.ranks import RankOptions
 from ddptrain.options.training import TrainingOptions
 from ddptrain.options.watch import WatchOptions
 from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
-from ddpwire import names
+from ddpwire import commandline, names
 from ddpwire.exits import Exit
 
 EPILOG = """\
@@ -32,7 +32,8 @@ Examples:
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
-Ctrl-C does so with 130. The same command goes on from there, with the same weights as if it had never stopped.
+Ctrl-C does so with 130, a terminal that is closed with 143. The same command goes on from
+there, with the same weights as if it had never stopped.
 """
 
 
@@ -56,15 +57,21 @@ TITLES = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, i
 _VARIABLES = {"device": names.DEVICE, "checkpoint_dir": names.CHECKPOINT_DIR}  # what the environment may say
 
 
-class Parser(argparse.ArgumentParser):
-    """argparse, saying what is wrong in one line and from one rank."""
+class Parser(commandline.Parser):
+    """Says what is wrong from one rank alone."""
 
     quiet = False
     source = ""  # where the arguments come from, when not from the command line
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, "" if self.quiet else f"{self.prog}: {self.source}{message}; see {self.prog} --help\n")
+        if self.quiet:
+            self.exit(Exit.USAGE)
+        super().error(message)
+
+    def told(self, message: str) -> str:
+        """With where it stands."""
+        return self.source + super().told(message)
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

@@ -10,7 +10,9 @@ from ddptrain.options.field import option, real, whole
 class TrainingOptions:
     """The steps, their batches and their loss."""
 
-    epochs: int = option("times through the training images", type=whole(1), metavar="N")
+    epochs: int = option(
+        "times through the training images; 0: only evaluate the checkpoint", type=whole(0), metavar="N"
+    )
     batch_size: int = option(
         "images an optimizer step, over ALL ranks together", shapes=True, type=whole(1), metavar="N"
     )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from ddptrain.errors import TrainError
 from ddptrain.options.command import Parser
 from ddptrain.options.field import image_shape, whole
+from ddptrain.options.machine import MachineOptions
 from ddptrain.options.model import MODELS
+from ddptrain.options.ranks import RankOptions
 from ddptrain.verbs.need import BYTES, MOMENTS, Case, told
 from ddpwire.exits import Exit
 
@@ -26,6 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.params is None) == (given.model is None):
         parser.error("give --params or --model")
+    _fill_in(given)
     memory = given.memory if given.memory is not None else _memory_here()
     if given.model is not None:
         case, name = _of_model(given)
@@ -71,11 +74,28 @@ def _parser() -> Parser:
     parser.add_argument("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
     parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
     parser.add_argument("--optimizer", choices=tuple(MOMENTS), default="sgd", help="(default: sgd, with momentum)")
-    parser.add_argument("--dtype", choices=tuple(BYTES), default="fp32", help="amp: autocast (default: fp32)")
-    parser.add_argument("--bucket-view", action="store_true", help="gradients are views of DDP's buckets")
+    parser.add_argument(
+        "--dtype",
+        choices=tuple(BYTES),
+        help="amp: autocast (default: amp with --model, as ddptrain does it on a GPU, else fp32)",
+    )
+    parser.add_argument(
+        "--bucket-view",
+        action=argparse.BooleanOptionalAction,
+        help="gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)",
+    )
     parser.add_argument("--memory", type=size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
     parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among, for what would help")
     return parser
+
+
+def _fill_in(given: argparse.Namespace) -> None:
+    """What ddptrain does by itself for its own models; for any other, what torch does."""
+    if given.bucket_view is None:
+        given.bucket_view = given.model is not None and RankOptions().bucket_view
+    if given.dtype is None:
+        precision = MachineOptions().precision if given.model is not None else "fp32"
+        given.dtype = "fp32" if precision == "fp32" else "amp"  # auto: 16 bits on a GPU
 
 
 def _of_model(given: argparse.Namespace) -> tuple[Case, str]:

@@ -1,0 +1,67 @@
+"""How a run looks on a terminal."""
+
+import time
+from pathlib import Path
+
+from ddpctl import runs
+from ddpctl.commands import show
+from ddpctl.run import NodeReport, Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpwire.node import NodeState, RankProcess
+from ddpwire.outcome import Outcome
+
+RUN = Run(
+    name="night",
+    created=time.time(),
+    target="here",
+    kind="local",
+    options={},
+    job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)),
+    cwd="/p",
+    folder="/runs/night",
+    checkpoint_dir="/runs/night/checkpoints",
+    version="0.1.0",
+)
+NODE = NodeState(
+    run="night",
+    node=0,
+    pid=4711,
+    state="training",
+    started=0.0,
+    metrics="http://127.0.0.1:9/metrics",
+    ranks=tuple(RankProcess(rank=rank, local_rank=rank, pid=4800 + rank, log="/l") for rank in (0, 1)),
+)
+DONE = Outcome(code=0, cause="ok", message="every rank exited with 0")
+
+
+def ended(*, can_resume: bool) -> list[str]:
+    report = NodeReport(node=0, alive=False, state=NODE, outcome=DONE)
+    state = RunStatus(run="night", state="succeeded", message=DONE.message, code=0, outcome=DONE, nodes=(report,))
+    closing = show.closing_lines(RUN, state, can_resume=can_resume, code=0)
+    assert show.status_lines(RUN, state, can_resume=can_resume)[2:-2] == closing[1:]
+    assert show.status_lines(RUN, state, can_resume=can_resume)[-2:] == [
+        "  NODE  STATE  PID  RANK:PID  METRICS",
+        "  0     ended  -    0 1       -",
+    ]
+    return closing[1:]
+
+
+def test_who_is_alive_and_where() -> None:
+    report = NodeReport(node=0, alive=True, state=NODE, outcome=None)
+    state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
+    assert show.status_lines(RUN, state, can_resume=False)[2:] == [
+        "  logs         /runs/night",
+        "  checkpoints  /runs/night/checkpoints",
+        "  NODE  STATE     PID   RANK:PID       METRICS",
+        "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
+    ]
+
+
+def test_what_is_left_of_a_run_that_has_ended() -> None:
+    assert ended(can_resume=False) == ["  logs         /runs/night"]
+    assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]
+
+
+def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:
+    assert list(runs.create(tmp_path, "night-2", resumes=True).iterdir()) == []
+    assert [path.name for path in runs.create(tmp_path, "night").iterdir()] == ["checkpoints"]
