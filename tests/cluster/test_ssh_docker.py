@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from bench.lab import Machine, machines
-from tests.cluster.docker_lab import IMAGE, PATH, answers, docker, environ
+from tests.cluster.docker_lab import IMAGE, PATH, answers, docker, environ, unmount
 from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box
 from tests.road.driver import wait_until
 
@@ -49,6 +49,7 @@ class Dock:
             self.process.terminate()
             self.process.wait(60)
             self.process = None
+            unmount(self.folder)
 
 
 @dataclass
