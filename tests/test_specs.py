@@ -49,17 +49,18 @@ EVENTS_PAGE = """\
 
 Made from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
 
-What happens in a run stands in `events.jsonl` in the folder of each node, `RUN/node-K/`, one JSON object a line: written
-by ddprun and, where they train with ddptrain, by its ranks. A run's events are those of all its nodes, by their time.
+What happens in a run stands in `events.jsonl` in the folder of each node, `RUN/node-K/`, one JSON object a line:
+written by ddprun and, where they train with ddptrain, by its ranks. A run's events are those of all its nodes, by their
+time.
 
 ```json
 {"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
 ```
 
-`time` is when it happened, or was over, in seconds since the epoch, by that node's clock; `seconds` how long what is over
-took; `attempt` counts the starts of the ranks by one ddprun, from 1. Keys that say nothing are left out, and a reader
-passes over keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB is put
-aside as `events.1.jsonl`, and the one before it deleted.
+`time` is when it happened, or was over, in seconds since the epoch, by that node's clock; `seconds` how long what is
+over took; `attempt` counts the starts of the ranks by one ddprun, from 1. Keys that say nothing are left out, and a
+reader passes over keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB
+is put aside as `events.1.jsonl`, and the one before it deleted.
 
 | event | what happened; its keys besides |
 |---|---|

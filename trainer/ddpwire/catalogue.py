@@ -163,4 +163,35 @@ PREFLIGHT_DURATION = Metric(
     labels={"step": PREFLIGHT_STEPS},
 )
 
-CATALOGUE: tuple[Metric, ...] = (*(value for value in globals().values() if isinstance(value, Metric)), *OF_A_RANK)
+ENDED = Metric(
+    name="ddp_ended_timestamp_seconds",
+    kind="gauge",
+    help="When the run ended, in seconds since the epoch.",
+    set_by="ddprun",
+)
+ENDED_CODE = Metric(
+    name="ddp_ended_exit_code",
+    kind="gauge",
+    help="The exit code of the run; 0: every rank exited with 0.",
+    set_by="ddprun",
+)
+ENDED_SECONDS = Metric(
+    name="ddp_ended_duration_seconds",
+    kind="gauge",
+    help="From the start of node 0's ddprun to its end.",
+    set_by="ddprun",
+)
+ENDED_INFO = Metric(
+    name="ddp_ended_info",
+    kind="gauge",
+    help="Always 1; cause: as in outcome.json.",
+    set_by="ddprun",
+    labels={"cause": ()},
+)
+# What a Pushgateway is told of a run that has ended; no endpoint has them.
+PUSHED = (ENDED, ENDED_CODE, ENDED_SECONDS, ENDED_INFO)
+
+CATALOGUE: tuple[Metric, ...] = (
+    *(value for value in globals().values() if isinstance(value, Metric) and value not in PUSHED),
+    *OF_A_RANK,
+)

@@ -28,9 +28,9 @@ KINDS: Mapping[str, str] = {
     "first_step": "the first sign of life of a rank of this node in this attempt; seconds: since ranks_started",
     "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
     "failed": "the nodes agree on the failure of an attempt; cause, message: as in outcome.json; rank and node: whose",
-    "restart": "all ranks are started anew; attempt: the new one",
+    "restart": "all ranks are about to be started anew; reason: as in ddp_restarts_total",
     "recovered": "training goes on after a restart; seconds: since the failure; steps_lost",
-    "signal": "a signal came that asks for a stop, or is the ranks' matter; signal: its name",
+    "signal": "a signal came, which asks for a stop or is the ranks' matter; signal: its name",
     "node_ended": "ddprun ends; code, cause, message: as in outcome.json; seconds: since node_started",
     # of a rank, by ddptrain
     "training_began": "the first step is next; seconds: since the rank's start; startup_s and restore_s: of them",
