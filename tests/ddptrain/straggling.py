@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ddptrain.options.ranks import RankOptions
 from ddptrain.place import read_place
-from ddptrain.straggler import Comparison
+from ddptrain.straggler import Comparison, Naming
 from ddptrain.whereabouts import named, whereabouts
 from ddptrain.world import join
 
@@ -20,16 +20,22 @@ HEALTHY, SLOW = 1000, 3.0
 
 place = read_place(os.environ)
 join(place, RankOptions(timeout_s=60))
+now_s = 0.0
 where = whereabouts(place, os.environ)
 chance = random.Random(place.rank)
 own_s: deque[float] = deque(maxlen=100)
+
+
+def tell(naming: Naming, step: int) -> None:
+    print(named(naming, where[naming.rank], step), flush=True)
+
+
 ranks = Comparison(
     place.rank,
     place.size,
-    tell=lambda naming, step: print(named(naming, where[naming.rank], step), flush=True),
+    tell=tell,
     clock=lambda: now_s,
 )
-now_s = 0.0
 for step in range(1, HEALTHY + 101):
     took_s = 0.1 * chance.lognormvariate(0, 0.15) * (5 if chance.random() < 0.02 else 1)
     slow = place.rank == 1 and HEALTHY < step <= HEALTHY + 50
