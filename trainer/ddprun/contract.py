@@ -45,6 +45,8 @@ class Contract:
     join_timeout_s: float
     metrics_host: str | None  # None: where the master can reach it
     metrics_port: int  # 0: a free one
+    targets_dir: Path | None  # where the node says where its metrics are; None: nowhere
+    launcher: str
     pushgateway: str | None  # who is told how the run ended; None: nobody
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # at its end of file this node stops
@@ -91,6 +93,8 @@ def read(options: argparse.Namespace, environ: Mapping[str, str], count: Callabl
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
+        targets_dir=Path(environ[names.TARGETS_DIR]).absolute() if environ.get(names.TARGETS_DIR) else None,
+        launcher=environ.get(names.LAUNCHER) or "ddprun",
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
         nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),

@@ -19,6 +19,8 @@ NOT_FOR_RANKS = (
     names.METRICS_PORT,
     names.NODES_HERE,
     names.PUSHGATEWAY,
+    names.TARGETS_DIR,
+    names.LAUNCHER,
     names.STEPS_BEFORE,
 )
 

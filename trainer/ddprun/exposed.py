@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ddprun import exporter, hostseries, versions
+from ddprun import exporter, hostseries, registration, versions
 from ddprun.contract import Contract
 from ddprun.journal import Journal
 from ddprun.pulse import Pulse
@@ -59,6 +59,10 @@ class Exposed:
         url = f"http://{own if host in ANYWHERE else host}:{port}/metrics"
         say(f"metrics at {url}")
         self._journal.update(metrics=url)
+        try:
+            registration.register(contract, url)
+        except OSError as error:
+            say(f"Prometheus is not told where the metrics are: {error.filename}: {error.strerror}")
 
     def keep(self, node_dir: Path) -> None:
         """Write down what they say last, the ranks' gauges included, for who came too late to scrape them."""

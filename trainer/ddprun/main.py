@@ -27,6 +27,7 @@ from ddprun.losses import Losses
 from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.push import push
 from ddprun.ranks import Ranks
+from ddprun.registration import deregister
 from ddprun.report import Report
 from ddprun.share import share, told
 from ddprun.signals import Signals
@@ -68,6 +69,7 @@ class Ending:
             outcome.write(self.folder.path)
         except OSError as error:
             self.console.say(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
+        deregister(self.contract)
         push(self.contract, outcome, started=self.journal.state.started, say=self.console.say)
         if outcome.code:
             if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":

@@ -1,6 +1,6 @@
 """What is where in a run's folder, and how a file in it is written.
 
-RUN/
+RUN/                       beside it .targets/, with the runs' metrics addresses (ddpwire.targets)
   run.json                 ddpctl's record (ddpctl alone reads and writes it)
   checkpoints/             the script's, named to it by DDP_CHECKPOINT_DIR
   node-0/
