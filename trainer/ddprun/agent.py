@@ -88,8 +88,8 @@ class NodeAgent(SimpleElasticAgent):
         except RuntimeError:  # torch's DistError: a store, or an answer in it, did not come
             raise refused(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
         self._recovery.end_phase("rendezvous")
-        met = len(self._meeting.members)
-        self._node.journal.tell("rendezvous_done", seconds=time.monotonic() - began, nodes=met)
+        took_s, met = time.monotonic() - began, len(self._meeting.members)
+        self._node.journal.tell("rendezvous_done", seconds=took_s, nodes=met)
         self._agreement.begin(self._meeting.attempt, self._meeting.members)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -123,7 +123,9 @@ class NodeAgent(SimpleElasticAgent):
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
-        node.journal.tell("ranks_started", ranks=[process.rank for process in processes], world_size=world_size)
+        asked_at, self._started_at = self._started_at, time.monotonic()
+        numbers = [process.rank for process in processes]
+        node.journal.tell("ranks_started", seconds=self._started_at - asked_at, ranks=numbers, world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
     def _start_rank(self, place: Place, past: Past) -> RankProcess:
@@ -199,10 +201,7 @@ class NodeAgent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self._recovery.failed()
         self._recovery.end_phase("detect")
-        said = verdict.outcome
-        self._node.journal.tell(
-            "failed", rank=said.rank, node=said.node, step=said.step, cause=said.cause, message=said.message
-        )
+        self._node.journal.tell_failure(verdict.outcome)
         self._is_restart = verdict.restart
         self._remaining_restarts = int(verdict.restart)
         if verdict.restart:

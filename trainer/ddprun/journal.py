@@ -9,6 +9,7 @@ from typing import Any
 from ddprun.logs import Console
 from ddpwire.events import EVENTS, EventLog
 from ddpwire.node import NodeState
+from ddpwire.outcome import Outcome
 
 
 class Journal:
@@ -21,6 +22,10 @@ class Journal:
         self.state = state
         self.say = console.say
         self.tell = self._events.tell
+
+    def tell_failure(self, said: Outcome) -> None:
+        """The nodes agree on the failure of an attempt."""
+        self.tell("failed", rank=said.rank, node=said.node, step=said.step, cause=said.cause, message=said.message)
 
     def update(self, **changes: Any) -> None:
         """Write what has changed. A disk that is full later must not stop a training: then the old state stays."""

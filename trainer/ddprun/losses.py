@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpwire.heartbeat import Beat
+from ddpwire.names import AT
 
 
 class Losses:
@@ -21,7 +22,7 @@ class Losses:
 
     def started(self, now: float) -> str:
         """Ranks are started: what was lost since the last ones trained, as ddpwire.names.LOST_BEFORE has it."""
-        lost = {**self._lost, "rendezvous": now - self._since}
+        lost = {**self._lost, "rendezvous": now - self._since, AT: now}
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
 

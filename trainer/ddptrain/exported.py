@@ -1,6 +1,6 @@
 """The metrics that every rank has, in prometheus_client's files, which ddprun collects.
 
-A write costs some microseconds: what changes with every step is added up here and written twice a second.
+A write costs some microseconds: what changes with every step is added up here until ``flush``.
 """
 
 import time
@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from ddptrain.metrics import About, Metrics
 from ddpwire import rank_catalogue as catalogue
 from ddpwire.series import counter, gauge, histogram
-
-FLUSH_S = 0.5
 
 
 class Exported(Metrics):
@@ -37,7 +35,7 @@ class Exported(Metrics):
         self._told: dict[str, float] = {}
         self._unwritten_steps = self._unwritten_samples = 0
         self._step = 0
-        self._flushed_at = 0.0
+        self._unwritten_s: list[float] = []
 
     def about(self, about: About) -> None:
         """What is going to be trained."""
@@ -48,18 +46,18 @@ class Exported(Metrics):
         self._step = step
         self._unwritten_steps += 1
         self._unwritten_samples += samples
-        if time.monotonic() - self._flushed_at > FLUSH_S:
-            self.flush()
 
     def took(self, seconds: float) -> None:
         """So long did a step take."""
-        self._step_seconds.observe(seconds)
+        self._unwritten_s.append(seconds)
 
     def flush(self) -> None:
         """Have all in the files."""
+        for seconds in self._unwritten_s:
+            self._step_seconds.observe(seconds)
+        self._unwritten_s.clear()
         if not self._unwritten_steps:
             return
-        self._flushed_at = time.monotonic()
         self._steps.inc(self._unwritten_steps)
         self._samples.inc(self._unwritten_samples)
         self._flops.inc(self._unwritten_samples * self._flops_a_sample)

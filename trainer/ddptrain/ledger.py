@@ -57,14 +57,19 @@ def steps_before(environ: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def lost_before(environ: Mapping[str, str]) -> dict[str, float]:
-    """Seconds by cause before this process was started, as ddprun says it."""
-    lost: dict[str, float] = {}
+def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
+    """Seconds by cause before this process was ``started``, as ddprun says it.
+
+    What passed since it was asked for is of its start: the keeper of the ranks may have had to import torch first.
+    """
+    said: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
         cause, _, seconds = pair.partition("=")
-        if cause in UNPRODUCTIVE_CAUSES:
-            with contextlib.suppress(ValueError):
-                lost[cause] = max(0.0, float(seconds))
+        with contextlib.suppress(ValueError):
+            said[cause] = float(seconds)
+    lost = {cause: max(0.0, seconds) for cause, seconds in said.items() if cause in UNPRODUCTIVE_CAUSES}
+    if names.AT in said:
+        lost["startup"] = max(0.0, started - said[names.AT])
     return lost
 
 

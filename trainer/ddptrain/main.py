@@ -55,7 +55,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
     try:
         place = read_place(environ, options.ranks)
         metrics = open_metrics(environ, first=place.first)
-        metrics.before(lost_before(environ))
+        metrics.before(lost_before(environ, started=ledger.started))
         return _train(options, place, environ, signals, ledger, metrics)
     except TrainError as error:
         if error.rank in (None, place.rank):

@@ -90,7 +90,6 @@ class Watch:
     def last_words(self) -> None:
         """Have all metrics written."""
         self._tell_times()
-        self.metrics.flush()
         self._tell_device(None)
 
     def _count(self) -> None:
@@ -101,6 +100,7 @@ class Watch:
 
     def _tell_times(self) -> None:
         self.metrics.times(self.phases.totals, self.ledger.productive_s, self.ledger.lost_s)
+        self.metrics.flush()
 
     def _tell_device(self, step: int | None) -> None:
         if self.on_gpu:

@@ -42,7 +42,8 @@ PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, which node 0 tel
 
 # What went before this start of the ranks, for who counts what was lost: set by ddprun for each rank.
 STEPS_BEFORE: Final = "DDP_STEPS_BEFORE"  # the highest step of all earlier attempts; unset: none
-LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds by cause since the last ones trained: rendezvous=0.4,restart=1.2
+LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds by cause since the last ones trained: rendezvous=0.4,restart=1.2,
+AT: Final = "at"  # and the moment until which they go, by time.monotonic(): at=81234.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.
 PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"
