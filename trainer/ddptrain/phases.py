@@ -3,7 +3,7 @@
 On a CPU a clock is read between the phases. A GPU gets an event there, and what lies between two events is read when
 the GPU has passed both: the time of a step is then the GPU's, for the host may be many steps ahead of it.
 ``comm_exposed`` is the end of the backward pass: from the moment when a rank's last gradient is there to the moment
-when the sums over the ranks are.
+when the sums over the ranks are. ``other`` is what goes on around a step: the ranks' vote, metrics, a heartbeat.
 """
 
 import time
@@ -31,7 +31,7 @@ class Phases(Protocol):
     """The phases of one step after another: ``begin``, a ``mark`` at the end of each phase, ``end``."""
 
     totals: dict[str, float]  # seconds by phase, of all steps that were measured
-    own_s: deque[float]  # of steps since it was last emptied: the rank's own time, without waiting for others
+    own_s: deque[float]  # of steps since it was last emptied: the rank's own time, without what the ranks do together
     took: deque[Took]  # the steps that were measured and nobody has fetched yet
 
     def begin(self) -> None:
@@ -54,19 +54,19 @@ class ClockPhases:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
         self.own_s: deque[float] = deque(maxlen=100)
         self.took: deque[Took] = deque()
-        self._began = self._last = self._ready = self._waited = 0.0
+        self._began = self._last = self._ready = self._together = 0.0
 
     def begin(self) -> None:
         """A step begins."""
         self._began = self._last = time.perf_counter()
-        self._ready = self._waited = 0.0
+        self._ready = self._together = 0.0
 
     def mark(self, phase: str) -> None:
         """The phase ends here."""
         now = time.perf_counter()
         if phase == "backward" and self._ready:
             self.totals["comm_exposed"] += now - self._ready
-            self._waited += now - self._ready
+            self._together += now - self._ready
             self.totals[phase] += self._ready - self._last
             self._ready = 0.0
         else:
@@ -79,8 +79,9 @@ class ClockPhases:
 
     def end(self, step: int) -> None:
         """The step ends."""
+        self._together += time.perf_counter() - self._last
         self.mark("other")
-        self.own_s.append(self._last - self._began - self._waited)
+        self.own_s.append(self._last - self._began - self._together)
         self.took.append(Took(step, self._last - self._began))
 
 
@@ -137,7 +138,7 @@ class EventPhases:
             seconds = before.elapsed_time(event) / 1000
             self.totals[phase] += seconds
             total_s += seconds
-            own_s += 0.0 if phase == "comm_exposed" else seconds
+            own_s += 0.0 if phase in ("comm_exposed", "other") else seconds
         self.own_s.append(own_s)
         self.took.append(Took(passage.step, total_s))
         self._spare += [event for _, event in passage.marks]

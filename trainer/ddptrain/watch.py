@@ -65,7 +65,6 @@ class Watch:
 
     def ended(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
         """A step ended; the code to stop with, the same on every rank, or 0."""
-        self.phases.end(step)
         code = self.asked()
         self.heart.beat(step)
         self._count()
@@ -77,6 +76,7 @@ class Watch:
             self._tell_times()
         if self._every("device", DEVICE_EVERY_S):
             self._tell_device(step)
+        self.phases.end(step)
         return code
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ KINDS: Mapping[str, str] = {
     "node_started": "ddprun began. host, pid; requeued_s: since the last word of an earlier start of the run",
     "preflight_done": "the machine was looked at and node 0 found; seconds: since node_started",
     "rendezvous_done": "the nodes of an attempt have met; seconds: since it began to wait for them; nodes: how many",
-    "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: their numbers; world_size",
+    "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: which; world_size",
     "first_step": "the first sign of life of a rank of this node in this attempt; seconds: since ranks_started",
     "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
     "failed": "the nodes agree on the failure of an attempt; cause, message: as in outcome.json; rank and node: whose",
