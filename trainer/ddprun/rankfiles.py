@@ -27,14 +27,12 @@ def begin(folder: Path) -> None:
     """A rank is about to be started: its earlier processes have ended."""
     for path in folder.glob(f"*{ASIDE}"):
         path.unlink(missing_ok=True)
-    with contextlib.suppress(
-        OSError, ValueError, RuntimeError, struct.error
-    ):  # a full disk, a torn file: then there are many
+    with contextlib.suppress(OSError, ValueError, RuntimeError, struct.error):  # a torn file: then there are many
         fold(folder)
 
 
 def fold(folder: Path) -> None:
-    """Make one file of each kind of those of processes that have ended. Raises what a torn file makes the library raise."""
+    """Make one file of each kind of those of processes that have ended. Raises what torn files make the library do."""
     from prometheus_client.mmap_dict import MmapedDict, mmap_key
     from prometheus_client.multiprocess import MultiProcessCollector
 
