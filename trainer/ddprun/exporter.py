@@ -26,6 +26,9 @@ from ddprun.pulse import Pulse
 from ddprun.rankfiles import ASIDE, PREFIX, READING
 from ddpwire import catalogue
 
+FRESH_S = 0.25
+PATIENCE_S = 10.0  # with a scraper that sends nothing, or does not read
+
 
 class RankSeries(Collector):
     """The series of all ranks that have written any."""
@@ -115,12 +118,31 @@ class NodeSeries:
             self._series[catalogue.JOB_STATE.name].labels(state=other).set(other == state)
 
 
+class Page:
+    """What is answered. Who asks while it is made, or right after, gets the same: a hundred cost what one does."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._making = threading.Lock()
+        self._body, self._made_at = b"", 0.0
+
+    def body(self) -> bytes:
+        """The page as it is now."""
+        with self._making:
+            if not self._body or time.monotonic() - self._made_at > FRESH_S:
+                self._body, self._made_at = generate_latest(self._registry), time.monotonic()
+            return self._body
+
+
 def serve(registry: CollectorRegistry, host: str, port: int) -> int:
     """Answer scrapes from a thread, on ``port`` or, should it be taken, on a free one; which one. Raises OSError."""
+    page = Page(registry)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE_S
+
         def do_GET(self) -> None:
-            body = generate_latest(registry)
+            body = page.body()
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Content-Length", str(len(body)))
