@@ -40,10 +40,11 @@ def fold(folder: Path) -> None:
         files = sorted(folder.glob(f"{kind}_*.db"))
         if len(files) < 2:
             continue
+        merged = MultiProcessCollector.merge(map(str, files), accumulate=False)  # type: ignore[no-untyped-call]
         new = folder / f"{kind}.new"
         new.write_bytes(bytes(2 * max(file.stat().st_size for file in files)))  # a map of a hole kills on a full disk
         kept = MmapedDict(str(new))  # type: ignore[no-untyped-call]
-        for metric in MultiProcessCollector.merge(map(str, files), accumulate=False):  # type: ignore[no-untyped-call]
+        for metric in merged:
             for sample in metric.samples:
                 key = mmap_key(
                     metric.name, sample.name, list(sample.labels), list(sample.labels.values()), metric.documentation
