@@ -38,10 +38,11 @@ PAGE = """\
 Made from [ddpwire/catalogue.py](../trainer/ddpwire/catalogue.py) by `make specs`.
 
 Every node answers at one address, which its log and `ddpctl status` name; [scraping.md](scraping.md) says how a
-Prometheus finds it, and what adds up. What a rank sets (ddptrain, or a script by [ddpwire.script](script.md)) carries the label
-`rank`; whatever else a script counts with prometheus_client is exported beside it. Counters are kept when ranks are
-started again, and when a queue starts the same run again in the same folder; the gauges of a rank that has ended are
-dropped. A histogram has the suffixes `_bucket`, `_sum` and `_count`. What happened when: [events](events.md).
+Prometheus finds it, and what adds up. What a rank sets (ddptrain, or a script by [ddpwire.script](script.md)) carries
+the label `rank`; whatever else a script counts with prometheus_client is exported beside it. Counters are kept when
+ranks are started again, and when a queue starts the same run again in the same folder; the gauges of a rank that has
+ended are dropped. A histogram has the suffixes `_bucket`, `_sum` and `_count`. What happened when:
+[events](events.md).
 """
 
 
