@@ -16,7 +16,7 @@ def kinds(node):
 
 def test_a_restart_and_a_requeue_are_told_and_what_they_cost(runs, tmp_path):
     options = ("--run-id", "night-1")
-    first = runs.start("steps.py", "--fail", "1.0=-9@7", "--fail", "2.0=3@12", options=options)
+    first = runs.start("steps.py", "--pause=0.4", "--fail", "1.0=-9@7", "--fail", "2.0=3@12", options=options)
     assert first.end() == 3
     events = read_events((first.folder / "events.jsonl").read_text())
     assert [event.event for event in events] == [

@@ -123,9 +123,8 @@ class NodeAgent(SimpleElasticAgent):
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
-        asked_at, self._started_at = self._started_at, time.monotonic()
-        numbers = [process.rank for process in processes]
-        node.journal.tell("ranks_started", seconds=self._started_at - asked_at, ranks=numbers, world_size=world_size)
+        took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
+        node.journal.tell("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
     def _start_rank(self, place: Place, past: Past) -> RankProcess:
@@ -160,7 +159,7 @@ class NodeAgent(SimpleElasticAgent):
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
         elif attempt == self._meeting.attempt:
             if status:
-                self._recovery.failed()
+                self._recovery.failed(failure.step)
                 self._agreement.fail(failure)
             else:
                 self._num_succeeded += 1
@@ -199,7 +198,7 @@ class NodeAgent(SimpleElasticAgent):
             self._node.ranks.clear()
             self._agreement.gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
-        self._recovery.failed()
+        self._recovery.failed(verdict.outcome.step)
         self._recovery.end_phase("detect")
         self._node.journal.tell_failure(verdict.outcome)
         self._is_restart = verdict.restart
@@ -215,7 +214,8 @@ class NodeAgent(SimpleElasticAgent):
         if self._waits_for_beat and (beats := self._node.pulse.beats()):
             self._waits_for_beat = False
             first = min(beats.values(), key=lambda beat: beat.at_s)
-            self._node.journal.tell("first_step", step=first.step, seconds=first.at_s - self._started_at)
+            ago_s, took_s = time.monotonic() - first.at_s, first.at_s - self._started_at
+            self._node.journal.tell("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         """End what is left of the attempt, with grace only where there is no hurry, and something to be saved."""

@@ -23,8 +23,9 @@ class Recovery:
         self.best = best  # the highest step of all attempts
         self.waits_for_step = False
 
-    def failed(self) -> None:
-        """A rank of this node has failed, or, where none did, the verdict has come: the first to say it starts."""
+    def failed(self, step: int | None) -> None:
+        """A rank of this node has failed, after ``step``; or, where none did, the verdict has come: who is first starts."""
+        self._reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
@@ -62,7 +63,11 @@ class Recovery:
             self._series.count(catalogue.STEPS_LOST, lost)
             self._journal.tell("recovered", step=step, seconds=passed_s, steps_lost=lost)
             self._journal.say(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
-        self.best = step if self.best is None else max(self.best, step)
+        self._reached(step)
+
+    def _reached(self, step: int | None) -> None:
+        if step is not None:
+            self.best = step if self.best is None else max(self.best, step)
 
     def _lost(self, step: int) -> int:
         """Steps that are taken again when the first is ``step``."""

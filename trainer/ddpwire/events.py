@@ -88,14 +88,15 @@ class EventLog:
         seconds: float | None = None,
         rank: int | None = None,
         node: int | None = None,
+        ago_s: float = 0.0,
         **facts: Any,
     ) -> None:
-        """It has happened now. ``rank`` and ``node``: another's than the writer's own."""
+        """It has happened now, or ``ago_s``. ``rank`` and ``node``: another's than the writer's own."""
         if self._path is None:
             return
         told = Event(
             event=event,
-            time=time.time(),
+            time=time.time() - ago_s,
             node=self._node if node is None else node,
             attempt=self.attempt,
             rank=self._rank if rank is None else rank,
