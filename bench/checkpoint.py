@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ddpwire.events import EventLog
 from ddpwire.heartbeat import Heart
 
 THREADS = 1
@@ -104,6 +105,7 @@ def watching() -> tuple[list[float], float]:
     from ddptrain.ledger import Ledger
     from ddptrain.metrics import open_metrics
     from ddptrain.models import ImageShape, build_model
+    from ddptrain.overlap import Overlap
     from ddptrain.phases import ClockPhases
     from ddptrain.profiling import Tracer
     from ddptrain.progress import Lines
@@ -113,10 +115,12 @@ def watching() -> tuple[list[float], float]:
     watch = Watch(
         asked=lambda: 0,
         heart=Heart(os.environ["DDP_HEARTBEAT_FILE"]),
-        metrics=open_metrics(os.environ),
+        metrics=open_metrics(os.environ, first=True),
         ledger=Ledger(time.monotonic()),
         phases=ClockPhases(),
         guard=Guard(torch.device("cpu")),
+        overlap=Overlap(torch.nn.Identity()),
+        events=EventLog(None, node=0),
         ranks=Comparison(0, 1, tell=print),
         tracer=Tracer(0, Path(), say=print),
         teller=Lines(),

@@ -36,7 +36,7 @@ for step, batch in enumerate(batches(order, size, first=0)):
     share = share_of(batch, rank=place.rank, world_size=place.size)
     phases.begin()
     loss = train_step(job, share, step=step + 1, epoch=0, lr=0.01, phases=phases, guard=guard)
-    phases.end()
+    phases.end(step + 1)
     if step == WARM_UP + steps - 1:
         break
 float(loss)  # wait for the device

@@ -72,7 +72,7 @@ def ours(setting):
             epoch, share = next(shares)
             phases.begin()
             train_step(job, share, step=done[0] + 1, epoch=epoch, lr=0.01, phases=phases, guard=guard)
-            phases.end()
+            phases.end(done[0] + 1)
             done[0] += 1
 
     return steps, job.precision.name

@@ -11,6 +11,7 @@ import pytest
 from ddpctl import config, launch, targets
 from ddpctl.desk import Request
 from ddpwire.catalogue import CATALOGUE, Metric
+from ddpwire.events import KINDS
 
 ROOT = Path(__file__).parent.parent
 
@@ -36,20 +37,54 @@ PAGE = """\
 
 Made from [ddpwire/catalogue.py](../trainer/ddpwire/catalogue.py) by `make specs`.
 
-Every node answers at one address, which its log and `ddpctl status` name. What a rank sets (ddptrain, or a script by
-[ddpwire.script](script.md)) carries the label `rank`; whatever else a script counts with prometheus_client is exported
-beside it. Counters are kept when ranks are started again, the gauges of a rank that has ended are dropped. A histogram
-has the suffixes `_bucket`, `_sum` and `_count`.
+Every node answers at one address, which its log and `ddpctl status` name; [scraping.md](scraping.md) says how a
+Prometheus finds it, and what adds up. What a rank sets (ddptrain, or a script by [ddpwire.script](script.md)) carries
+the label `rank`; whatever else a script counts with prometheus_client is exported beside it. Counters are kept when
+ranks are started again, and when a queue starts the same run again in the same folder; the gauges of a rank that has
+ended are dropped. A histogram has the suffixes `_bucket`, `_sum` and `_count`. What happened when:
+[events](events.md).
+"""
+
+
+EVENTS_PAGE = """\
+# Events
+
+Made from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
+
+What happens in a run stands in `events.jsonl` in the folder of each node, `RUN/node-K/`, one JSON object a line:
+written by ddprun and, where they train with ddptrain, by its ranks. A run's events are those of all its nodes, by their
+time.
+
+```json
+{"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
+```
+
+`time` is when it happened, or was over, in seconds since the epoch, by that node's clock; `seconds` how long what is
+over took; `attempt` counts the starts of the ranks by one ddprun, from 1. Keys that say nothing are left out, and a
+reader passes over keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB
+is put aside as `events.1.jsonl`, and the one before it deleted.
+
+| event | what happened; its keys besides |
+|---|---|
 """
 
 
 def metrics_page() -> str:
     """docs/metrics.md."""
     text = PAGE
-    for title, set_by in (("Of a node", "ddprun"), ("Of a rank", "ddptrain")):
-        rows = [row(metric) for metric in CATALOGUE if metric.set_by == set_by]
+    for title, of in (
+        ("Of a node", lambda metric: metric.set_by == "ddprun"),
+        ("Of a rank", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
+        ("Of the training, told by rank 0", lambda metric: metric.by_rank_0),
+    ):
+        rows = [row(metric) for metric in CATALOGUE if of(metric)]
         text += f"\n## {title}\n\n| metric | type | labels | what it says |\n|---|---|---|---|\n{''.join(rows)}"
     return text
+
+
+def events_page() -> str:
+    """docs/events.md."""
+    return EVENTS_PAGE + "".join(f"| `{name}` | {what} |\n" for name, what in KINDS.items())
 
 
 def row(metric: Metric) -> str:
@@ -60,6 +95,7 @@ def row(metric: Metric) -> str:
 
 SPECS = {
     "docs/metrics.md": metrics_page,
+    "docs/events.md": events_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
     "k8s/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
     "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ddpctl import runs, targets
+from ddpctl import discovery, runs, targets
 from ddpctl.desk import Desk, Request
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.plan import Plan, title
@@ -212,6 +212,7 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
     for group in map(tuple, groups.values()):
         for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
             found[state.run] = state
+    discovery.keep(desk.root, ((run, found[run.name]) for run in asked))
     return tuple(found[run.name] for run in asked)
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real run of two nodes and two ranks each; promtool checks what they export."""
+"""A real Prometheus finds a real run of two nodes, two ranks each, by its file_sd; promtool checks what is told."""
 
 import json
 import os
@@ -6,6 +6,7 @@ import re
 import shutil
 import socket
 import subprocess
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -22,72 +23,124 @@ pytestmark = pytest.mark.skipif(
     reason="needs prometheus and promtool (apt install prometheus)",
 )
 PATH = os.environ["PATH"]
+RUN = "scraped"
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
     """The addresses of a training that goes on."""
     monkeypatch.setenv("PATH", PATH)
-    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", "scraped", "--", "--epochs", "2000")
+    ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "--", "--epochs", "2000")
     try:
-        wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "scraped")), "the second epoch")
-        reports = json.loads(ddpctl("status", "scraped", "--json").stdout)["node_reports"]
+        wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, RUN)), "the second epoch", timeout_s=200)
+        reports = json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]
         yield [report["state"]["metrics"] for report in reports]
     finally:
-        ddpctl("stop", "scraped", "--kill")
+        ddpctl("stop", RUN, "--kill")
 
 
 def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5) as answer:  # noqa: S310
+    with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310
         text: str = answer.read().decode()
     return text
 
 
-def test_promtool_accepts_every_nodes_metrics(run: list[str]) -> None:
-    for address in run:
-        done = subprocess.run(
-            ["promtool", "check", "metrics"], input=get(address), capture_output=True, text=True, timeout=30
+def checked(text: str) -> tuple[int, str, str]:
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def series(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+class Prometheus:
+    """A server that knows nothing but the folder of the targets."""
+
+    def __init__(self, folder: Path, targets: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self._port = probe.getsockname()[1]
+        config = {
+            "global": {"scrape_interval": "1s"},
+            "scrape_configs": [
+                {"job_name": "ddp", "file_sd_configs": [{"files": [f"{targets}/*.json"], "refresh_interval": "1s"}]}
+            ],
+        }
+        path = folder / "prometheus.yml"
+        path.write_text(json.dumps(config))
+        checked = subprocess.run(["promtool", "check", "config", str(path)], capture_output=True, timeout=60)
+        assert checked.returncode == 0, checked.stderr
+        self.process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={path}",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{self._port}",
+                "--log.level=error",
+            ]
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
-
-def test_prometheus_has_every_series_of_every_rank(run: list[str], tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    hosts = [urllib.parse.urlparse(address).netloc for address in run]
-    config = {
-        "global": {"scrape_interval": "1s"},
-        "scrape_configs": [{"job_name": "ddp", "static_configs": [{"targets": hosts}]}],
-    }
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    server = subprocess.Popen(
-        [
-            "prometheus",
-            f"--config.file={tmp_path}/prometheus.yml",
-            f"--storage.tsdb.path={tmp_path}/data",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--log.level=warn",
-        ]
-    )
-
-    def query(expression: str) -> list[dict[str, Any]]:
-        answer = get(f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(expression)}")
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The series that an expression has now; none while the server does not answer."""
+        try:
+            answer = get(f"http://127.0.0.1:{self._port}/api/v1/query?query={urllib.parse.quote(expression)}")
+        except OSError:
+            return []
         found: list[dict[str, Any]] = json.loads(answer)["data"]["result"]
         return found
 
-    def scraped() -> bool:
-        try:
-            return len(query("ddp_steps_total")) == 4
-        except OSError:
-            return False
 
-    try:
-        wait_until(scraped, "four ranks in Prometheus", timeout_s=30)
-        assert {result["metric"]["rank"] for result in query("ddp_steps_total > 0")} == {"0", "1", "2", "3"}
-        assert {result["metric"]["instance"] for result in query("ddp_ranks_alive == 2")} == set(hosts)
-        for metric in CATALOGUE:
-            name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
-            assert query(name) or metric.needs_gpu, f"{metric.name} has no sample"
-    finally:
-        server.terminate()
-        server.wait(20)
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    server = Prometheus(tmp_path, tmp_path / "runs" / ".targets")
+    yield server
+    server.process.terminate()
+    server.process.wait(60)
+
+
+def test_every_series_of_the_catalogue_is_found_by_file_sd(
+    run: list[str], prometheus: Prometheus, tmp_path: Path
+) -> None:
+    query = prometheus.query
+    wait_until(lambda: len(query("ddp_eval_accuracy_ratio")) == 1, "rank 0 in Prometheus", timeout_s=120)
+    wait_until(lambda: len(query("ddp_steps_total > 0")) == 4, "four ranks in Prometheus", timeout_s=120)
+    assert {result["metric"]["rank"] for result in query("ddp_steps_total > 0")} == {"0", "1", "2", "3"}
+    hosts = [urllib.parse.urlparse(address).netloc for address in run]
+    labels = ("instance", "job_id", "launcher", "node")
+    assert sorted(tuple(one["metric"][label] for label in labels) for one in query("ddp_ranks_alive == 2")) == sorted(
+        (host, RUN, "local", str(node)) for node, host in enumerate(hosts)
+    )
+    for metric in CATALOGUE:
+        name = f"{metric.name}_count" if metric.kind == "histogram" else metric.name
+        found = query(name)
+        assert found or metric.needs_gpu, f"{metric.name} has no sample"
+        if metric.set_by == "ddptrain" and not metric.needs_gpu:
+            assert {one["metric"]["rank"] for one in found} == ({"0"} if metric.by_rank_0 else {"0", "1", "2", "3"})
+        for label, values in metric.labels.items():
+            assert {one["metric"][label] for one in found} <= set(values) or not values
+    for rank in range(4):
+        assert 0 < int(query(f'count({{rank="{rank}", __name__=~"ddp_.*"}})')[0]["value"][1]) <= 80
+    ddpctl("stop", RUN)
+    assert list((tmp_path / "runs" / ".targets").iterdir()) == []
+    wait_until(lambda: query("up") == [], "Prometheus without the run", timeout_s=120)
+
+
+def test_promtool_accepts_what_the_nodes_tell_and_their_last_words(run: list[str], tmp_path: Path) -> None:
+    said = [get(address) for address in run]
+    assert [checked(text) for text in said] == [(0, "", "")] * 2
+    assert all(len([line for line in series(text) if 'rank="' not in line]) <= 120 for text in said)
+    ddpctl("stop", RUN)
+    for node, text in enumerate(said):
+        kept = (tmp_path / "runs" / RUN / f"node-{node}" / "metrics.prom").read_text()
+        assert checked(kept) == (0, "", "")
+        names = {re.split(r"[{ ]", line)[0] for line in series(text)}
+        assert names <= {re.split(r"[{ ]", line)[0] for line in series(kept)}
+
+
+def test_the_targets_of_nodes_that_were_killed_are_taken_away_by_the_next_look(run: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / ".targets"
+    for report in json.loads(ddpctl("status", RUN, "--json").stdout)["node_reports"]:
+        os.kill(report["state"]["pid"], 9)
+    assert sorted(path.name for path in folder.iterdir()) == [f"{RUN}.node-0.json", f"{RUN}.node-1.json"]
+    wait_until(lambda: json.loads(ddpctl("status", RUN, "--json").stdout)["state"] == "lost", "the loss")
+    assert list(folder.iterdir()) == []

@@ -76,12 +76,14 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert (status["state"], [report["alive"] for report in status["node_reports"]]) == ("training", [True, True])
     assert site.ddpctl("ps").splitlines()[1].split()[:2] == ["next", "pending"]
     assert site.ddpctl("exec", "night", "--node", "1", "--", "hostname").strip() == "node-1"
-    targets = json.loads((site.folder / "state" / "night" / "targets.json").read_text())
+    job = site.job("night")
+    targets = json.loads((site.folder / "state" / ".targets" / f"night.job-{job}.json").read_text())
     assert targets == [
         {
-            "targets": [report["state"]["metrics"].split("/")[2] for report in status["node_reports"]],
-            "labels": {"run": "night", "slurm_job": site.job("night")},
+            "targets": [report["state"]["metrics"].split("/")[2]],
+            "labels": {"job_id": "night", "launcher": "slurm", "node": str(node), "slurm_job": job},
         }
+        for node, report in enumerate(status["node_reports"])
     ]
     followed = site.start("logs", "-f", "night")
     assert "run next stopped" in site.ddpctl("stop", "next")

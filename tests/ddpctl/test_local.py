@@ -64,6 +64,7 @@ def test_submit_looks_first_then_starts_every_node() -> None:
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
         f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
         "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_NODES_HERE=2 "
+        "DDP_TARGETS_DIR=/runs/.targets DDP_LAUNCHER=local "
         "DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
         "/venv/bin/python -P -m ddprun --run-id digits-otter --grace 30 train.py --lr 0.1 "
         f">/runs/digits-otter/node-{node}/node.log 2>&1 &"

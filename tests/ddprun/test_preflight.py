@@ -56,9 +56,11 @@ def test_the_ranks_are_told_the_interface_unless_somebody_has():
         share=Share(threads=1, bound=()),
         interface="eth0",
     )
-    told = environment.of_rank(place, around, Path("metrics"), {"NCCL_SOCKET_IFNAME": "ib0"})
+    told = environment.of_rank(
+        place, around, environment.Past(step=None, lost=""), Path("metrics"), {"NCCL_SOCKET_IFNAME": "ib0"}
+    )
     assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("eth0", "ib0")
-    told = environment.of_rank(place, around, Path("metrics"), {})
+    told = environment.of_rank(place, around, environment.Past(step=None, lost=""), Path("metrics"), {})
     assert (told["GLOO_SOCKET_IFNAME"], told["NCCL_SOCKET_IFNAME"]) == ("eth0", "=eth0")
 
 

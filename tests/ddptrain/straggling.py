@@ -1,4 +1,4 @@
-"""Run on each rank: a thousand healthy steps, then one rank three times slower; what rank 0 says of it.
+"""Run on each rank: a thousand healthy steps, then one rank three times slower, five times; what rank 0 says of it.
 
 The times of the steps are a clock's own, with the noise of a busy machine, so that no machine spoils the test; the
 ranks and what they tell each other are real.
@@ -6,28 +6,52 @@ ranks and what they tell each other are real.
 
 import os
 import random
+import sys
 from collections import deque
 
 import torch.distributed as dist
 
 from ddptrain.options.ranks import RankOptions
 from ddptrain.place import read_place
-from ddptrain.straggler import Comparison
+from ddptrain.straggler import Comparison, Naming
+from ddptrain.whereabouts import named, whereabouts
 from ddptrain.world import join
 
-HEALTHY, SLOW = 1000, 3.0
+HEALTHY, SLOW, TIMES = 1000, 3.0, 5
+LASTS = 50  # steps
+STEP_S = float(sys.argv[1])
 
 place = read_place(os.environ)
 join(place, RankOptions(timeout_s=60))
+now_s = 0.0
+where = whereabouts(place, os.environ)
 chance = random.Random(place.rank)
 own_s: deque[float] = deque(maxlen=100)
-ranks = Comparison(place.rank, place.size, tell=lambda text: print(text, flush=True), clock=lambda: now_s)
-now_s = 0.0
-for step in range(1, HEALTHY + 101):
-    took_s = 0.1 * chance.lognormvariate(0, 0.15) * (5 if chance.random() < 0.02 else 1)
-    slow = place.rank == 1 and HEALTHY < step <= HEALTHY + 50
+
+
+def tell(naming: Naming, step: int) -> None:
+    print(named(naming, where[naming.rank], step), flush=True)
+
+
+ranks = Comparison(
+    place.rank,
+    place.size,
+    tell=tell,
+    clock=lambda: now_s,
+)
+
+
+def is_slow(step: int) -> bool:
+    """In five spells, each of which begins at another place between two questions."""
+    spell, since = divmod(step - HEALTHY - 1, 2 * LASTS + 1)
+    return step > HEALTHY and spell < TIMES and since < LASTS
+
+
+for step in range(1, HEALTHY + TIMES * (2 * LASTS + 1) + 1):
+    took_s = STEP_S * chance.lognormvariate(0, 0.15) * (5 if chance.random() < 0.02 else 1)
+    slow = place.rank == 1 and is_slow(step)
     own_s.append(took_s * (SLOW if slow else 1))
-    now_s += 0.1 * (SLOW if HEALTHY < step <= HEALTHY + 50 else 1)
+    now_s += STEP_S * (SLOW if is_slow(step) else 1)
     ranks.after(step, own_s)
 ranks.answer(step)
 dist.barrier()

@@ -19,6 +19,7 @@ from ddptrain.options.checkpoints import CheckpointOptions
 from ddptrain.saver import Saver
 from ddptrain.shelf import Shelf
 from ddptrain.snapshot import Snapshot
+from ddpwire.events import EventLog
 
 
 def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
@@ -26,8 +27,11 @@ def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
     return Checkpoint(step=step, shaping={"seed": 0}, parts=parts, accuracy=accuracy)
 
 
+SILENT = EventLog(None, node=0)
+
+
 def saver(shelf: Shelf, warned: list[str], **options: object) -> Saver:
-    return Saver(shelf, CheckpointOptions(**options), Metrics(), warn=warned.append)
+    return Saver(shelf, CheckpointOptions(**options), Metrics(), events=SILENT, warn=warned.append)
 
 
 def save(one: Saver, step: int, accuracy: float | None = None) -> None:
@@ -99,7 +103,7 @@ def test_a_disk_that_hangs_is_given_up_after_a_while(tmp_path: Path, monkeypatch
     warned: list[str] = []
     beats: list[int] = []
     shelf = Shelf(tmp_path)
-    one = Saver(shelf, CheckpointOptions(), Metrics(), warn=warned.append, alive=beats.append)
+    one = Saver(shelf, CheckpointOptions(), Metrics(), events=SILENT, warn=warned.append, alive=beats.append)
     one.save(1, {}, {}, None)
     one.save(2, {}, {}, None)
     assert warned == ["no checkpoint of step 2: the disk has not taken the one before it for 0.3 s"]

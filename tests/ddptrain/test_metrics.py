@@ -6,17 +6,29 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from ddpwire.catalogue import CATALOGUE, Metric
 from ddpwire.heartbeat import read_beat
-from ddpwire.rank_catalogue import STEP_PHASES
+from ddpwire.rank_catalogue import OF_A_RANK, STEP_PHASES
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 
 
 def of_here(metric: Metric) -> bool:
     return metric.set_by == "ddptrain" and not metric.needs_gpu
+
+
+def read(folder: Path) -> dict[str, Family]:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(folder))
+    return {family.name: family for family in registry.collect()}
+
+
+def values_of(folder: Path) -> dict[tuple[str, ...], float]:
+    samples = (sample for family in read(folder).values() for sample in family.samples)
+    return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
 
 
 def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_path: Path) -> None:
@@ -28,16 +40,10 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     beat = read_beat(tmp_path / "heartbeat")
     assert beat is not None
     assert beat.step == 8
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(folder))
-    families = {family.name: family for family in registry.collect()}
+    families = read(folder)
     ours = {metric.name.removesuffix("_total"): metric for metric in CATALOGUE if of_here(metric)}
     assert {name: family.type for name, family in families.items()} == {name: one.kind for name, one in ours.items()}
-    values = {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in families.values()
-        for sample in family.samples
-    }
+    values = values_of(folder)
     assert values["ddp_steps_total",] == 8
     assert values["ddp_samples_total",] == 128
     assert values["ddp_last_step",] == 8
@@ -54,7 +60,11 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert sum(spent) == pytest.approx(values["ddp_productive_seconds_total",], rel=0.02)
     assert values["ddp_step_duration_seconds_sum",] == pytest.approx(values["ddp_productive_seconds_total",])
     assert all(values["ddp_unproductive_seconds_total", cause] > 0 for cause in ("startup", "checkpoint", "evaluation"))
-    assert len(values) <= 80  # the budget of a rank
+    assert values["ddp_training_info", "none", "synthetic", "cpu", "simple"] == 1
+    assert values["ddp_planned_steps",] == 8
+    assert values["ddp_model_flops_total",] > 0
+    num_on_gpu = sum(len(next(iter(one.labels.values()), ("",))) for one in OF_A_RANK if one.needs_gpu)
+    assert len(values) + num_on_gpu <= 80  # the budget of a rank
     accuracy = float(ended.out.splitlines()[-4].split()[2]) / 100
     assert round(values["ddp_eval_accuracy_ratio", "test"], 4) == round(accuracy, 4)
 
@@ -66,3 +76,51 @@ def test_a_folder_that_is_not_there_stops_no_training(train: Callable[..., list]
     assert told == (
         "ddptrain: training without metrics: [Errno 2] No such file or directory: '/nonexistent/counter_PID.db'\n"
     )
+
+
+@pytest.mark.parametrize("path", ["device", "loader"])
+def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list], tmp_path: Path, path: str) -> None:
+    ended = []
+    folders = [tmp_path / f"rank-{rank}" for rank in (0, 1)]
+    for folder in folders:
+        folder.mkdir()
+    pick = (
+        "import os, runpy, sys; os.environ['PROMETHEUS_MULTIPROC_DIR'] += os.environ['RANK']; "
+        "sys.argv[0] = 'ddptrain'; runpy.run_module('ddptrain', run_name='__main__')"
+    )
+    options = ("--data=synthetic", "--synthetic-samples=512", "--synthetic-shape=3x16x16", "--model=simple")
+    ended = train(
+        *options,
+        "--batch-size=16",
+        "--epochs=2",
+        f"--input={path}",
+        size=2,
+        command=("-c", pick),
+        environ={"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "rank-"), "DDP_LOST_BEFORE": "rendezvous=1.5,hang=40"},
+    )
+    assert [(one.code, one.err) for one in ended] == [(0, "")] * 2
+    for rank, folder in enumerate(folders):
+        values = values_of(folder)
+        phases = {phase: values["ddp_step_phase_seconds_total", phase] for phase in STEP_PHASES}
+        steps_s = values["ddp_step_duration_seconds_sum",]
+        assert sum(phases.values()) == pytest.approx(steps_s, rel=0.02)
+        assert values["ddp_productive_seconds_total",] == pytest.approx(steps_s, rel=0.001)
+        assert all(phases[phase] > 0 for phase in STEP_PHASES if phase != "h2d" or path == "loader")
+        assert phases["other"] < 0.05 * steps_s
+        assert values["ddp_comm_seconds_total", "exposed"] == pytest.approx(phases["comm_exposed"])
+        assert values["ddp_unproductive_seconds_total", "rendezvous"] == 1.5
+        assert values["ddp_unproductive_seconds_total", "hang"] == 40
+        told = {metric.name.removesuffix("_total") for metric in CATALOGUE if of_here(metric)}
+        of_rank_0 = {metric.name.removesuffix("_total") for metric in CATALOGUE if metric.by_rank_0}
+        assert set(read(folder)) == (told if rank == 0 else told - of_rank_0)
+
+
+def test_steps_that_are_taken_again_are_no_progress(train: Callable[..., list], tmp_path: Path) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    environ = {"PROMETHEUS_MULTIPROC_DIR": str(folder), "DDP_STEPS_BEFORE": "8"}
+    assert train(*TINY, "--epochs=2", environ=environ)[0].code == 0
+    values = values_of(folder)
+    assert values["ddp_productive_seconds_total",] == 0
+    steps_s = values["ddp_step_duration_seconds_sum",]
+    assert values["ddp_unproductive_seconds_total", "recompute"] == pytest.approx(steps_s)

@@ -8,10 +8,9 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -23,18 +22,15 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import environment, exporter, memory, ports, stacks
+from ddprun import environment, memory, ports, rankfiles, stacks
 from ddprun.agreement import Agreement
-from ddprun.contract import Contract
-from ddprun.environment import Place, Surroundings
+from ddprun.environment import Past, Place
 from ddprun.errors import refused
-from ddprun.journal import Journal
-from ddprun.logs import RankLogs, last_error
-from ddprun.pulse import Pulse
-from ddprun.ranks import KeeperLostError, Ranks
+from ddprun.logs import last_error
+from ddprun.node import Node
+from ddprun.ranks import KeeperLostError
 from ddprun.recovery import Recovery
 from ddprun.rendezvous import FixedRankRendezvous
-from ddprun.stop import Stop
 from ddprun.verdict import Failure
 from ddpwire import catalogue
 from ddpwire.exits import Exit
@@ -50,23 +46,6 @@ PROGRESS_S = 30.0
 EXIT_CAUSES = {0: "ok"} | {
     -number: number.name.lower() for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """What the agent works with."""
-
-    contract: Contract
-    node_dir: Path
-    environ: Mapping[str, str]  # as ddprun was given it
-    around: Surroundings
-    ranks: Ranks
-    stop: Stop
-    logs: RankLogs
-    journal: Journal
-    series: exporter.NodeSeries
-    pulse: Pulse
-    memory: memory.Memory
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -91,14 +70,17 @@ class NodeAgent(SimpleElasticAgent):
         self._say_at = 0.0
         self._is_restart = False
         self._processes: tuple[RankProcess, ...] = ()
-        self._recovery = Recovery(node.series, node.journal.say)
+        self._recovery = Recovery(node.series, node.journal, node.step_before)
+        self._started_at = 0.0
+        self._waits_for_beat = False
         self.outcome: Outcome | None = None
         node.ranks.on_exit = self._on_exit
         node.ranks.on_plain = lambda why: node.journal.say(f"ranks are executed, which takes longer than a fork: {why}")
         node.ranks.on_keeper_lost = lambda: node.journal.say("the keeper of the ranks was killed, and they with it")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self._node.series.state("rendezvous")
+        began = time.monotonic()
+        self._node.series.state("restarting" if self._is_restart else "rendezvous")
         self._node.journal.update(state="rendezvous", attempt=self._meeting.attempt + 1)
         self._meeting.after = self.outcome
         try:
@@ -106,6 +88,8 @@ class NodeAgent(SimpleElasticAgent):
         except RuntimeError:  # torch's DistError: a store, or an answer in it, did not come
             raise refused(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
         self._recovery.end_phase("rendezvous")
+        took_s, met = time.monotonic() - began, len(self._meeting.members)
+        self._node.journal.tell("rendezvous_done", seconds=took_s, nodes=met)
         self._agreement.begin(self._meeting.attempt, self._meeting.members)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -114,6 +98,8 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
+        self._started_at, self._waits_for_beat = time.monotonic(), True
+        past = Past(step=self._recovery.best, lost=node.losses.started(self._started_at))
         node.memory.killed()  # whoever it was, no rank of this attempt
         node.stop.new_attempt()
         with node.stop.starting:
@@ -125,7 +111,7 @@ class NodeAgent(SimpleElasticAgent):
                 if place.world_size == 1:
                     # On the attempt's own port the agent serves its store; a rank that is alone serves its own.
                     place = replace(place, master_port=ports.free(place.master_addr))
-                processes.append(self._start_rank(place))
+                processes.append(self._start_rank(place, past))
         self._processes = tuple(processes)
         node.pulse.follow(self._processes)
         self._recovery.started()
@@ -137,14 +123,17 @@ class NodeAgent(SimpleElasticAgent):
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
         node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
+        took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
+        node.journal.tell("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
-    def _start_rank(self, place: Place) -> RankProcess:
+    def _start_rank(self, place: Place, past: Past) -> RankProcess:
         node = self._node
         log, cores = node.node_dir / rank_log(place.rank), node.around.share.cores(place.local_rank)
-        env = environment.of_rank(place, node.around, node.node_dir, node.environ)
+        env = environment.of_rank(place, node.around, past, node.node_dir, node.environ)
         try:
             (node.node_dir / rank_metrics(place.rank)).mkdir(parents=True, exist_ok=True)
+            rankfiles.begin(node.node_dir / rank_metrics(place.rank))
             (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
             output = node.logs.open(place.rank, log)
         except OSError as error:
@@ -170,14 +159,15 @@ class NodeAgent(SimpleElasticAgent):
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
         elif attempt == self._meeting.attempt:
             if status:
-                self._recovery.failed()
+                self._recovery.failed(failure.step)
                 self._agreement.fail(failure)
             else:
                 self._num_succeeded += 1
                 if self._num_succeeded == node.contract.nproc:
                     self._say_at = time.monotonic() + PROGRESS_S
                     self._agreement.done()
-        exporter.drop_gauges(node.node_dir / METRICS, rank)
+        rankfiles.put_gauges_aside(node.node_dir / METRICS, rank)
+        node.journal.tell("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         node.series.count(catalogue.RANK_EXITS, cause=cause)
         node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
 
@@ -197,26 +187,35 @@ class NodeAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         verdict = self._agreement.wait(WATCH_S if self._recovery.waits_for_step else MONITOR_S)
+        self._hear_first_beat()
         self._recovery.steps(self._node.pulse.step(process.rank) for process in self._processes)
         if verdict is None:
             if self._num_succeeded == self._node.contract.nproc and time.monotonic() > self._say_at:
                 self._say_at += PROGRESS_S
                 self._node.journal.say("the ranks of this node are done; waiting for those of the others")
             return RunResult(state=WorkerState.HEALTHY)
-        self.outcome = verdict.outcome
-        if verdict.outcome.code == 0:
+        self.outcome = outcome = verdict.outcome
+        if outcome.code == 0:
             self._node.ranks.clear()
             self._agreement.gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
-        self._recovery.failed()
+        self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
+        self._node.journal.tell_failure(outcome)
         self._is_restart = verdict.restart
         self._remaining_restarts = int(verdict.restart)
         if verdict.restart:
-            self._node.series.count(catalogue.RESTARTS, reason=verdict.outcome.cause)
-            failed = f"attempt {self._meeting.attempt} failed: {verdict.outcome.message}"
-            self._node.journal.say(f"{failed}; starting all ranks anew")
+            self._node.series.count(catalogue.RESTARTS, reason=outcome.cause)
+            self._node.journal.say(f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew")
+            self._node.journal.tell("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
+
+    def _hear_first_beat(self) -> None:
+        if self._waits_for_beat and (beats := self._node.pulse.beats()):
+            self._waits_for_beat = False
+            first = min(beats.values(), key=lambda beat: beat.at_s)
+            ago_s, took_s = time.monotonic() - first.at_s, first.at_s - self._started_at
+            self._node.journal.tell("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
         """End what is left of the attempt, with grace only where there is no hurry, and something to be saved."""
@@ -232,6 +231,7 @@ class NodeAgent(SimpleElasticAgent):
             node.journal.update(state="stopping")
             node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
         self._recovery.end_phase("teardown")
+        node.losses.ended(time.monotonic(), hung=cause == "hang", beats=node.pulse.beats().values())
         self._agreement.gone()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002

@@ -3,19 +3,19 @@
 import contextlib
 import ctypes
 import os
-import platform
 import signal
 import sys
-from importlib import metadata
+import time
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry
-
-from ddprun import exporter, hostseries, preflight
+from ddprun import exporter, preflight
 from ddprun.contract import Contract
+from ddprun.exposed import Exposed
 from ddprun.journal import Journal
 from ddprun.logs import Console, RankLogs
+from ddprun.losses import Losses
 from ddprun.memory import Memory
+from ddprun.nodedir import NodeDir
 from ddprun.preflight import Way
 from ddprun.pulse import Pulse
 from ddprun.ranks import Ranks
@@ -24,42 +24,46 @@ from ddprun.share import Share
 from ddprun.signals import Signals
 from ddprun.stop import Stop
 from ddpwire import catalogue
-from ddpwire.folder import METRICS
 from ddpwire.outcome import Outcome
-from ddpwire.version import __version__
 
 DRAIN_S = 5.0
-ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 (asked for, not chosen)
 
 
 def bring_up(
     contract: Contract,
     way: Way,
     share: Share,
-    node_dir: Path,
+    folder: NodeDir,
     ranks: Ranks,
     signals: Signals,
     journal: Journal,
     console: Console,
     report: Report,
+    losses: Losses,
 ) -> Outcome:
     """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
     environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
+    node_dir = folder.path
     hush_torch()
 
     preflight.check_limits(contract, report)
 
-    from ddprun.agent import Node, NodeAgent
+    from ddprun.agent import NodeAgent
     from ddprun.agreement import Agreement
     from ddprun.checks import Checks
     from ddprun.environment import Surroundings
+    from ddprun.node import Node
     from ddprun.rendezvous import FixedRankRendezvous
 
-    series = expose(contract, node_dir, journal, way.own)
+    pulse = Pulse(node_dir, contract.node_rank)
+    exposed = Exposed(contract, node_dir, journal, pulse, environ)
+    series = exposed.series
+    exposed.serve(contract, way.own)
     stop = Stop(ranks, node=contract.node_rank, grace_s=contract.grace_s, say=journal.say)
     route(signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
+    journal.tell("preflight_done", seconds=time.time() - journal.state.started)
     checks = Checks(contract, report, series, environ)
     report.begin("reach" if contract.node_rank else "")
     rendezvous = FixedRankRendezvous(contract, way, checks, say=journal.say, check_stop=stop.check)
@@ -69,7 +73,6 @@ def bring_up(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    pulse = Pulse(node_dir, contract.node_rank)
     agreement = Agreement(
         rendezvous.control,
         node=contract.node_rank,
@@ -100,38 +103,17 @@ def bring_up(
         series=series,
         pulse=pulse,
         memory=Memory(),
+        losses=losses,
+        step_before=folder.before.step if folder.before else None,
     )
     agent = NodeAgent(node, rendezvous, agreement)
     agent.run()
     assert agent.outcome is not None, "elastic's loop ends after a verdict only"  # noqa: S101
     logs.drain(DRAIN_S)
     series.state("failed" if agent.outcome.code else "succeeded")
+    exposed.keep(node_dir)
     agreement.wait_until_all_gone(contract.grace_s + DRAIN_S)
     return agent.outcome
-
-
-def expose(contract: Contract, node_dir: Path, journal: Journal, own: str) -> exporter.NodeSeries:
-    """Put the node's series on the net; where nothing can be bound, the run goes on without."""
-    registry = CollectorRegistry()
-    series = exporter.NodeSeries(registry)
-    for collector in (exporter.RankSeries(node_dir / METRICS), *hostseries.collectors()):
-        registry.register(collector)
-    versions = {"torch_version": metadata.version("torch"), "python_version": platform.python_version()}
-    series.info(catalogue.BUILD_INFO, version=__version__, **versions)
-    series.info(catalogue.RUN_INFO, run_id=contract.run_id)
-    series.set(catalogue.JOB_START, journal.state.started)
-    host = contract.metrics_host or own
-    try:
-        port = exporter.serve(registry, host, contract.metrics_port)
-    except OSError as error:
-        journal.say(f"no metrics: {host} cannot be bound: {error.strerror}")
-        return series
-    if contract.metrics_port not in (0, port):
-        journal.say(f"port {contract.metrics_port} is taken: the metrics are on {port} instead")
-    url = f"http://{own if host in ANYWHERE else host}:{port}/metrics"
-    journal.say(f"metrics at {url}")
-    journal.update(metrics=url)
-    return series
 
 
 def route(signals: Signals, stop: Stop, series: exporter.NodeSeries, journal: Journal) -> None:
@@ -139,11 +121,14 @@ def route(signals: Signals, stop: Stop, series: exporter.NodeSeries, journal: Jo
 
     def on_stop(number: int) -> None:
         series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        series.state("stopping")
         journal.update(state="stopping")
+        journal.tell("signal", signal=signal.Signals(number).name)
         stop.request(number)
 
     def on_pass(number: int) -> None:
         series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        journal.tell("signal", signal=signal.Signals(number).name)
         stop.pass_on(number)
 
     signals.on_stop, signals.on_pass = on_stop, on_pass

@@ -45,6 +45,9 @@ class Contract:
     join_timeout_s: float
     metrics_host: str | None  # None: where the master can reach it
     metrics_port: int  # 0: a free one
+    targets_dir: Path | None  # where the node says where its metrics are; None: nowhere
+    launcher: str
+    pushgateway: str | None  # who is told how the run ended; None: nobody
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # at its end of file this node stops
     local_addr: str | None  # this node's own; None: the one from which node 0 is reached
@@ -92,6 +95,10 @@ def read(
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
         metrics_host=environ.get(names.METRICS_HOST) or None,
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
+        targets_dir=Path(environ[names.TARGETS_DIR]).absolute() if environ.get(names.TARGETS_DIR) else None,
+        launcher=environ.get(names.LAUNCHER) or "ddprun",
+        pushgateway=_url("--pushgateway", options.pushgateway)
+        or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
         nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),
         lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
         local_addr=words.get("local_addr", ("", None))[1],
@@ -176,6 +183,12 @@ def _port(source: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > 65535:
         raise bad_contract(f"{source} is {text!r}: a port from 1 to 65535, or 0 for a free one, is allowed")
     return int(text)
+
+
+def _url(source: str, text: str | None) -> str | None:
+    if text and not re.fullmatch(r"(https?://)?[^\s/:]+(:[0-9]+)?(/\S*)?", text):
+        raise bad_contract(f"{source} is {text!r}: an address such as http://pushgateway:9091 is allowed")
+    return text or None
 
 
 def _nodes_here(text: str) -> int:

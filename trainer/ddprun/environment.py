@@ -7,11 +7,22 @@ from typing import Any
 
 from ddprun.share import Share
 from ddpwire import names
+from ddpwire.events import EVENTS, EVENTS_FILE
 from ddpwire.folder import CHECKPOINTS, rank_heartbeat, rank_metrics
 from ddpwire.heartbeat import HEARTBEAT_FILE
 
 # This node's place. A launcher that the script starts in turn must not take it for its own.
-NOT_FOR_RANKS = (names.DEADLINE, names.LIFELINE_FD, names.METRICS_HOST, names.METRICS_PORT, names.NODES_HERE)
+NOT_FOR_RANKS = (
+    names.DEADLINE,
+    names.LIFELINE_FD,
+    names.METRICS_HOST,
+    names.METRICS_PORT,
+    names.NODES_HERE,
+    names.PUSHGATEWAY,
+    names.TARGETS_DIR,
+    names.LAUNCHER,
+    names.STEPS_BEFORE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +73,15 @@ class Surroundings:
     interface: str | None  # that leads to node 0; the loopback's when all nodes are on this machine
 
 
-def of_rank(place: Place, around: Surroundings, node_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What went before an attempt, for who counts what was lost."""
+
+    step: int | None  # the highest of all attempts before
+    lost: str  # as ddpwire.names.LOST_BEFORE has it
+
+
+def of_rank(place: Place, around: Surroundings, past: Past, node_dir: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The environment of the rank at ``place``, made from ddprun's own, ``base``."""
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
@@ -87,6 +106,8 @@ def of_rank(place: Place, around: Surroundings, node_dir: Path, base: Mapping[st
         names.ATTEMPT: str(place.attempt),
         names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(place.rank)),
         HEARTBEAT_FILE: str(node_dir / rank_heartbeat(place.rank)),
+        EVENTS_FILE: str(node_dir / EVENTS),
+        names.LOST_BEFORE: past.lost,
         "PYTHONUNBUFFERED": "1",  # else the last words of a killed rank are lost
     }
     defaults = {
@@ -95,6 +116,8 @@ def of_rank(place: Place, around: Surroundings, node_dir: Path, base: Mapping[st
         "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (stacks.py), show where it was
         "OMP_NUM_THREADS": str(around.share.threads),
     }
+    if past.step is not None:
+        env[names.STEPS_BEFORE] = str(past.step)
     if around.interface:
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop; NCCL the
         # first interface by name. Its "=" means this name, and not every name that begins with it.

@@ -1,11 +1,14 @@
 """The node's one /metrics: ddprun's own series, and whatever its ranks count with prometheus_client.
 
 A rank writes the files of prometheus_client's multiprocess mode into a folder of its own; here they are read and given
-the label ``rank``, instead of the library's ``pid``. Counters of a rank that died stay in their sum; its gauges go.
+the label ``rank``, instead of the library's ``pid``. Counters of a rank that died stay in their sum; its gauges go, but
+for the node's last words.
 """
 
 import contextlib
+import struct
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,9 +22,12 @@ from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from ddprun import hostseries
+from ddprun.pulse import Pulse
+from ddprun.rankfiles import ASIDE, PREFIX, READING
 from ddpwire import catalogue
 
-PREFIX = "rank-"
+FRESH_S = 0.25
+PATIENCE_S = 10.0  # with a scraper that sends nothing, or does not read
 
 
 class RankSeries(Collector):
@@ -29,24 +35,27 @@ class RankSeries(Collector):
 
     def __init__(self, metrics_dir: Path) -> None:
         self._metrics_dir = metrics_dir
+        self.with_last_gauges = False
 
     def collect(self) -> Iterator[Family]:
         """Every family once, with the samples of all ranks."""
         families: dict[str, Family] = {}
         for folder in sorted(self._metrics_dir.glob(f"{PREFIX}*")):
-            for family in read_rank(folder):
+            for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
                 merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
                 if merged.type == family.type:  # two ranks that disagree about a name: the first is right
                     merged.samples += of_one_rank(family.samples, folder.name.removeprefix(PREFIX))
         yield from families.values()
 
 
-def read_rank(folder: Path) -> list[Family]:
+def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
     """What a rank's processes have written, summed up by the library; nothing while it cannot be read."""
+    patterns = ("*.db", f"*{ASIDE}") if with_last_gauges else ("*.db",)
     try:
-        collector = MultiProcessCollector(None, path=str(folder))  # type: ignore[no-untyped-call]
-        return list(collector.collect())  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, KeyError, UnicodeDecodeError):
+        with READING:
+            files = [str(path) for pattern in patterns for path in folder.glob(pattern)]
+            return list(MultiProcessCollector.merge(files))  # type: ignore[no-untyped-call]
+    except (OSError, ValueError, KeyError, RuntimeError, struct.error):
         return []  # a file that is just being made: the next scrape has it
 
 
@@ -59,10 +68,17 @@ def of_one_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
     return list(unique.values())
 
 
-def drop_gauges(metrics_dir: Path, rank: int) -> None:
-    """Forget the gauges of a rank that has ended: they say how things stand, and nothing stands there."""
-    for path in (metrics_dir / f"{PREFIX}{rank}").glob("gauge_*.db"):
-        path.unlink(missing_ok=True)
+class Heartbeats(Collector):
+    """When the ranks of the present attempt last gave a sign of life."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+
+    def collect(self) -> Iterator[Family]:
+        """Those that have given any."""
+        since_epoch = time.time() - time.monotonic()
+        beats = [(str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._pulse.beats().items())]
+        yield hostseries.family(catalogue.HEARTBEAT, beats)
 
 
 class NodeSeries:
@@ -73,7 +89,7 @@ class NodeSeries:
         kinds = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
         self._series: dict[str, Any] = {}
         for metric in catalogue.CATALOGUE:
-            if metric.set_by == "ddprun" and metric not in hostseries.SERIES:
+            if metric.set_by == "ddprun" and metric not in (*hostseries.SERIES, catalogue.HEARTBEAT):
                 series = kinds[metric.kind](metric.name, metric.help, tuple(metric.labels), registry=registry)
                 self._series[metric.name] = series
                 for label, values in metric.labels.items() if len(metric.labels) == 1 else ():
@@ -102,12 +118,31 @@ class NodeSeries:
             self._series[catalogue.JOB_STATE.name].labels(state=other).set(other == state)
 
 
+class Page:
+    """What is answered. Who asks while it is made, or right after, gets the same: a hundred cost what one does."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._making = threading.Lock()
+        self._body, self._made_at = b"", 0.0
+
+    def body(self) -> bytes:
+        """The page as it is now."""
+        with self._making:
+            if not self._body or time.monotonic() - self._made_at > FRESH_S:
+                self._body, self._made_at = generate_latest(self._registry), time.monotonic()
+            return self._body
+
+
 def serve(registry: CollectorRegistry, host: str, port: int) -> int:
     """Answer scrapes from a thread, on ``port`` or, should it be taken, on a free one; which one. Raises OSError."""
+    page = Page(registry)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = PATIENCE_S
+
         def do_GET(self) -> None:
-            body = generate_latest(registry)
+            body = page.body()
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Content-Length", str(len(body)))

@@ -8,6 +8,7 @@ forks are the ranks.
 import contextlib
 import os
 import shutil
+import socket
 import sys
 import threading
 import time
@@ -22,8 +23,11 @@ from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
 from ddprun.logs import Console, last_lines
+from ddprun.losses import Losses
 from ddprun.nodedir import NodeDir, claim, leave_word
+from ddprun.push import push
 from ddprun.ranks import Ranks
+from ddprun.registration import deregister
 from ddprun.report import Report
 from ddprun.share import share, told
 from ddprun.signals import Signals
@@ -54,10 +58,19 @@ class Ending:
         self.once.acquire()
         node = self.contract.node_rank
         self.journal.update(state="failed" if outcome.code else "succeeded")
+        self.journal.tell(
+            "node_ended",
+            code=outcome.code,
+            cause=outcome.cause,
+            message=outcome.message,
+            seconds=time.time() - self.journal.state.started,
+        )
         try:
             outcome.write(self.folder.path)
         except OSError as error:
             self.console.say(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
+        deregister(self.contract)
+        push(self.contract, outcome, started=self.journal.state.started, say=self.console.say)
         if outcome.code:
             if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
                 for line in last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES):
@@ -88,6 +101,10 @@ def main() -> NoReturn:
     journal = Journal(folder.path, state, console)
     end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(before_the_ranks(number, node))
+    losses = Losses(
+        began_at=time.monotonic(), requeued_s=max(0.0, state.started - folder.before.heard_at) if folder.before else 0.0
+    )
+    journal.tell("node_started", host=socket.gethostname(), pid=state.pid, **losses.requeued)
 
     report = Report(journal.say, quiet=contract.on_one_machine)
 
@@ -113,7 +130,7 @@ def main() -> NoReturn:
         from ddprun.bringup import bring_up
 
         way = way or preflight.find_way(contract, report)
-        return bring_up(contract, way, own, folder.path, ranks, signals, journal, console, report)
+        return bring_up(contract, way, own, folder, ranks, signals, journal, console, report, losses)
 
     outcome = guarded(run, folder)
     if outcome.code:

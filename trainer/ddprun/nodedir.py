@@ -2,16 +2,16 @@
 
 import contextlib
 import re
-import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddprun import lock
+from ddprun.before import Before, look_back
 from ddprun.contract import Contract
 from ddprun.errors import bad_contract, refused
 from ddpwire.exits import Exit
-from ddpwire.folder import METRICS, OUTCOME, node_name
+from ddpwire.folder import node_name
 from ddpwire.node import NodeState
 from ddpwire.outcome import Outcome
 
@@ -23,6 +23,7 @@ class NodeDir:
     path: Path
     lock_fd: int
     is_temporary: bool  # nobody asked for a run's folder: it goes with a success
+    before: Before | None  # an earlier start of the same run
 
 
 def leave_word(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
@@ -47,11 +48,9 @@ def claim(contract: Contract, state: NodeState) -> NodeDir:
                 f"{path} belongs to another ddprun that is still alive: "
                 f"give each node its own --node-rank, or this run its own --run-dir"
             )
-        (path / OUTCOME).unlink(missing_ok=True)
-        shutil.rmtree(path / METRICS, ignore_errors=True)
-        (path / METRICS).mkdir()
+        before = look_back(path, contract.run_id)
         state.write(path)
     except OSError as error:
         message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
         raise refused(Exit.CANNOT_WRITE, "unavailable", message) from None
-    return NodeDir(path=path, lock_fd=lock_fd, is_temporary=contract.run_dir is None)
+    return NodeDir(path=path, lock_fd=lock_fd, is_temporary=contract.run_dir is None, before=before)

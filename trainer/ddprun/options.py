@@ -87,6 +87,11 @@ def parser() -> argparse.ArgumentParser:
         "(default: node, where there are several NUMA nodes and a GPU for each rank)",
     )
     add(
+        "--pushgateway",
+        metavar="URL",
+        help="a Prometheus Pushgateway that node 0 tells how the run ended (default: DDP_PUSHGATEWAY)",
+    )
+    add(
         "--check-only", action="store_true", help="meet the other nodes, say what is wrong or that nothing is, and stop"
     )
     for name, why in ACCEPTED.items():

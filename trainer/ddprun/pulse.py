@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpwire.folder import rank_heartbeat
-from ddpwire.heartbeat import read_beat, read_stopped_for
+from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
 from ddpwire.node import RankProcess
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -56,12 +56,20 @@ class Pulse:
 
     def step(self, rank: int) -> int | None:
         """The last step of a rank, also after its death."""
-        beat = read_beat(self._node_dir / rank_heartbeat(rank))
+        beat = self.beat(rank)
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
         """The rank that was told to stop, as a rank that stopped with it has said; None: it has not."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+
+    def beat(self, rank: int) -> Beat | None:
+        """The last sign of life of a rank, also after its death."""
+        return read_beat(self._node_dir / rank_heartbeat(rank))
+
+    def beats(self) -> dict[int, Beat]:
+        """Those of the ranks of the present attempt, of those that have given any."""
+        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
 
     def look(self) -> tuple[Sign, ...]:
         """The ranks that are alive."""
@@ -72,7 +80,7 @@ class Pulse:
         if seen is None:
             return None
         stopped, cpu_s = seen
-        beat = read_beat(self._node_dir / rank_heartbeat(process.rank))
+        beat = self.beat(process.rank)
         key = (beat.step if beat else None, stopped)
         mark = self._marks.get(process.rank)
         if mark is None or mark.key != key:

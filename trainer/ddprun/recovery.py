@@ -1,9 +1,10 @@
 """How long a restart takes, phase by phase, and how many steps it costs; told as metrics and in one line."""
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ddprun.exporter import NodeSeries
+from ddprun.journal import Journal
 from ddpwire import catalogue
 
 FIRST_STEP_S = 60.0
@@ -12,16 +13,19 @@ FIRST_STEP_S = 60.0
 class Recovery:
     """A stopwatch from a failure to the first step after it."""
 
-    def __init__(self, series: NodeSeries, say: Callable[[str], None]) -> None:
+    def __init__(self, series: NodeSeries, journal: Journal, best: int | None) -> None:
+        """``best``: the highest step of an earlier start of the run."""
         self._series = series
-        self._say = say
+        self._journal = journal
+        self._begins_at_first = best is not None  # what it lost is told with the first step, too
         self._failed_at = 0.0  # 0: nothing is being recovered from
         self._lap_at = 0.0
-        self._best: int | None = None  # the highest step of all attempts
+        self.best = best  # the highest step of all attempts
         self.waits_for_step = False
 
-    def failed(self) -> None:
-        """A rank of this node has failed, or, where none did, the verdict has come: the first to say it starts."""
+    def failed(self, step: int | None) -> None:
+        """A rank here has failed, after ``step``; or, where none did, the verdict has come: the first starts."""
+        self._reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
@@ -47,12 +51,24 @@ class Recovery:
             self.waits_for_step, self._failed_at = False, 0.0  # it does not beat
         if step is None:
             return
-        if self.waits_for_step:
+        if self._begins_at_first:
+            self._begins_at_first = False
+            self._series.count(catalogue.STEPS_LOST, self._lost(step))
+        elif self.waits_for_step:
             self.waits_for_step = False
             passed_s = time.monotonic() - self._failed_at
             self._failed_at = 0.0
             self._series.set(catalogue.RECOVERY, passed_s, phase="first_step")
-            lost = 0 if self._best is None else max(0, self._best - step + 1)
+            lost = self._lost(step)
             self._series.count(catalogue.STEPS_LOST, lost)
-            self._say(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
-        self._best = step if self._best is None else max(self._best, step)
+            self._journal.tell("recovered", step=step, seconds=passed_s, steps_lost=lost)
+            self._journal.say(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
+        self._reached(step)
+
+    def _reached(self, step: int | None) -> None:
+        if step is not None:
+            self.best = step if self.best is None else max(self.best, step)
+
+    def _lost(self, step: int) -> int:
+        """Steps that are taken again when the first is ``step``."""
+        return 0 if self.best is None else max(0, self.best - step + 1)

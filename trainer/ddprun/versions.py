@@ -64,6 +64,26 @@ def other_argument(command: tuple[str, ...], firsts: Sequence[str], node: int) -
     return ""
 
 
+def config_sha256(command: tuple[str, ...]) -> str:
+    """What tells one configuration from another: the script, its file and its arguments but those that say a place."""
+    words = _arguments(command)
+    module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
+    digest = hashlib.sha256(module.encode())
+    for path in _files(command):
+        digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
+    for index, word in enumerate(words):
+        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+        name = word.partition("=")[0] if word.startswith("-") else before
+        if not any(part in name.lower() for part in OF_A_PLACE):
+            digest.update(word.encode(errors="surrogateescape") + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def image_digest(image: str) -> str:
+    """The digest in an image's name, else the name: ``registry/name@sha256:...``, ``sha256:...``; none: no image."""
+    return image.rpartition("@")[2] or NONE
+
+
 def _arguments(command: tuple[str, ...]) -> tuple[str, ...]:
     rest = command[1:] if Path(command[0]).name.startswith("python") else command
     return rest[2:] if rest[0] == "-m" else rest[1:]

@@ -14,6 +14,7 @@ from ddptrain.resume import Finder
 from ddptrain.saver import STUCK_S, Saver
 from ddptrain.shelf import Shelf
 from ddptrain.world import agree, broadcast
+from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 
 
@@ -21,19 +22,27 @@ class Keeping:
     """The checkpoints of one job. ``shelf`` is None on all ranks but 0."""
 
     def __init__(
-        self, job: Job, shelf: Shelf | None, metrics: Metrics, ledger: Ledger, *, alive: Callable[[int], None]
+        self,
+        job: Job,
+        shelf: Shelf | None,
+        metrics: Metrics,
+        ledger: Ledger,
+        events: EventLog,
+        *,
+        alive: Callable[[int], None],
     ) -> None:
         self._job = job
         self._shaping = shaping(job.options, batch_size=job.batch_size)
         self._epochs = job.options.training.epochs
         self._resumed: Path | None = None
         self._ledger = ledger
+        self._events = events
         self._finder: Finder | None = None
         self._saver: Saver | None = None
         how = job.options.checkpoints
         if shelf is not None:
             self._finder = Finder(shelf=shelf, options=how, metrics=metrics, warn=warn)
-            self._saver = Saver(shelf, how, metrics, warn=warn, alive=alive)
+            self._saver = Saver(shelf, how, metrics, events=events, warn=warn, alive=alive)
             self._path = shelf.path
 
     def resume(self) -> tuple[Path, int, int | None] | None:
@@ -59,6 +68,9 @@ class Keeping:
             agree(place, lambda: self._take_over(path, checkpoint))
             if self._saver:
                 self._saver.newest = path
+        self._events.tell(
+            "checkpoint_loaded", step=checkpoint.step, seconds=self._ledger.lost_s["restore"], path=str(path)
+        )
         return path, checkpoint.step, checkpoint.shaping.get("epochs")
 
     def due(self, step: int) -> bool:

@@ -48,6 +48,7 @@ def fit(
             speed = (images - images_before) / (time.monotonic() - start)
             watch.teller.step(step, job.num_steps, f"{epoch + 1}/{epochs}", speed)
             if code:
+                watch.events.tell("stopping", step=step, code=code)
                 watch.guard.prove()
                 return Fitted(step=step, exit_code=code)
             if step % job.steps_per_epoch and due(step) and not watch.guard.tripped:
@@ -56,16 +57,27 @@ def fit(
         loss_mean = float(total(place, loss_sum)) / (images - images_before)
         epoch_seconds = time.monotonic() - start
         seconds += epoch_seconds
+        evaluating = time.monotonic()
         with watch.ledger.lost("evaluation"):
             right = count_right(job)
         watch.heart.beat(step)
         accuracy = right / len(job.test)
+        speed_of_epoch = (images - images_before) / epoch_seconds
         watch.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=watch.guard.last_norm)
-        speed = (images - images_before) / epoch_seconds
-        job.board.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed)
+        watch.events.tell(
+            "epoch_ended",
+            step=step,
+            seconds=epoch_seconds,
+            epoch=epoch + 1,
+            loss=round(loss_mean, 6),
+            accuracy=round(accuracy, 6),
+            images_per_s=round(speed_of_epoch, 1),
+            evaluation_s=round(time.monotonic() - evaluating, 4),
+        )
+        job.board.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed_of_epoch)
         watch.teller.say(
             f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
-            f"{(images - images_before) / epoch_seconds:6.0f} images/s  lr {lr:.4f}"
+            f"{speed_of_epoch:6.0f} images/s  lr {lr:.4f}"
         )
         save(step, accuracy)
     return Fitted(step=step, right=right, images=images, seconds=seconds)

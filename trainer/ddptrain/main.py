@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
-from ddptrain import debugging, report
+from ddptrain import debugging, flops, report
 from ddptrain.datasets import SOURCES
 from ddptrain.datasets.dataset import DataSet
 from ddptrain.diagnosis import nonfinite
@@ -19,24 +20,29 @@ from ddptrain.evaluate import count_right
 from ddptrain.guard import Guard, NonFinite
 from ddptrain.job import Job, global_batch_size, prepare
 from ddptrain.keeping import Keeping
-from ddptrain.ledger import Ledger
+from ddptrain.ledger import Ledger, lost_before, steps_before
 from ddptrain.loop import Fitted, fit
-from ddptrain.metrics import open_metrics
+from ddptrain.metrics import About, Metrics, open_metrics
 from ddptrain.models import pretrained
 from ddptrain.options import Options
+from ddptrain.overlap import Overlap
 from ddptrain.phases import measure
 from ddptrain.place import Place, read_place
 from ddptrain.profiling import Tracer
 from ddptrain.progress import Teller, teller
 from ddptrain.shelf import Shelf
 from ddptrain.stop import Stop
-from ddptrain.straggler import Comparison
+from ddptrain.straggler import Comparison, Naming
 from ddptrain.strategy import check_strategy
 from ddptrain.watch import Watch
-from ddptrain.world import agree, enter, join, lost_a_peer, set_up_torch
+from ddptrain.whereabouts import named, whereabouts
+from ddptrain.world import agree, enter, join, lost_a_peer, set_up_torch, timed_out
+from ddpwire.events import EventLog, events_of
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.signals import Signals
+
+_DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
@@ -44,26 +50,34 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
 
     ``started``: time.monotonic() of the process' start.
     """
-    place = Place()
-    ledger = Ledger(time.monotonic() if started is None else started)
+    place, metrics = Place(), Metrics()
+    ledger = Ledger(time.monotonic() if started is None else started, steps_before=steps_before(environ))
     try:
         place = read_place(environ, options.ranks)
-        return _train(options, place, environ, signals, ledger)
+        metrics = open_metrics(environ, first=place.first)
+        metrics.before(lost_before(environ, started=ledger.started))
+        return _train(options, place, environ, signals, ledger, metrics)
     except TrainError as error:
         if error.rank in (None, place.rank):
             _complain(error.message)
         return error.code
     except Exception as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            metrics.out_of_memory()
         if options.watch.debug and place.size > 1:
             debugging.dump_collectives(place.rank, Path(), say=_complain)
         if not lost_a_peer(error):
             traceback.print_exc()
             return Exit.SOFTWARE
+        if timed_out(error):
+            metrics.timed_out()
         _complain(f"rank {place.rank} lost the other ranks: {str(error).splitlines()[0]}")
         return signals.code or Exit.ABSENT
 
 
-def _train(options: Options, place: Place, environ: Mapping[str, str], signals: Signals, ledger: Ledger) -> int:
+def _train(
+    options: Options, place: Place, environ: Mapping[str, str], signals: Signals, ledger: Ledger, metrics: Metrics
+) -> int:
     batch_size = global_batch_size(options.training, place)
     check_strategy(options, place)
     set_up_torch(place, environ, deterministic=options.machine.deterministic)
@@ -72,13 +86,23 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
     join(place, options.ranks)
     world = enter(place, options.machine.device, options.ranks)
     shelf = agree(place, lambda: Shelf(options.checkpoints.folder) if place.first else None)
-    data = _load_data(options, place)
+    data = _load_data(options, place, metrics)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
     tell = teller(first=place.first, environ=environ)
     tell.say(report.headline(job))
 
-    guard, metrics, heart = Guard(world.device), open_metrics(environ), _heart(environ)
-    keeping = Keeping(job, shelf, metrics, ledger, alive=heart.beat)
+    guard, heart = Guard(world.device), _heart(environ)
+    events = events_of(environ) if place.first else EventLog(None, node=0)
+    where = whereabouts(place, environ)
+    keeping = Keeping(job, shelf, metrics, ledger, events, alive=heart.beat)
+    if metrics.on:
+        metrics.about(_about(job))
+
+    def tell_slow(naming: Naming, step: int) -> None:
+        tell.say(named(naming, where[naming.rank], step))
+        kind = "straggler" if naming.ratio else "straggler_gone"
+        events.tell(kind, step=step, rank=naming.rank, node=where[naming.rank].node, ratio=round(naming.ratio, 2))
+
     resumed = keeping.resume()
     if resumed:
         tell.say(report.resumed(job, *resumed))
@@ -90,9 +114,11 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
         ledger=ledger,
         phases=measure(world.device, job.model.parameters(), alone=place.size == 1),
         guard=guard,
-        ranks=Comparison(place.rank, place.size, tell=tell.say),
+        ranks=Comparison(place.rank, place.size, tell=tell_slow),
         tracer=Tracer(options.watch.profile, options.watch.profile_dir / f"rank-{place.rank}.json", say=_complain),
         teller=tell,
+        overlap=Overlap(job.ddp),
+        events=events,
         on_gpu=world.device.type == "cuda",
     )
     signals.can_save = True  # from here on a stop waits for the end of a step
@@ -116,6 +142,17 @@ def _train(options: Options, place: Place, environ: Mapping[str, str], signals: 
     return fitted.exit_code
 
 
+def _about(job: Job) -> About:
+    return About(
+        backend=job.world.backend if job.world.place.size > 1 else "none",
+        device=job.world.device.type,
+        model=job.options.model.name,
+        dataset=job.data.name,
+        num_steps=job.num_steps,
+        flops_a_sample=flops.of_a_step(job),
+    )
+
+
 def _heart(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
@@ -124,11 +161,20 @@ def _heart(environ: Mapping[str, str]) -> Heart:
         return Heart(None)
 
 
-def _load_data(options: Options, place: Place) -> DataSet:
+def _load_data(options: Options, place: Place, metrics: Metrics) -> DataSet:
     """The data set, and the weights to start from.
 
     Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node.
     """
+    try:
+        return _loaded(options, place)
+    except TrainError as error:
+        if error.rank in (None, place.rank) and error.code in _DATA_ERRORS:
+            metrics.data_error(_DATA_ERRORS[error.code])
+        raise
+
+
+def _loaded(options: Options, place: Place) -> DataSet:
     source = SOURCES[options.data.name]
     fetches = [partial(source.prepare, options.data)] if source.prepare else []
     if options.model.pretrained:
@@ -151,6 +197,14 @@ def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Te
         tell.say(report.costs(job, watch.ledger, watch.phases.totals))
         tell.say(report.summary(job, fitted, right=right, checkpoint=path))
     watch.last_words()
+    lost = {cause: round(seconds, 3) for cause, seconds in watch.ledger.lost_s.items() if seconds}
+    watch.events.tell(
+        "training_ended",
+        step=fitted.step,
+        seconds=watch.ledger.total_s,
+        productive_s=round(watch.ledger.productive_s, 3),
+        lost_s=lost,
+    )
 
 
 def _nothing() -> None:

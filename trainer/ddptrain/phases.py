@@ -1,13 +1,15 @@
-"""Where the time of a step goes, measured without making a device wait.
+"""Where the time of a step goes, measured without making a device wait. The phases of a step add up to the step.
 
 On a CPU a clock is read between the phases. A GPU gets an event there, and what lies between two events is read when
-the GPU has passed both. ``comm_exposed`` is the end of the backward pass: from the moment when a rank's last gradient
-is there to the moment when the sums over the ranks are.
+the GPU has passed both: the time of a step is then the GPU's, for the host may be many steps ahead of it.
+``comm_exposed`` is the end of the backward pass: from the moment when a rank's last gradient is there to the moment
+when the sums over the ranks are. ``other`` is what goes on around a step: the ranks' vote, metrics, a heartbeat.
 """
 
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
@@ -17,11 +19,20 @@ from torch import Tensor
 from ddpwire.rank_catalogue import STEP_PHASES
 
 
+@dataclass(frozen=True, slots=True)
+class Took:
+    """A step that was measured."""
+
+    step: int
+    seconds: float
+
+
 class Phases(Protocol):
     """The phases of one step after another: ``begin``, a ``mark`` at the end of each phase, ``end``."""
 
     totals: dict[str, float]  # seconds by phase, of all steps that were measured
-    own_s: deque[float]  # of steps since it was last emptied: the rank's own time, without waiting for others
+    own_s: deque[float]  # of steps since it was last emptied: the rank's own time, without what the ranks do together
+    took: deque[Took]  # the steps that were measured and nobody has fetched yet
 
     def begin(self) -> None:
         """A step begins."""
@@ -32,7 +43,7 @@ class Phases(Protocol):
     def gradients_ready(self) -> None:
         """The rank's last gradient is there: what follows of ``backward`` is waiting for the others."""
 
-    def end(self) -> None:
+    def end(self, step: int) -> None:
         """The step ends; what was not marked is ``other``."""
 
 
@@ -42,19 +53,20 @@ class ClockPhases:
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
         self.own_s: deque[float] = deque(maxlen=100)
-        self._began = self._last = self._ready = self._waited = 0.0
+        self.took: deque[Took] = deque()
+        self._began = self._last = self._ready = self._together = 0.0
 
     def begin(self) -> None:
         """A step begins."""
         self._began = self._last = time.perf_counter()
-        self._ready = self._waited = 0.0
+        self._ready = self._together = 0.0
 
     def mark(self, phase: str) -> None:
         """The phase ends here."""
         now = time.perf_counter()
         if phase == "backward" and self._ready:
             self.totals["comm_exposed"] += now - self._ready
-            self._waited += now - self._ready
+            self._together += now - self._ready
             self.totals[phase] += self._ready - self._last
             self._ready = 0.0
         else:
@@ -65,10 +77,20 @@ class ClockPhases:
         """What follows of ``backward`` is waiting for the others."""
         self._ready = time.perf_counter()
 
-    def end(self) -> None:
+    def end(self, step: int) -> None:
         """The step ends."""
+        self._together += time.perf_counter() - self._last
         self.mark("other")
-        self.own_s.append(self._last - self._began - self._waited)
+        self.own_s.append(self._last - self._began - self._together)
+        self.took.append(Took(step, self._last - self._began))
+
+
+@dataclass(slots=True)
+class Passage:
+    """A step's events in the GPU's stream, each with the phase that it ends."""
+
+    step: int
+    marks: list[tuple[str, torch.cuda.Event]]
 
 
 class EventPhases:
@@ -77,15 +99,16 @@ class EventPhases:
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
         self.own_s: deque[float] = deque(maxlen=100)
+        self.took: deque[Took] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._marks: list[tuple[str, torch.cuda.Event]] = []
         self._ready: torch.cuda.Event | None = None
-        self._passed: deque[list[tuple[str, torch.cuda.Event]]] = deque()
+        self._passing: deque[Passage] = deque()
 
     def begin(self) -> None:
         """A step begins."""
-        while self._passed and self._passed[0][-1][1].query():  # type: ignore[no-untyped-call]
-            self._read(self._passed.popleft())
+        while self._passing and self._passing[0].marks[-1][1].query():  # type: ignore[no-untyped-call]
+            self._read(self._passing.popleft())
         self._marks, self._ready = [("", self._event())], None
 
     def mark(self, phase: str) -> None:
@@ -99,24 +122,26 @@ class EventPhases:
         """What follows of ``backward`` is waiting for the others."""
         self._ready = self._event()
 
-    def end(self) -> None:
+    def end(self, step: int) -> None:
         """The step ends."""
         self.mark("other")
-        self._passed.append(self._marks)
+        self._passing.append(Passage(step, self._marks))
 
     def _event(self) -> torch.cuda.Event:
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _read(self, marks: list[tuple[str, torch.cuda.Event]]) -> None:
-        own_s = 0.0
-        for (_, before), (phase, event) in pairwise(marks):
+    def _read(self, passage: Passage) -> None:
+        own_s = total_s = 0.0
+        for (_, before), (phase, event) in pairwise(passage.marks):
             seconds = before.elapsed_time(event) / 1000
             self.totals[phase] += seconds
-            own_s += 0.0 if phase == "comm_exposed" else seconds
+            total_s += seconds
+            own_s += 0.0 if phase in ("comm_exposed", "other") else seconds
         self.own_s.append(own_s)
-        self._spare += [event for _, event in marks]
+        self.took.append(Took(passage.step, total_s))
+        self._spare += [event for _, event in passage.marks]
 
 
 def measure(device: torch.device, parameters: Iterable[Tensor], *, alone: bool) -> Phases:

@@ -12,6 +12,7 @@ from ddptrain.metrics import Metrics
 from ddptrain.options.checkpoints import CheckpointOptions
 from ddptrain.shelf import Shelf
 from ddptrain.snapshot import Snapshot
+from ddpwire.events import EventLog
 
 STUCK_S = 45.0  # without the disk having taken anything
 POLL_S = 0.05
@@ -30,17 +31,20 @@ class Saver:
         options: CheckpointOptions,
         metrics: Metrics,
         *,
+        events: EventLog,
         warn: Callable[[str], None],
         alive: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._shelf = shelf
         self._options = options
         self._metrics = metrics
+        self._events = events
         self._warn = warn
         self._alive = alive
         self._snapshot = Snapshot()
         self._writing: threading.Thread | None = None
         self._moved_at = 0.0
+        self._waited_s = 0.0  # the loop, for the copy
         self._saved_at = time.monotonic()
         self.newest: Path | None = None  # the last one that was written, or read, whole
 
@@ -53,11 +57,12 @@ class Saver:
         """Copy the state, and have it written."""
         if not self.settle(step):
             self._metrics.checkpoint_failed(op="save", reason="io")
-            self._warn(f"no checkpoint of step {step}: the disk has not taken the one before it for {STUCK_S:g} s")
+            self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
             return
         began = self._saved_at = time.monotonic()
         checkpoint = Checkpoint(step=step, shaping=shaping, parts=self._snapshot.take(parts), accuracy=accuracy)
         self._moved()
+        self._waited_s = time.monotonic() - began
         self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
         self._writing.start()
 
@@ -86,10 +91,22 @@ class Saver:
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.checkpoint_failed(op="save", reason="enospc" if full else "io")
             reason = error.strerror if isinstance(error, OSError) else error
-            self._warn(f"no checkpoint of step {checkpoint.step}: {path}: {reason}")
+            self._failed(checkpoint.step, f"{path}: {reason}")
         else:
             seconds = time.monotonic() - began
             self._metrics.saved(step=checkpoint.step, seconds=seconds, size_bytes=size_bytes, retained=retained)
+            self._events.tell(
+                "checkpoint_saved",
+                step=checkpoint.step,
+                seconds=seconds,
+                waited_s=round(self._waited_s, 4),
+                bytes=size_bytes,
+                path=str(path),
+            )
+
+    def _failed(self, step: int, why: str) -> None:
+        self._warn(f"no checkpoint of step {step}: {why}")
+        self._events.tell("checkpoint_failed", step=step, message=why)
 
     def _moved(self) -> None:
         self._moved_at = time.monotonic()

@@ -20,7 +20,7 @@ def train_step(job: Job, share: Share, *, step: int, epoch: int, lr: float, phas
     """Optimizer step number ``step``, from 1, on this rank's share of a global batch; its weighted loss, not yet
     waited for. Raises NonFinite, on every rank and before the optimizer's step.
     """
-    batch = job.preparation.batch(share.indices_N, epoch=epoch)
+    batch = job.preparation.batch(share.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
     loss = gradients(job, batch, share.weight, phases=phases, guard=guard)
     update(job, lr, step=step, guard=guard)

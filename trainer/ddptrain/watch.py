@@ -9,15 +9,18 @@ import torch
 from ddptrain.errors import TrainError
 from ddptrain.guard import Guard
 from ddptrain.ledger import Ledger
-from ddptrain.metrics import FLUSH_S, Metrics
+from ddptrain.metrics import Metrics
+from ddptrain.overlap import Overlap
 from ddptrain.phases import Phases
 from ddptrain.profiling import Tracer
 from ddptrain.progress import Teller
 from ddptrain.straggler import Comparison
+from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import Heart
 
-MEMORY_EVERY_S = 5.0
+TIMES_EVERY_S = 0.5
+DEVICE_EVERY_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,12 +36,22 @@ class Watch:
     ranks: Comparison
     tracer: Tracer
     teller: Teller
+    overlap: Overlap
+    events: EventLog
     on_gpu: bool
     _last: dict[str, float] = field(default_factory=dict)  # when something was last done
 
     def begin(self) -> None:
         """The first step is next. Raises TrainError."""
         self.ledger.ready()
+        lost = self.ledger.lost_s
+        self.events.tell(
+            "training_began",
+            seconds=self.ledger.total_s,
+            startup_s=round(lost["startup"], 3),
+            restore_s=round(lost["restore"], 3),
+        )
+        self._tell_times()
         try:
             self.tracer.begin()
         except OSError as error:
@@ -48,46 +61,57 @@ class Watch:
 
     def began(self) -> None:
         """A step begins."""
-        self._last["step"] = time.monotonic()
         self.phases.begin()
 
     def ended(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
         """A step ended; the code to stop with, the same on every rank, or 0."""
-        self.phases.end()
-        seconds = time.monotonic() - self._last["step"]
         code = self.asked()
         self.heart.beat(step)
-        self.ledger.productive_s += seconds
-        self.metrics.step(step=step, epoch=epoch, samples=samples, seconds=seconds, lr=lr)
+        self._count()
+        self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
         if self.ranks.after(step, self.phases.own_s) and self.ranks.skew is not None:
             self.metrics.skew(self.ranks.skew.ratio, self.ranks.speed)
         self.tracer.step()
-        if self._every("phases", FLUSH_S):
-            self.metrics.phases(self.phases.totals, self.ledger.lost_s)
-        if self.on_gpu and self._every("memory", MEMORY_EVERY_S):
-            self._tell_memory()
+        if self._every("times", TIMES_EVERY_S):
+            self._tell_times()
+        if self._every("device", DEVICE_EVERY_S):
+            self._tell_device(step)
+        self.phases.end(step)
         return code
 
     def close(self) -> None:
         """The last step was taken."""
         self.phases.begin()  # reads what a GPU has passed by now
+        self._count()
         self.tracer.end()
         self.teller.close()
         self.last_words()
 
     def last_words(self) -> None:
         """Have all metrics written."""
-        self.metrics.phases(self.phases.totals, self.ledger.lost_s)
-        self.metrics.flush()
-        if self.on_gpu:
-            self._tell_memory()
+        self._tell_times()
+        self._tell_device(None)
 
-    def _tell_memory(self) -> None:
-        self.metrics.memory(
-            allocated=torch.cuda.memory_allocated(),
-            reserved=torch.cuda.memory_reserved(),
-            peak=torch.cuda.max_memory_allocated(),
-        )
+    def _count(self) -> None:
+        while self.phases.took:
+            took = self.phases.took.popleft()
+            self.ledger.took(took.step, took.seconds)
+            self.metrics.took(took.seconds)
+
+    def _tell_times(self) -> None:
+        self.metrics.times(self.phases.totals, self.ledger.productive_s, self.ledger.lost_s)
+        self.metrics.flush()
+
+    def _tell_device(self, step: int | None) -> None:
+        if self.on_gpu:
+            self.metrics.memory(
+                allocated=torch.cuda.memory_allocated(),
+                reserved=torch.cuda.memory_reserved(),
+                peak=torch.cuda.max_memory_allocated(),
+            )
+        if self.metrics.on and step is not None:
+            self.metrics.hidden(self.overlap.hidden_s() * (step - self._last.get("overlap", step)))
+            self._last["overlap"] = step
 
     def _every(self, what: str, seconds: float) -> bool:
         now = time.monotonic()

@@ -159,6 +159,11 @@ def total(place: Place, values: Tensor) -> Tensor:
     return values
 
 
+def timed_out(error: Exception) -> bool:
+    """Whether it says that the others did not come to a collective in time."""
+    return "imed out" in str(error) or "imeout" in str(error)
+
+
 def lost_a_peer(error: Exception) -> bool:
     """Whether it says that another rank went away or did not answer. gloo has no error type of its own."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/" in str(error))

@@ -7,7 +7,7 @@ The rules are Prometheus' own (https://prometheus.io/docs/practices/naming/): on
 from ddpwire.metric import Metric as Metric
 from ddpwire.rank_catalogue import OF_A_RANK
 
-JOB_STATES = ("rendezvous", "training", "succeeded", "failed")
+JOB_STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
 PREFLIGHT_STEPS = ("resolve", "address", "port", "reach", "limits", "compare", "clock", "meet")
 EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "sigabrt", "oom", "hang_killed", "stopped", "other")
 RESTART_REASONS = ("killed", "oom", "hang", "node_lost")
@@ -16,16 +16,18 @@ RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_
 BUILD_INFO = Metric(
     name="ddp_build_info",
     kind="gauge",
-    help="Always 1; the versions are its labels.",
+    help="Always 1; the versions are its labels. image_digest: the container's image as its launcher names it, or "
+    "none.",
     set_by="ddprun",
-    labels={"version": (), "torch_version": (), "python_version": ()},
+    labels={"version": (), "torch_version": (), "python_version": (), "image_digest": ()},
 )
 RUN_INFO = Metric(
     name="ddp_run_info",
     kind="gauge",
-    help="Always 1; the run's id is its label.",
+    help="Always 1; run_id: the run's; config_sha256: 12 digits of the hash of the script, of its configuration file "
+    "and of its arguments but those that say a place.",
     set_by="ddprun",
-    labels={"run_id": ()},
+    labels={"run_id": (), "config_sha256": ()},
 )
 JOB_STATE = Metric(
     name="ddp_job_state",
@@ -43,7 +45,22 @@ JOB_START = Metric(
 WORLD_SIZE = Metric(
     name="ddp_world_size", kind="gauge", help="Ranks of the present attempt, over all nodes.", set_by="ddprun"
 )
+WORLD_SIZE_EXPECTED = Metric(
+    name="ddp_world_size_expected",
+    kind="gauge",
+    help="Ranks of the run when all of its nodes are there.",
+    set_by="ddprun",
+)
 RANKS_ALIVE = Metric(name="ddp_ranks_alive", kind="gauge", help="Ranks of this node that are running.", set_by="ddprun")
+HEARTBEAT = Metric(
+    name="ddp_heartbeat_timestamp_seconds",
+    kind="gauge",
+    help="When a rank of the present attempt last gave a sign of life, in seconds since the epoch; none before its "
+    "first step.",
+    set_by="ddprun",
+    labels={"rank": ()},
+    at_first=False,
+)
 RANK_EXITS = Metric(
     name="ddp_rank_exits_total",
     kind="counter",
@@ -146,4 +163,35 @@ PREFLIGHT_DURATION = Metric(
     labels={"step": PREFLIGHT_STEPS},
 )
 
-CATALOGUE: tuple[Metric, ...] = (*(value for value in globals().values() if isinstance(value, Metric)), *OF_A_RANK)
+ENDED = Metric(
+    name="ddp_ended_timestamp_seconds",
+    kind="gauge",
+    help="When the run ended, in seconds since the epoch.",
+    set_by="ddprun",
+)
+ENDED_CODE = Metric(
+    name="ddp_ended_exit_code",
+    kind="gauge",
+    help="The exit code of the run; 0: every rank exited with 0.",
+    set_by="ddprun",
+)
+ENDED_SECONDS = Metric(
+    name="ddp_ended_duration_seconds",
+    kind="gauge",
+    help="From the start of node 0's ddprun to its end.",
+    set_by="ddprun",
+)
+ENDED_INFO = Metric(
+    name="ddp_ended_info",
+    kind="gauge",
+    help="Always 1; cause: as in outcome.json.",
+    set_by="ddprun",
+    labels={"cause": ()},
+)
+# What a Pushgateway is told of a run that has ended; no endpoint has them.
+PUSHED = (ENDED, ENDED_CODE, ENDED_SECONDS, ENDED_INFO)
+
+CATALOGUE: tuple[Metric, ...] = (
+    *(value for value in globals().values() if isinstance(value, Metric) and value not in PUSHED),
+    *OF_A_RANK,
+)

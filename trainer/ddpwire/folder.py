@@ -1,16 +1,18 @@
 """What is where in a run's folder, and how a file in it is written.
 
-RUN/
+RUN/                       beside it .targets/, with the runs' metrics addresses (ddpwire.targets)
   run.json                 ddpctl's record (ddpctl alone reads and writes it)
   checkpoints/             the script's, named to it by DDP_CHECKPOINT_DIR
   node-0/
     ddprun.lock            held locked by the node's ddprun for as long as it lives
     node.json              who and where the node is: pid, state, metrics address, ranks
     node.log               everything the node said, each line with its node and rank
+    events.jsonl           what happened, an event a line (ddpwire.events); events.1.jsonl: those before them
     rank-1.log             what rank 1 wrote to stdout and stderr
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
+    metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
     outcome.json           how it ended; there once ddprun has ended by itself
 """
 
@@ -24,6 +26,7 @@ LOCK = "ddprun.lock"
 NODE = "node.json"
 NODE_LOG = "node.log"
 METRICS = "metrics"
+SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 OUTCOME = "outcome.json"
 

@@ -18,4 +18,6 @@ class Metric:
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
-    needs_gpu: bool = False  # there only where NVML finds a device
+    needs_gpu: bool = False  # there only where there is one
+    by_rank_0: bool = False  # the same for all ranks: rank 0 alone tells it
+    at_first: bool = True  # False: there is no sample before something has happened

@@ -36,6 +36,14 @@ ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
 LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
 METRICS_HOST: Final = "DDP_METRICS_HOST"
 METRICS_PORT: Final = "DDP_METRICS_PORT"  # 0: a free one
+TARGETS_DIR: Final = "DDP_TARGETS_DIR"  # where a node writes its own file for Prometheus' file_sd (ddpwire.targets)
+LAUNCHER: Final = "DDP_LAUNCHER"  # the label of that name in it
+PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, which node 0 tells how the run ended
+
+# What went before this start of the ranks, for who counts what was lost: set by ddprun for each rank.
+STEPS_BEFORE: Final = "DDP_STEPS_BEFORE"  # the highest step of all earlier attempts; unset: none
+LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds by cause since the last ones trained: rendezvous=0.4,restart=1.2,
+AT: Final = "at"  # and the moment until which they go, by time.monotonic(): at=81234.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.
 PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"

@@ -5,10 +5,21 @@ A rank's process sets its metrics without saying which rank it is; the node's ex
 
 from ddpwire.metric import Metric
 
-STEP_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-CHECKPOINT_BUCKETS = (0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
+# A rank has 80 series at the most. Few buckets tell a jam from a step; the mean is exact, from _sum and _count.
+STEP_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 60.0)
+CHECKPOINT_BUCKETS = (0.1, 1.0, 10.0, 100.0)
 STEP_PHASES = ("data", "h2d", "forward", "backward", "comm_exposed", "optimizer", "other")
-UNPRODUCTIVE_CAUSES = ("startup", "restore", "checkpoint", "evaluation")
+UNPRODUCTIVE_CAUSES = (
+    "startup",  # of the rank's process, until its first step
+    "rendezvous",  # of the nodes, from their start, or from the end of the failed ranks
+    "restore",  # reading a checkpoint
+    "recompute",  # steps that had been taken before a failure
+    "checkpoint",  # in which the loop waited for one
+    "evaluation",
+    "hang",  # from the last sign of life of ranks that hung to their end
+    "restart",  # the same of ranks that were lost otherwise
+    "requeue",  # from the last word of a start of the run to the next start
+)
 
 STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
 SAMPLES = Metric(
@@ -27,7 +38,7 @@ LAST_STEP_TIME = Metric(
 STEP_DURATION = Metric(
     name="ddp_step_duration_seconds",
     kind="histogram",
-    help="Wall time of an optimizer step as the rank's process saw it.",
+    help="Time of an optimizer step: by the clock on a CPU, by the GPU's own events on a GPU.",
     set_by="ddptrain",
     buckets=STEP_BUCKETS,
 )
@@ -38,13 +49,32 @@ STEP_PHASE = Metric(
     set_by="ddptrain",
     labels={"phase": STEP_PHASES},
 )
+COMM = Metric(
+    name="ddp_comm_seconds_total",
+    kind="counter",
+    help="Seconds in which gradients travelled; hidden: beside the backward pass (DDP's own average, sampled), "
+    "exposed: after it, as in comm_exposed.",
+    set_by="ddptrain",
+    labels={"overlap": ("hidden", "exposed")},
+)
+MODEL_FLOPS = Metric(
+    name="ddp_model_flops_total",
+    kind="counter",
+    help="Floating-point operations that the model's steps took here: 3 times those of a forward pass, counted once.",
+    set_by="ddptrain",
+)
 PRODUCTIVE = Metric(
-    name="ddp_productive_seconds_total", kind="counter", help="Seconds in which steps were taken.", set_by="ddptrain"
+    name="ddp_productive_seconds_total",
+    kind="counter",
+    help="Seconds in which steps were taken that none had taken before; of all starts of the run.",
+    set_by="ddptrain",
 )
 UNPRODUCTIVE = Metric(
     name="ddp_unproductive_seconds_total",
     kind="counter",
-    help="Seconds of this rank's process that were no training; checkpoint: in which the loop waited for one.",
+    help="Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
+    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last sign of life to "
+    "its end; requeue: from the last word of a start to the next.",
     set_by="ddptrain",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
@@ -53,6 +83,7 @@ STRAGGLER_SKEW = Metric(
     kind="gauge",
     help="The slowest rank's time of a step, without waiting for others, by the median of all ranks.",
     set_by="ddptrain",
+    by_rank_0=True,
 )
 RELATIVE_SPEED = Metric(
     name="ddp_rank_relative_speed_ratio",
@@ -61,7 +92,46 @@ RELATIVE_SPEED = Metric(
     set_by="ddptrain",
 )
 GRAD_NORM = Metric(
-    name="ddp_grad_norm", kind="gauge", help="Norm of the gradient, over all parameters, lately.", set_by="ddptrain"
+    name="ddp_grad_norm",
+    kind="gauge",
+    help="Norm of the gradient, over all parameters, lately.",
+    set_by="ddptrain",
+    by_rank_0=True,
+)
+COLLECTIVE_TIMEOUTS = Metric(
+    name="ddp_collective_timeouts_total",
+    kind="counter",
+    help="Times that this rank gave up waiting for the others, and ended; NCCL's own watchdog ends it unseen.",
+    set_by="ddptrain",
+)
+DATA_ERRORS = Metric(
+    name="ddp_data_errors_total",
+    kind="counter",
+    help="Files of the data set that were missing or corrupt on this rank; each ends the training.",
+    set_by="ddptrain",
+    labels={"kind": ("missing", "corrupt")},
+)
+DEVICE_OOMS = Metric(
+    name="ddp_device_ooms_total",
+    kind="counter",
+    help="Times that this rank asked its GPU for more memory than it has, and ended.",
+    set_by="ddptrain",
+    needs_gpu=True,
+)
+TRAINING_INFO = Metric(
+    name="ddp_training_info",
+    kind="gauge",
+    help="Always 1; backend: how gradients travel (none: one rank); device: cpu or cuda.",
+    set_by="ddptrain",
+    labels={"backend": (), "device": (), "model": (), "dataset": ()},
+    by_rank_0=True,
+)
+STEPS_PLANNED = Metric(
+    name="ddp_planned_steps",
+    kind="gauge",
+    help="The number of the step at which the training will be done.",
+    set_by="ddptrain",
+    by_rank_0=True,
 )
 NONFINITE = Metric(
     name="ddp_nonfinite_total",
@@ -83,14 +153,20 @@ LOSS = Metric(
     kind="gauge",
     help="Mean training loss of the last epoch, over all ranks.",
     set_by="ddptrain",
+    by_rank_0=True,
 )
-LEARNING_RATE = Metric(name="ddp_learning_rate", kind="gauge", help="Of the last step.", set_by="ddptrain")
-EPOCH = Metric(name="ddp_epoch", kind="gauge", help="The epoch that is being trained, from 1.", set_by="ddptrain")
+LEARNING_RATE = Metric(
+    name="ddp_learning_rate", kind="gauge", help="Of the last step.", set_by="ddptrain", by_rank_0=True
+)
+EPOCH = Metric(
+    name="ddp_epoch", kind="gauge", help="The epoch that is being trained, from 1.", set_by="ddptrain", by_rank_0=True
+)
 EVAL_ACCURACY = Metric(
     name="ddp_eval_accuracy_ratio",
     kind="gauge",
     help="Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
     set_by="ddptrain",
+    by_rank_0=True,
     labels={"split": ("test",)},
 )
 CHECKPOINT_DURATION = Metric(
@@ -98,6 +174,7 @@ CHECKPOINT_DURATION = Metric(
     kind="histogram",
     help="Wall time of writing or reading a checkpoint.",
     set_by="ddptrain",
+    by_rank_0=True,
     labels={"op": ("save", "load")},
     buckets=CHECKPOINT_BUCKETS,
 )
@@ -106,24 +183,31 @@ CHECKPOINT_LAST_SUCCESS = Metric(
     kind="gauge",
     help="When a checkpoint was last written whole, in seconds since the epoch; 0: not yet.",
     set_by="ddptrain",
+    by_rank_0=True,
 )
 CHECKPOINT_LAST_STEP = Metric(
     name="ddp_checkpoint_last_step",
     kind="gauge",
     help="The step of the newest checkpoint.",
     set_by="ddptrain",
+    by_rank_0=True,
 )
 CHECKPOINT_BYTES = Metric(
-    name="ddp_checkpoint_bytes", kind="gauge", help="Size of the newest checkpoint.", set_by="ddptrain"
+    name="ddp_checkpoint_bytes", kind="gauge", help="Size of the newest checkpoint.", set_by="ddptrain", by_rank_0=True
 )
 CHECKPOINTS_RETAINED = Metric(
-    name="ddp_checkpoints_retained", kind="gauge", help="Checkpoints that are in the folder.", set_by="ddptrain"
+    name="ddp_checkpoints_retained",
+    kind="gauge",
+    help="Checkpoints that are in the folder.",
+    set_by="ddptrain",
+    by_rank_0=True,
 )
 CHECKPOINT_FAILURES = Metric(
     name="ddp_checkpoint_failures_total",
     kind="counter",
     help="Checkpoints that could not be written or read; incompatible: of another training.",
     set_by="ddptrain",
+    by_rank_0=True,
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
 CHECKPOINT_FAILURES_KNOWN = (  # what may happen, and is 0 until then
@@ -136,6 +220,7 @@ CHECKPOINT_FALLBACKS = Metric(
     kind="counter",
     help="Checkpoints that were set aside for an older one.",
     set_by="ddptrain",
+    by_rank_0=True,
 )
 
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))

@@ -20,6 +20,7 @@ from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpwire import folder, names
 from ddpwire.exits import Exit
+from ddpwire.targets import TARGETS
 
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
@@ -71,6 +72,8 @@ class LocalTarget:
                     **job.env,
                     **contract(plan, node=node, addr=LOOPBACK, port=number),
                     names.NODES_HERE: str(job.max_nodes),
+                    names.TARGETS_DIR: str(PurePath(plan.run_dir).parent / TARGETS),
+                    names.LAUNCHER: "local",
                     names.DEVICE: "cuda" if gpus else "cpu",
                     "CUDA_VISIBLE_DEVICES": ",".join(gpus[node]) if gpus else "",
                 },

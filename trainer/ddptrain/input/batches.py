@@ -1,6 +1,7 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
 """A rank's part of a batch, ready for the model. All that is random in it is a function of (seed, epoch, sample)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from ddptrain.input.mixing import Mixing, mix, partners
 from ddptrain.input.pixels import Pixels
 from ddptrain.normalise import Normalisation
 from ddptrain.stream import sample_hash
+
+Mark = Callable[[str], None]  # the end of a phase of a step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,7 @@ class Feed(Protocol):
     def told(self) -> str:
         """In the log: where that is."""
 
-    def fetch(self, indices_B: Tensor, *, epoch: int) -> Fetched:
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
         """Samples of the training set, on the device."""
 
     def rewind(self) -> None:
@@ -68,10 +71,10 @@ class Preparation:
     seed: int
     num_samples: int
 
-    def batch(self, indices_B: Tensor, *, epoch: int) -> Batch:
-        """The batch of these samples."""
+    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
+        """The batch of these samples. ``mark`` is told at the end of what is not ``data``, such as ``h2d``."""
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
-        fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch)
+        fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
         images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], bits_B)
         batch = Batch(images_BCHW=images_BCHW, labels_B=fetched.labels_B[:count])

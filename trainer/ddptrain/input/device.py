@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ddptrain.input.batches import Fetched
+from ddptrain.input.batches import Fetched, Mark
 from ddptrain.input.pixels import Pixels
 
 
@@ -17,7 +17,7 @@ class DeviceFeed:
     labels_N: Tensor
     told: str
 
-    def fetch(self, indices_B: Tensor, *, epoch: int) -> Fetched:  # noqa: ARG002 - a loader needs it
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - a loader needs them
         """Samples of the training set."""
         return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
 

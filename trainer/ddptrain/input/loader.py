@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ddptrain.datasets.dataset import Samples
-from ddptrain.input.batches import Fetched
+from ddptrain.input.batches import Fetched, Mark
 from ddptrain.input.pixels import lay_out
 
 PRELOAD = ["numpy", "torch", "torch.utils.data"]  # imported once, by the server that forks the workers
@@ -103,13 +103,16 @@ class LoaderFeed:
         self._epoch: int | None = None
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
-    def fetch(self, indices_B: Tensor, *, epoch: int) -> Fetched:
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
         """Samples of the training set: the next ones that the plan says, which ``indices_B`` are."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._order.batches = self._plan(epoch, int(indices_B[0]))
             self._read = iter(self._loader)
-        images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in next(self._read))
+        read = next(self._read)
+        mark("data")
+        images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
+        mark("h2d")
         pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 

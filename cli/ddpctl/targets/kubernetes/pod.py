@@ -77,7 +77,7 @@ def template(
     """The pod template. ``place``: the variables that say which node this is; ``restart``: None: the operator's."""
     options, job = draft.options, draft.plan.job
     return {
-        "metadata": {"labels": draft.labels},
+        "metadata": {"labels": draft.labels, "annotations": _scraped(options)},
         "spec": drop_empty(
             {
                 "restartPolicy": restart,
@@ -91,6 +91,15 @@ def template(
                 "volumes": [volume for volume, _ in _volumes(draft)],
             }
         ),
+    }
+
+
+def _scraped(options: KubernetesOptions) -> dict[str, str]:
+    """What a Prometheus without the operator goes by."""
+    return {
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(options.metrics_port),
+        "prometheus.io/path": "/metrics",
     }
 
 

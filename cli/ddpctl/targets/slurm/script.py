@@ -16,6 +16,7 @@ from ddpctl.targets.slurm.requeue import ending
 from ddpctl.targets.slurm.runtimes import runtime_of
 from ddpwire import names
 from ddpwire.exits import Exit
+from ddpwire.targets import TARGETS
 
 # Left over from whoever submitted from inside of another job, they would be taken for options of our srun.
 FOREIGN = """SLURM_NTASKS SLURM_NPROCS SLURM_NTASKS_PER_NODE SLURM_NTASKS_PER_GPU SLURM_TASKS_PER_NODE \\
@@ -189,23 +190,25 @@ def _start(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     environment = "".join(f" \\\n  {shlex.quote(f'{name}={value}')}" for name, value in plan.job.env.items())
     env = f'env{environment} \\\n  "$(command -v srun)"' if environment else "srun"
     sharing = runtime.srun and f" \\\n    {runtime.srun}"
-    targets = (
-        f"{shlex.quote(options.prometheus)}/ddpctl-$SLURM_JOB_ID.json"
-        if options.prometheus
-        else "$run_dir/targets.json"
-    )
+    targets = shlex.quote(options.prometheus) if options.prometheus else f"${{targets%/*}}/{TARGETS}"
     return f"""\
-targets={targets}
+targets=${{run_dir%/task-*}}
+targets={targets}/$run.job-$SLURM_JOB_ID.json
 publish() {{ # the nodes' metrics addresses, for Prometheus' file_sd, once all nodes have said theirs
-  local found=()
-  while ((${{#found[@]}} < nodes)); do
+  local said=() line place groups=''
+  while ((${{#said[@]}} < nodes)); do
     sleep 1
-    mapfile -t found < <(sed -n 's|^ "metrics": "http://\\([^/"]*\\)/.*|\\1|p' "$run_dir"/node-*/node.json 2>/dev/null)
+    mapfile -t said < <(exec 2>/dev/null && cd "$run_dir" &&
+      sed -ns '/^ "metrics": "http:/{{F;s|.*//\\([^/"]*\\)/.*|\\1|p}}' node-*/node.json | paste - -)
   done
-  printf -v addresses '"%s", ' "${{found[@]}}"
-  printf '[{{"targets": [%s], "labels": {{"run": "%s", "slurm_job": "%s"}}}}]\\n' \\
-    "${{addresses%, }}" "$run" "$SLURM_JOB_ID" >"$targets.new"
-  mv "$targets.new" "$targets"
+  for line in "${{said[@]}}"; do # node-0/node.json, a tab, an address
+    line=${{line#node-}}
+    printf -v place '"node": "%s", "slurm_job": "%s"' "${{line%%/*}}" "$SLURM_JOB_ID"
+    printf -v line '{{"targets": ["%s"], "labels": {{"job_id": "%s", "launcher": "slurm", %s}}}}' \\
+      "${{line##*$'\\t'}}" "$run" "$place"
+    groups+="$line, "
+  done
+  mkdir -p "${{targets%/*}}" && echo "[${{groups%, }}]" >"$targets.new" && mv "$targets.new" "$targets"
 }}
 
 newest() {{ # what tells whether there is a new checkpoint

@@ -1,0 +1,229 @@
+"""What metrics cost: a step, a scrape, and a training that is scraped by a crowd.
+
+    python bench/metrics.py
+
+Wants an idle machine. The first table is CPU time of a rank's main thread, so that waiting for another rank is no cost.
+"""
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+WARM, WATCHED = 200, 2000  # steps
+RANKS = 8
+SCRAPES = 50
+WINDOWS, WINDOW_S, CROWD = 5, 8.0, 100
+
+
+def rank(number: int, size: int, port: int) -> None:
+    """One of some ranks that watch a training of empty steps; prints microseconds a step."""
+    import torch
+    import torch.distributed as dist
+
+    from ddptrain.guard import Guard
+    from ddptrain.ledger import Ledger
+    from ddptrain.metrics import open_metrics
+    from ddptrain.overlap import Overlap
+    from ddptrain.phases import ClockPhases
+    from ddptrain.profiling import Tracer
+    from ddptrain.progress import Silent
+    from ddptrain.straggler import Comparison
+    from ddptrain.watch import Watch
+    from ddpwire.events import EventLog
+    from ddpwire.heartbeat import Heart
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=size)
+
+    def watch_of(size: int) -> Watch:
+        return Watch(
+            asked=lambda: 0,
+            heart=Heart(os.environ["DDP_HEARTBEAT_FILE"] + str(number)),
+            metrics=metrics,
+            ledger=Ledger(time.monotonic()),
+            phases=ClockPhases(),
+            guard=Guard(torch.device("cpu")),
+            ranks=Comparison(number, size, tell=lambda *_: None),
+            tracer=Tracer(0, Path(), say=print),
+            teller=Silent(),
+            overlap=Overlap(torch.nn.Identity()),
+            events=EventLog(None, node=0),
+            on_gpu=False,
+        )
+
+    metrics = open_metrics(os.environ, first=number == 0)
+    told = {}
+    for what, watch in (("metrics", watch_of(1)), ("metrics and the comparison of ranks", watch_of(size))):
+        for step in range(1, WARM + WATCHED + 1):
+            if step == WARM:
+                began = time.thread_time()
+            watch.began()
+            for phase in ("data", "forward", "backward", "optimizer"):
+                watch.phases.mark(phase)
+            watch.ended(step=step, epoch=1, samples=32, lr=0.1)
+        told[what] = 1e6 * (time.thread_time() - began) / WATCHED
+        watch.ranks.answer(step)
+    dist.barrier()
+    print(json.dumps(told), flush=True)
+    os._exit(0)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def a_step(size: int = 2) -> dict[str, float]:
+    """Microseconds of CPU a step, the worst rank's."""
+    with tempfile.TemporaryDirectory() as folder:
+        processes, port = [], free_port()
+        for number in range(size):
+            metrics = Path(folder, f"rank-{number}")
+            metrics.mkdir()
+            environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics), "DDP_HEARTBEAT_FILE": f"{folder}/beat-"}
+            command = [sys.executable, __file__, "rank", str(number), str(size), str(port)]
+            processes.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
+        told = [json.loads(process.communicate(timeout=300)[0]) for process in processes]
+    return {what: max(one[what] for one in told) for what in told[0]}
+
+
+FILL = """
+import os, sys
+from ddptrain.exported import Exported
+from ddptrain.exported_first import ExportedFirst
+from ddptrain.metrics import About
+metrics = (ExportedFirst if sys.argv[1] == "0" else Exported)()
+metrics.about(About(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_a_sample=9))
+metrics.step(step=1, epoch=1, samples=1, lr=0.1)
+metrics.took(0.1)
+metrics.skew(1.0, 1.0)
+metrics.memory(allocated=1, reserved=1, peak=1)
+metrics.times(dict.fromkeys(metrics._phase, 1.0), 1.0, dict.fromkeys(metrics._lost, 1.0))
+if sys.argv[1] == "0":
+    metrics.epoch(loss=1.0, accuracy=1.0, grad_norm=1.0)
+    metrics.saved(step=1, seconds=1.0, size_bytes=1, retained=1)
+metrics.flush()
+"""
+
+
+def a_scrape() -> tuple[dict[str, int], float, float]:
+    """Series by rank ("": the node's own), and milliseconds of a scrape of a node of 8 ranks: median, slowest."""
+    from prometheus_client import CollectorRegistry
+
+    from ddprun import exporter, hostseries
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(RANKS):
+            metrics = Path(folder, f"rank-{number}")
+            metrics.mkdir()
+            environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
+            subprocess.run([sys.executable, "-c", FILL, str(number)], env=environ, check=True, timeout=120)
+        registry = CollectorRegistry()
+        exporter.NodeSeries(registry)
+        for collector in (exporter.RankSeries(Path(folder)), *hostseries.collectors()):
+            registry.register(collector)
+        url = f"http://127.0.0.1:{exporter.serve(registry, '127.0.0.1', 0)}/metrics"
+        times = []
+        for _ in range(SCRAPES):
+            time.sleep(exporter.FRESH_S + 0.01)  # else it is the last one's answer
+            began = time.perf_counter()
+            text = get(url)
+            times.append(1e3 * (time.perf_counter() - began))
+    counts = {str(number): text.count(f'rank="{number}"') for number in range(RANKS)}
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    return {"": len(lines) - sum(counts.values()), **counts}, statistics.median(times), max(times)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310
+        text: str = answer.read().decode()
+    return text
+
+
+def crowd(url: str, until: float) -> int:
+    """A hundred scrapes at once each second, beside a scraper that hangs; how many were answered."""
+    host, port = url.split("/")[2].split(":")
+    answered = []
+    with socket.create_connection((host, int(port))) as hanging:
+        hanging.send(b"GET /metrics HTTP/1.1\r\n")  # and no more
+        while time.monotonic() < until:
+            threads = [threading.Thread(target=lambda: answered.append(get(url))) for _ in range(CROWD)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            time.sleep(1)
+    return len(answered)
+
+
+def steps_of(url: str) -> tuple[float, float]:
+    """Seconds and number of the steps of rank 0 until now."""
+    values = dict(line.rsplit(" ", 1) for line in get(url).splitlines() if line.startswith("ddp_step_duration"))
+    return (
+        float(values['ddp_step_duration_seconds_sum{rank="0"}']),
+        float(values['ddp_step_duration_seconds_count{rank="0"}']),
+    )
+
+
+def a_crowd() -> tuple[list[float], list[float], int]:
+    """Milliseconds a step in windows without and with a crowd, by turns; and the scrapes that were answered."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "ddprun", "--run-dir", folder, "-m", "ddptrain", "--epochs=100000"]
+        environ = os.environ | {"OMP_NUM_THREADS": "1", "DDP_DEVICE": "cpu"}
+        process = subprocess.Popen([*command, "--input=device"], env=environ, stdout=subprocess.DEVNULL, cwd=folder)
+        try:
+            state, url = Path(folder, "node-0", "node.json"), ""
+            while not url:
+                time.sleep(0.2)
+                url = (json.loads(state.read_text())["metrics"] or "") if state.exists() else ""
+            while "ddp_eval_accuracy_ratio{" not in get(url):
+                time.sleep(0.5)
+            times: tuple[list[float], list[float]] = ([], [])
+            answered = 0
+            for window in range(2 * WINDOWS):
+                time.sleep(1)
+                before = steps_of(url)
+                if window % 2:
+                    answered += crowd(url, time.monotonic() + WINDOW_S)
+                else:
+                    time.sleep(WINDOW_S)
+                time.sleep(1)  # what is counted is written twice a second
+                after = steps_of(url)
+                times[window % 2].append(1e3 * (after[0] - before[0]) / (after[1] - before[1]))
+            return times[0], times[1], answered
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def main() -> None:
+    """All of it."""
+    print(f"microseconds of CPU a step, the worse of 2 ranks, {WATCHED} steps")
+    for what, cost in a_step().items():
+        print(f"  {what:40}{cost:8.1f}")
+    counts, median, slowest = a_scrape()
+    own, *ranks = counts.values()
+    print(f"series: rank 0 {ranks[0]}, another rank {ranks[1]}, the node itself {own}")
+    print(f"scrape of a node of {RANKS} ranks: {median:.1f} ms, the slowest of {SCRAPES} {slowest:.1f} ms")
+    alone, crowded, answered = a_crowd()
+    ratio = statistics.median(crowded) / statistics.median(alone)
+    print(
+        f"step: {statistics.median(alone):.3f} ms alone, {statistics.median(crowded):.3f} ms with {CROWD} scrapes "
+        f"a second at once and one that hangs ({answered} answered): x {ratio:.4f}"
+    )
+    print(f"  alone {', '.join(f'{one:.3f}' for one in alone)}")
+    print(f"  crowd {', '.join(f'{one:.3f}' for one in crowded)}")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["rank"]:
+        rank(*map(int, sys.argv[2:]))
+    main()

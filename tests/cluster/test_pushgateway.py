@@ -1,0 +1,78 @@
+"""A real Pushgateway is told how a run ended."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.road.driver import wait_until
+
+GATEWAY = next(filter(None, map(shutil.which, ("prometheus-pushgateway", "pushgateway"))), None)
+pytestmark = pytest.mark.skipif(GATEWAY is None, reason="needs a Pushgateway (apt install prometheus-pushgateway)")
+PATH = os.environ["PATH"]
+
+
+def get(url: str) -> str:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+            text: str = answer.read().decode()
+    except OSError:
+        return ""
+    return text
+
+
+@pytest.fixture
+def gateway() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    assert GATEWAY is not None
+    server = subprocess.Popen([GATEWAY, f"--web.listen-address={address}", "--log.level=error"])
+    wait_until(lambda: get(f"http://{address}/metrics"), "the Pushgateway")
+    yield f"http://{address}"
+    server.terminate()
+    server.wait(20)
+
+
+def run(script: str, *options: str, environ: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
+    path = folder / "script.py"
+    path.write_text(script)
+    return subprocess.run(
+        [sys.executable, "-m", "ddprun", "--run-id", "night", *options, str(path)],
+        env=os.environ | {"PATH": PATH} | environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_node_0_tells_how_the_run_ended(gateway: str, tmp_path: Path) -> None:
+    done = run("raise SystemExit(3)", "--pushgateway", gateway, environ={}, folder=tmp_path)
+    assert done.returncode == 3
+    told = dict(re.findall(r'^(ddp_ended_\w+)\{(?:cause="error",)?instance="",job="ddpctl",run="night"\} (\S+)$',
+                           get(f"{gateway}/metrics"), re.M))  # fmt: skip
+    assert (told["ddp_ended_exit_code"], told["ddp_ended_info"]) == ("3", "1")
+    assert float(told["ddp_ended_duration_seconds"]) > 0
+    assert float(told["ddp_ended_timestamp_seconds"]) > 1.7e9
+    assert len(told) == 4
+
+
+def test_a_pushgateway_that_is_not_there_changes_nothing(tmp_path: Path) -> None:
+    done = run("", environ={"DDP_PUSHGATEWAY": "http://127.0.0.1:9"}, folder=tmp_path)
+    assert done.returncode == 0
+    assert re.search(
+        r"^\[node0\] the Pushgateway http://127.0.0.1:9 was not told how the run ended: .*refused", done.stderr, re.M
+    )
+
+
+def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = run("", "--pushgateway", "over there", environ={}, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        78,
+        "ddprun: --pushgateway is 'over there': an address such as http://pushgateway:9091 is allowed\n",
+    )

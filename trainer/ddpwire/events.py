@@ -1,0 +1,143 @@
+"""``events.jsonl``: what happened on a node, one JSON object a line, in the order in which it was written.
+
+Written by the node's ddprun and its ranks, each event whole by one append; read by ddpctl. A run's events are those of
+all its nodes, by their time. Bounded: a file that is full becomes ``events.1.jsonl``, and the one before it goes.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+EVENTS: Final = "events.jsonl"
+EVENTS_BEFORE: Final = "events.1.jsonl"
+EVENTS_FILE: Final = "DDP_EVENTS_FILE"  # set by ddprun for each rank
+MOST_BYTES = 4_000_000  # of a file, so twice that of a node
+
+KINDS: Mapping[str, str] = {
+    # of a node, by ddprun
+    "node_started": "ddprun began. host, pid; requeued_s: since the last word of an earlier start of the run",
+    "preflight_done": "the machine was looked at and node 0 found; seconds: since node_started",
+    "rendezvous_done": "the nodes of an attempt have met; seconds: since it began to wait for them; nodes: how many",
+    "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: which; world_size",
+    "first_step": "the first sign of life of a rank of this node in this attempt; seconds: since ranks_started",
+    "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
+    "failed": "the nodes agree on the failure of an attempt; cause, message: as in outcome.json; rank and node: whose",
+    "restart": "all ranks are about to be started anew; reason: as in ddp_restarts_total",
+    "recovered": "training goes on after a restart; seconds: since the failure; steps_lost",
+    "signal": "a signal came, which asks for a stop or is the ranks' matter; signal: its name",
+    "node_ended": "ddprun ends; code, cause, message: as in outcome.json; seconds: since node_started",
+    # of a rank, by ddptrain
+    "training_began": "the first step is next; seconds: since the rank's start; startup_s and restore_s: of them",
+    "checkpoint_loaded": "training goes on from a checkpoint; seconds; path",
+    "checkpoint_saved": "a checkpoint is on the disk; seconds: since it was begun; waited_s: the loop; bytes; path",
+    "checkpoint_failed": "a checkpoint could not be written; message",
+    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: of its steps",
+    "straggler": "a rank is slow; rank and node: which; ratio: its own time of a step by the others'",
+    "straggler_gone": "it is as fast as the others again",
+    "stopping": "the ranks agreed to stop after a step; code: that of the signal",
+    "training_ended": "the last step was taken; productive_s, and what was none by cause, as lost_s",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One line. What has no field of its own is in ``facts``."""
+
+    event: str  # one of KINDS; another version may have more
+    time: float  # when it happened, or was over, in seconds since the epoch
+    node: int
+    attempt: int = 1
+    rank: int | None = None
+    step: int | None = None
+    seconds: float | None = None  # how long what is over took
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """As it stands in the file."""
+        own = {
+            "time": round(self.time, 3),
+            "event": self.event,
+            "node": self.node,
+            "attempt": self.attempt,
+            "rank": self.rank,
+            "step": self.step,
+            "seconds": None if self.seconds is None else round(self.seconds, 4),
+        }
+        return json.dumps({key: value for key, value in own.items() if value is not None} | dict(self.facts)) + "\n"
+
+
+class EventLog:
+    """The writer's side, of one process. Without a path, and where nothing can be written, nobody keeps them."""
+
+    def __init__(self, path: str | Path | None, *, node: int, rank: int | None = None, attempt: int = 1) -> None:
+        self.attempt = attempt
+        self._path = Path(path) if path else None
+        self._node, self._rank = node, rank
+
+    def tell(
+        self,
+        event: str,
+        *,
+        step: int | None = None,
+        seconds: float | None = None,
+        rank: int | None = None,
+        node: int | None = None,
+        ago_s: float = 0.0,
+        **facts: Any,
+    ) -> None:
+        """It has happened now, or ``ago_s``. ``rank`` and ``node``: another's than the writer's own."""
+        if self._path is None:
+            return
+        told = Event(
+            event=event,
+            time=time.time() - ago_s,
+            node=self._node if node is None else node,
+            attempt=self.attempt,
+            rank=self._rank if rank is None else rank,
+            step=step,
+            seconds=seconds,
+            facts=facts,
+        )
+        with contextlib.suppress(OSError):  # a disk that is full must not stop a training
+            _append(self._path, told.line().encode())
+
+
+def events_of(environ: Mapping[str, str]) -> EventLog:
+    """The log of the rank with this environment."""
+    from ddpwire import names
+
+    return EventLog(
+        environ.get(EVENTS_FILE),
+        node=int(environ.get(names.RANKS_NODE) or 0),
+        rank=int(environ.get(names.RANK) or 0),
+        attempt=int(environ.get(names.ATTEMPT) or 1),
+    )
+
+
+def read_events(*texts: str) -> tuple[Event, ...]:
+    """The events of these files' contents, by time. Lines that are torn, or no event, are passed over."""
+    found = []
+    for line in "\n".join(texts).splitlines():
+        with contextlib.suppress(ValueError, TypeError, AttributeError):
+            said = json.loads(line)
+            own = {key: said.pop(key) for key in Event.__dataclass_fields__ if key in said and key != "facts"}
+            found.append(Event(**own, facts=said))
+    return tuple(sorted(found, key=lambda event: event.time))
+
+
+def _append(path: Path, line: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.write(descriptor, line)
+        if os.fstat(descriptor).st_size > MOST_BYTES:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:  # nobody was quicker
+                path.replace(path.with_name(EVENTS_BEFORE))
+    finally:
+        os.close(descriptor)
