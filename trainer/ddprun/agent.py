@@ -206,7 +206,9 @@ class NodeAgent(SimpleElasticAgent):
         self._remaining_restarts = int(verdict.restart)
         if verdict.restart:
             self._node.series.count(catalogue.RESTARTS, reason=outcome.cause)
-            self._node.journal.say(f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew")
+            self._node.journal.say(
+                f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew"
+            )
             self._node.journal.tell("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 
