@@ -190,6 +190,15 @@ def execute(desk: Desk, run: Run, *, node: int, argv: tuple[str, ...], tty: bool
     return desk.runner.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
+def pull(desk: Desk, run: Run, into: Path) -> None:
+    """Bring what a run has written into a folder here. Raises ConfigError where it is reached without."""
+    target = target_of(run)
+    if not isinstance(target, targets.Pulling):
+        where = run.checkpoint_dir if run.elsewhere else run.folder
+        raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
+    desk.runner.perform(target.pull(run, str(into)))
+
+
 def suspend(desk: Desk, run: Run, *, again: bool) -> None:
     """Let a run rest, or go on (``again``). Raises ConfigError where its target cannot."""
     target = target_of(run)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, pause, reach, runs, setup
+from ddpctl.commands import image, launch, pause, pull, reach, runs, setup
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -64,6 +64,7 @@ launch.register(app)
 runs.register(app)
 reach.register(app)
 pause.register(app)
+pull.register(app)
 image.register(app)
 setup.register(app)
 

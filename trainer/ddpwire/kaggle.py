@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 RUN_TYPE: Final = "KAGGLE_KERNEL_RUN_TYPE"  # Kaggle's own: Interactive, or Batch for a version that is saved and run
+INPUT_FOLDER: Final = "/kaggle/input"
+WORKING_FOLDER: Final = "/kaggle/working"
 INPUT: Final = "DDP_KAGGLE_INPUT"  # other folders than Kaggle's own
 WORKING: Final = "DDP_KAGGLE_WORKING"
 SESSION_S: Final = "DDP_KAGGLE_SESSION_S"  # a shorter session than Kaggle's longest
@@ -38,8 +40,8 @@ def session(environ: Mapping[str, str]) -> Session | None:
     if not environ.get(RUN_TYPE):
         return None
     return Session(
-        input=Path(environ.get(INPUT) or "/kaggle/input"),
-        working=Path(environ.get(WORKING) or "/kaggle/working"),
+        input=Path(environ.get(INPUT) or INPUT_FOLDER),
+        working=Path(environ.get(WORKING) or WORKING_FOLDER),
         batch=environ[RUN_TYPE] == "Batch",
     )
 

@@ -5,7 +5,7 @@ from ddpwire.exits import Exit
 
 
 class RankError(DdpctlError):
-    """A rank of the run failed: which, where, with its traceback. Its cause is the rank's exception, if that travels."""
+    """A rank of the run failed: which, where, with its traceback. Its cause is the rank's exception, if it travels."""
 
     exit_code = Exit.SCRIPT
 
