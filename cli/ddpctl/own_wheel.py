@@ -1,13 +1,15 @@
-"""Packs the ddpctl that is installed here as a wheel, and prints it in base64: it travels to where there is no network.
+"""Packs the ddpctl that is installed here as a wheel, and prints it as text: it travels to where there is no network.
 
 A program of its own (``python -m ddpctl.own_wheel``). The wheel names no dependency: where it goes they are there, or
-cannot be had. The same files make the same bytes.
+cannot be had. The same files make the same bytes. It is compressed as a whole, by LZMA: 345 kB where a wheel's own
+compression, file by file, comes to 585 kB, and a notebook may be 1 MB.
 """
 
 import base64
 import hashlib
 import importlib.util
 import io
+import lzma
 import sys
 import zipfile
 from collections.abc import Iterator
@@ -23,7 +25,7 @@ _PROGRAMS = (
 
 def main() -> None:
     """Print it on one line."""
-    print(base64.b64encode(wheel()).decode())
+    print(base64.b64encode(lzma.compress(wheel(), preset=9)).decode())
 
 
 def wheel() -> bytes:
@@ -36,10 +38,10 @@ def wheel() -> bytes:
     rows = [f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items()]
     files[f"{about}/RECORD"] = "".join([*rows, f"{about}/RECORD,,\n"]).encode()
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         for name, data in files.items():
             entry = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
-            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            entry.external_attr = 0o644 << 16
             archive.writestr(entry, data)
     return buffer.getvalue()
 

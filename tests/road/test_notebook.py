@@ -82,19 +82,19 @@ def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(kerne
     assert kernel.run(BAD).error == ""  # cell 2
     answer = kernel.run("launch(bad, gpus=2, args=(17,), name='bad')")
     assert answer.error == "RankError"
-    assert answer.value == "rank 1 failed in Cell In[2], line 6: ValueError: bad label 17"
+    assert answer.value == "rank 1 failed in Cell In[2], line 5: ValueError: bad label 17"
     assert re.sub(r"\x1b\[[0-9;]*m", "", answer.traceback) == (
         "Traceback (most recent call last):\n"
-        '  File "Cell In[2]", line 6, in bad\n'
+        '  File "Cell In[2]", line 5, in bad\n'
         '    raise ValueError(f"bad label {label}")\n'
         "ValueError: bad label 17\n"
-        "RankError: rank 1 failed in Cell In[2], line 6: ValueError: bad label 17"
+        "RankError: rank 1 failed in Cell In[2], line 5: ValueError: bad label 17"
     )
     caught = kernel.run(
         "try:\n    launch(bad, gpus=2, args=(18,))\nexcept RankError as error:\n"
         "    print(error.rank, error.cell, error.line, error.code, repr(error.__cause__))"
     )
-    assert caught.text.splitlines()[-1] == "1 Cell In[2] 6 1 ValueError('bad label 18')"
+    assert caught.text.splitlines()[-1] == "1 Cell In[2] 5 1 ValueError('bad label 18')"
     assert not processes_of("bad")
 
 
@@ -114,12 +114,17 @@ def test_the_curve_is_drawn_into_the_cell(kernel: Kernel) -> None:
     kernel.run(TRAIN + SLOW.replace("1000", "60"))
     answer = kernel.run("launch(slow, gpus=2, name='curve')")
     assert answer.error == "", answer.traceback
-    assert re.search(r"<svg .*<polyline points=\"0\.0,2\.0 .*</svg><pre>step \d+   loss [\d.]+   \d+ samples/s</pre>", answer.pictures[-1]), answer.pictures
+    assert re.search(
+        r"<svg .*<polyline points=\"0\.0,2\.0 .*</svg><pre>step \d+   loss [\d.]+   \d+ samples/s</pre>",
+        answer.pictures[-1],
+    ), answer.pictures
 
 
 def test_what_cannot_travel_is_named(kernel: Kernel) -> None:
     kernel.run(TRAIN)
-    kernel.run("import threading\nlock = threading.Lock()\ndef inner():\n    return lock\ndef outer():\n    return inner()")
+    kernel.run(
+        "import threading\nlock = threading.Lock()\ndef inner():\n    return lock\ndef outer():\n    return inner()"
+    )
     answer = kernel.run("launch(outer)")
     assert (answer.error, answer.value) == (
         "ConfigError",
@@ -145,7 +150,9 @@ def test_a_script_from_a_cell(kernel: Kernel, tmp_path: Path) -> None:
         "import os, sys\nprint('rank', os.environ['RANK'], sys.argv[1:])\nsys.exit(int(sys.argv[1]))\n"
     )
     kernel.run("from ddpctl.notebook import launch")
-    answer = kernel.run("run = launch('train.py', gpus=2, args=[0], name='script')\n(run.run, run.code, run.checkpoint_dir.name)")
+    answer = kernel.run(
+        "run = launch('train.py', gpus=2, args=[0], name='script')\n(run.run, run.code, run.checkpoint_dir.name)"
+    )
     assert answer.text.endswith("('script', 0, 'checkpoints')\n")
     assert "[node0 rank1] rank 1 ['0']\n" in answer.text
     answer = kernel.run("launch('train.py', gpus=2, args=[3])")

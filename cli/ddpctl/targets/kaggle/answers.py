@@ -28,7 +28,10 @@ _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.M
 # What Kaggle says of a session that it ended itself.
 _FAILURES = (
     (r"memory", "the session ran out of memory: a smaller batch, or --input loader"),
-    (r"time limit|timed? ?out|exceeded.*(?:time|hours)", "the session's time was over before the notebook ended"),
+    (
+        r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)",
+        "the session's time was over before the notebook ended",
+    ),
     (r"disk|space", "the session's disk is full: its working folder holds 20 GB"),
     (r"requested cancel|cancell?ed", "it was cancelled on the website"),
 )

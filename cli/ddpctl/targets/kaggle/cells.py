@@ -22,7 +22,7 @@ _WIDTH = 100
 class Cargo:
     """What travels inside the notebook."""
 
-    wheel: str = ""  # in base64; empty: it comes another way
+    wheel: str = ""  # in base64 of LZMA; empty: it comes another way
     wheel_name: str = "ddpctl-0-py3-none-any.whl"
     files: Mapping[str, str] | None = None  # name → text; None: the job needs none
 
@@ -118,8 +118,9 @@ def _install(cargo: Cargo) -> str:
     if cargo.wheel:
         lines += [
             "    import base64",
+            "    import lzma",
             f"    wheel = Path('/tmp') / {cargo.wheel_name!r}",
-            "    wheel.write_bytes(base64.b64decode(WHEEL))",
+            "    wheel.write_bytes(lzma.decompress(base64.b64decode(WHEEL)))",
             "    wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest",
         ]
     else:

@@ -111,8 +111,12 @@ class KaggleOptions:
                 "job.secrets",
                 "a secret would stand in the notebook: keep it in Kaggle's own Add-ons > Secrets, and read it there",
             )
-        if said := exposed(job):
-            yield "job.env", said.partition(":")[2].partition(":")[0].strip() + ": in a notebook anybody reads it"
+        if exposed(job):
+            yield (
+                "job.env",
+                "a variable there looks like a secret and would stand in the notebook: keep it in Kaggle's own "
+                "Add-ons > Secrets, and read it there",
+            )
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
             yield "job.time_limit", f"a Kaggle session is 12h at most, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:

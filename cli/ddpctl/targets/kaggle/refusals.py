@@ -1,7 +1,7 @@
 """What the client or Kaggle says when something cannot be, as one sentence that says what to do. Pure.
 
 The client exits with 0 when a push is refused ("Kernel push error: ..."), and with 1 and a word on stdout or stderr
-for all else. The words are those of kaggle 2.2.5, and of Kaggle's servers as its users quote them.
+for all else. The words are those of kaggle 2.2.4 and 2.2.5, and of Kaggle's servers as its users quote them.
 """
 
 import re
@@ -58,7 +58,7 @@ _REFUSALS = (
         "A notebook that was made on the website must be saved there once",
     ),
     Refusal(
-        pattern=r"409 Client Error|title (?:is )?already in use",
+        pattern=r"409 Client Error|title (?:is )?already in use|^Conflict$",
         error=ConfigError,
         sentence="a notebook of that title is there already: give the run another --name",
     ),
@@ -68,7 +68,7 @@ _REFUSALS = (
         sentence="Kaggle has been asked too often: wait a few minutes",
     ),
     Refusal(
-        pattern=r"problem on Kaggle's side|5\d\d Server Error",
+        pattern=r"problem on Kaggle's side|5\d\d Server Error|^Internal (?:server )?error",
         error=UnavailableError,
         sentence="Kaggle itself has a fault at present: try again later",
     ),
@@ -78,12 +78,12 @@ _REFUSALS = (
         sentence="Kaggle cannot be reached from this machine: is there a network, or a proxy to name in HTTPS_PROXY?",
     ),
     Refusal(
-        pattern=r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found",
+        pattern=r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$",
         error=NoInputError,
         sentence="the notebook is not there, or not yours: it may have been deleted on the website",
     ),
     Refusal(
-        pattern=r"403 Client Error|Forbidden|You don't have access",
+        pattern=r"403 Client Error|Forbidden|You don't have access|was denied",
         error=UnavailableError,
         sentence="Kaggle refuses it (403): the account may lack a verified phone number, a competition's rules may not "
         "be accepted, or the token may not be allowed to",
@@ -107,7 +107,7 @@ def refusal(output: Output, doing: str) -> DdpctlError | None:
         return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
     said = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
     for known in _REFUSALS:
-        if match := re.search(known.pattern, said, re.IGNORECASE):
+        if match := re.search(known.pattern, said, re.IGNORECASE | re.MULTILINE):
             group = next(iter(match.groups()), None) or "as many"
             return known.error(f"cannot {doing}: {known.sentence.format(group)}")
     lines = said.strip().splitlines()
