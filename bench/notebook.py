@@ -3,10 +3,10 @@
     python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
 
 Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
-of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn, and with
-them its DataLoader's workers, two a rank, anew each epoch; ours by ddpctl.notebook.launch. One instrument
-(ddptrain.phases) measures both; the first epoch of each turn is left out. "Not computing" is all but forward, backward and
-the optimizer: workers that start, input, waiting for the other rank.
+of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
+and its DataLoader's workers, two a rank, anew each epoch; ours by ddpctl.notebook.launch. One instrument
+(ddptrain.phases) measures both; the first epoch of each turn is left out. "Not computing" is all but forward, backward
+and the optimizer: workers that start, input, waiting for the other rank.
 """
 
 import argparse
@@ -35,12 +35,12 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
     """As the tutorials have it: what mp.spawn calls."""
     import torch
     import torch.distributed as dist
+    import tutorials
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, DistributedSampler
     from tutorials import Pictures, Setting, optimizer
 
-    import tutorials
     from ddptrain.models.shape import ImageShape
     from ddptrain.phases import measure
 

@@ -6,12 +6,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from tests.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 from ddptrain.datasets import SOURCES
 from ddptrain.datasets.kaggle import locate
 from ddptrain.errors import TrainError
 from ddptrain.options.data import DataOptions
-from tests.ddptrain.formats import write_cifar, write_mnist, write_pictures
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from jupyter_client.manager import KernelManager
 
@@ -33,7 +33,7 @@ class Kernel:
         self._client.start_channels()
         self._client.wait_for_ready(timeout=120)
 
-    def __enter__(self) -> "Kernel":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -1,5 +1,6 @@
-"""The target kaggle from the command line, against a client that answers as the real one did; and the wheel that travels."""
+"""The target kaggle from the command line, against a client that answers as the real one; the wheel that travels."""
 
+import ast
 import base64
 import json
 import lzma
@@ -56,8 +57,8 @@ def test_a_run_on_kaggle_from_its_launch_to_its_end(client: Path) -> None:
     done = ddpctl("stop", "night")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         69,
-        f"ddpctl: night goes on: the kaggle client cannot stop a session. Cancel it on {URL}, or ddpctl stop --kill night "
-        "deletes the notebook with all that it has written",
+        f"ddpctl: night goes on: the kaggle client cannot stop a session. Cancel it on {URL}, or ddpctl stop --kill "
+        "night deletes the notebook with all that it has written",
     )
     done = ddpctl("pull", "night")
     assert (done.returncode, done.stdout) == (0, f"{runs}/night/output\n"), done.stderr
@@ -77,8 +78,8 @@ def test_a_refused_push_leaves_no_run(client: Path) -> None:
     done = ddpctl("launch", "--target", "kaggle", "--name", "night")
     assert (done.returncode, done.stderr) == (
         69,
-        "ddpctl: cannot push ann/ddpctl-night: this week's GPU hours are used up: kaggle quota says when they come back; "
-        "--device cpu needs none\n",
+        "ddpctl: cannot push ann/ddpctl-night: this week's GPU hours are used up: kaggle quota says when they come "
+        "back; --device cpu needs none\n",
     )
     assert not (client / "runs" / "night").exists()
     assert [line[:2] for line in asked(client)] == [["config", "view"], ["kernels", "push"]]
@@ -93,8 +94,8 @@ def test_what_cannot_be_on_kaggle_is_refused_before_anything_is_asked(client: Pa
     assert done.stderr.replace(str(client), "") == (
         "/ddpctl.yaml:1:14: nodes: a Kaggle session is one node, not 2\n"
         "/ddpctl.yaml:1:23: gpus: a session with NvidiaTeslaT4 has 2 GPUs, not 4\n"
-        "/ddpctl.yaml:1:35: secrets: a secret would stand in the notebook: keep it in Kaggle's own Add-ons > Secrets, and "
-        "read it there\n"
+        "/ddpctl.yaml:1:35: secrets: a secret would stand in the notebook: keep it in Kaggle's own Add-ons > Secrets, "
+        "and read it there\n"
         "/ddpctl.yaml:1:56: time_limit: a Kaggle session is 12h at most, not 13h\n"
         "--command: -m mine: a script and `files` of the target travel to Kaggle, a module does not\n"
     )
@@ -110,7 +111,7 @@ def test_render_writes_the_notebook_and_its_metadata(client: Path) -> None:
     sources = [cell.source for cell in book.cells]
     assert "%%writefile train.py\nprint('hello')" in sources
     packed = next(source for source in sources if source.startswith("WHEEL = "))
-    assert lzma.decompress(base64.b64decode(eval(packed.removeprefix("WHEEL = ")))) == wheel()
+    assert lzma.decompress(base64.b64decode(ast.literal_eval(packed.removeprefix("WHEEL = ")))) == wheel()
     done = ddpctl("render", "-t", "local", "--out", "there", cwd=client)
     assert (done.returncode, done.stderr) == (
         2, "ddpctl: --out: a target of kind local has one file: ddpctl render > FILE\n"
@@ -145,7 +146,7 @@ def test_the_wheel_that_travels_runs_where_the_launchers_libraries_are_not(tmp_p
     ]
     subprocess.run([*pip, str(file)], check=True, timeout=120)
     (tmp_path / "site" / "sitecustomize.py").write_text(
-        "import sys\nfor name in ('typer', 'pydantic', 'fabric', 'paramiko', 'annotated_doc'):\n    sys.modules[name] = None\n"
+        "import sys\nsys.modules |= dict.fromkeys(('typer', 'pydantic', 'fabric', 'paramiko', 'annotated_doc'))\n"
     )
     code = "from ddpctl.notebook import launch\nprint(launch(lambda x: x + 1, gpus=1, args=(1,), device='cpu'))"
     done = subprocess.run(

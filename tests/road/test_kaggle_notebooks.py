@@ -1,5 +1,5 @@
-"""The checked-in notebooks of examples/kaggle, from top to bottom in a bare kernel: two CPU ranks, synthetic images in the
-files' real formats among the session's inputs.
+"""The checked-in notebooks of examples/kaggle, from top to bottom in a bare kernel: two CPU ranks, synthetic images in
+the files' real formats among the session's inputs.
 """
 
 import json
@@ -16,8 +16,8 @@ from nbclient import NotebookClient
 from tests.ddptrain.formats import write_mnist
 from tests.road.driver import ROOT, processes_of
 
-from ddpctl.targets.kaggle.answers import with_log
 from ddpctl.run import RunStatus
+from ddpctl.targets.kaggle.answers import with_log
 
 pytestmark = pytest.mark.filterwarnings("default")  # the client's own, which change from version to version
 

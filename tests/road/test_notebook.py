@@ -186,7 +186,9 @@ def test_the_ranks_side_needs_no_fork(exec_flag: tuple[str, ...], tmp_path: Path
 
     file = tmp_path / "call.pkl"
     namespace: dict[str, object] = {"__name__": "__main__"}
-    exec("def called(x):\n    import os\n    return x + int(os.environ['WORLD_SIZE'])", namespace)
+    exec(  # noqa: S102
+        "def called(x):\n    import os\n    return x + int(os.environ['WORLD_SIZE'])", namespace
+    )
     file.write_bytes(pack(namespace["called"], (40,), {}))  # type: ignore[arg-type]
     words = ["--nproc-per-node", "2", *exec_flag, "-m", "ddpctl.notebook.rank", str(file)]
     done = subprocess.run(
@@ -194,4 +196,4 @@ def test_the_ranks_side_needs_no_fork(exec_flag: tuple[str, ...], tmp_path: Path
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert pickle.loads((tmp_path / "result.pkl").read_bytes()) == 42
+    assert pickle.loads((tmp_path / "result.pkl").read_bytes()) == 42  # noqa: S301
