@@ -79,7 +79,7 @@ def check_words_for_kaggle(words: list[str], folder: Path) -> None:
         patch.setenv("PATH", f"{stand_in(folder, {'config view': 'config-view'})}:/usr/bin:/bin")
         done = ddpctl(words[0], "--dry-run", *words[1:], cwd=folder)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2].startswith("kaggle kernels push --path "), done.stdout
+    assert done.stdout.splitlines()[-1].startswith("kaggle kernels push --path "), done.stdout
 
 
 def check_words_for_slurm(words: list[str], folder: Path) -> None:

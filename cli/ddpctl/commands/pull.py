@@ -15,7 +15,7 @@ def pull(
         Path | None, typer.Option("--into", metavar="FOLDER", help="Where to [default: output, in the run's folder].")
     ] = None,
 ) -> None:
-    """Bring what a run has written to this machine: checkpoints, logs, weights.
+    """Bring here what a run has written: checkpoints, logs, weights.
 
     For targets whose runs write where only their own client can read: kaggle.
     """
