@@ -10,13 +10,16 @@ and the optimizer: workers that start, input, waiting for the other rank.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import platform
 import socket
 import statistics
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -146,7 +149,8 @@ def ours_rank(epochs, images, batch):
 def ours(epochs, images, batch):
     from ddpctl.notebook import launch
 
-    return launch(ours_rank, gpus=2, args=(epochs, images, batch), device="cpu")
+    with contextlib.redirect_stdout(sys.stderr):
+        return launch(ours_rank, gpus=2, args=(epochs, images, batch), device="cpu")
 
 
 WAYS = {"tutorial": tutorial, "ours": ours}
@@ -215,6 +219,11 @@ def main():
             seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
             print(f"round {turn + 1}  {way:10} {seconds} s", file=sys.stderr)
     found = {way: summary(epochs) for way, epochs in told.items()}
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    print(
+        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {platform.machine()}, "
+        f"torch {version}, load {load:.1f}, n = {len(told['ours'])}"
+    )
     print(table(found))
     if asked.json:
         asked.json.write_text(json.dumps({"epochs": told, "summary": found}, indent=1) + "\n")

@@ -96,8 +96,15 @@ def follow(desk: Desk, run: Run, *, tail: int | None = None) -> tuple[RunStatus,
 
     Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
     """
-    stopper = Stopper(desk, run)
-    desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
+    target, stopper = target_of(run), Stopper(desk, run)
+    logs = target.logs(run, LogQuery(follow=True, tail=tail))
+    if isinstance(target, targets.Outliving):
+        try:
+            desk.runner.perform(logs)
+        except KeyboardInterrupt:
+            return RunStatus(run=run.name, state="training", message=target.farewell(run)), Exit.INTERRUPTED
+    else:
+        desk.runner.perform(logs, on_interrupt=stopper)
     state = _see_the_end(desk, run, stopper)
     if state.state == "unknown":
         desk.say(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")

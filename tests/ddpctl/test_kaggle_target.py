@@ -248,14 +248,14 @@ def test_logs_wait_for_the_session_and_for_its_end() -> None:
 
 def test_stop_pull_and_exec() -> None:
     target = KaggleTarget(KaggleOptions())
-    with pytest.raises(UnavailableError) as raised:
-        play(target.stop(RUN, kill=False), [])
-    assert str(raised.value) == (
-        f"night goes on: the kaggle client cannot stop a session. Cancel it on {URL}, or ddpctl stop --kill night "
-        "deletes the notebook with all that it has written"
-    )
-    (asked,), gone = play(target.stop(RUN, kill=True), [(answer("delete"),)])
-    assert (asked.argv, gone) == (argv("delete"), True)
+    for kill in (False, True):
+        with pytest.raises(UnavailableError) as raised:
+            play(target.stop(RUN, kill=kill), [])
+        assert str(raised.value) == (
+            f"night: it goes on: the kaggle client cannot stop a session. Cancel is on {URL}; kaggle kernels delete "
+            f"{KERNEL} removes the notebook with all that it has written"
+        )
+    assert play(target.stop(replace(RUN, handle={}), kill=True), [()]) == ([], True)
     (asked,), _ = play(target.pull(RUN, "/out"), [(answer("output"),)])
     assert (asked.argv, asked.timeout_s) == (argv("output"), 3600)
     with pytest.raises(NoInputError):

@@ -20,7 +20,7 @@ from ddpwire.version import __version__
 URL = "https://www.kaggle.com/code/ann/ddpctl-night"
 ANSWERS = {
     "config view": "config-view", "kernels push": "push", "kernels status": "status-running", "kernels logs": "logs",
-    "kernels delete": "delete", "kernels output": "output",
+    "kernels output": "output",
 }  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def test_a_run_on_kaggle_from_its_launch_to_its_end(client: Path) -> None:
     done = ddpctl("stop", "night")
     assert (done.returncode, done.stderr.splitlines()[-1]) == (
         69,
-        f"ddpctl: night goes on: the kaggle client cannot stop a session. Cancel it on {URL}, or ddpctl stop --kill "
-        "night deletes the notebook with all that it has written",
+        f"ddpctl: night: it goes on: the kaggle client cannot stop a session. Cancel is on {URL}; kaggle kernels "
+        "delete ann/ddpctl-night removes the notebook with all that it has written",
     )
     done = ddpctl("pull", "night")
     assert (done.returncode, done.stdout) == (0, f"{runs}/night/output\n"), done.stderr

@@ -6,6 +6,7 @@ The order of things is ``ddpctl.launch``'s; here stands only what a notebook nee
 import json
 import os
 import pickle
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -105,11 +106,19 @@ def run(what: Callable[..., Any] | str, wish: Wish) -> Any:
             previous.remove(file.parent)
 
 
-@cache
 def open_desk() -> Desk:
-    """One for all calls of this kernel: its runner holds the lifeline, so that the ranks end with the kernel."""
-    environ = {**os.environ, "MPLBACKEND": "agg"}  # a notebook's own backend draws into a cell, which a rank has not
-    return Desk(runner=Runner(environ), root=runs.state_dir(os.environ), say=lambda line: print(line, flush=True))
+    """The desk of a call."""
+    return Desk(runner=_runner(), root=runs.state_dir(os.environ), say=lambda line: print(line, flush=True))
+
+
+@cache
+def _runner() -> Runner:
+    """One for all calls of this kernel: it holds the lifeline, so that the ranks end with the kernel.
+
+    It sees the environment as it is at each call. A notebook's own backend of matplotlib draws into a cell, which no
+    rank has.
+    """
+    return Runner(ChainMap({"MPLBACKEND": "agg"}, os.environ))
 
 
 def _job(what: Callable[..., Any] | str, wish: Wish) -> JobSpec:

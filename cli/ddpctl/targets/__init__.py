@@ -84,6 +84,14 @@ class Pulling(Protocol):
 
 
 @runtime_checkable
+class Outliving(Protocol):
+    """What a target does besides, if it cannot stop a run: Ctrl-C lets go of it."""
+
+    def farewell(self, run: Run) -> str:
+        """That it goes on, and where a person stops it."""
+
+
+@runtime_checkable
 class Filing(Protocol):
     """What a target does besides, if its spec is several files, or holds files of the project."""
 

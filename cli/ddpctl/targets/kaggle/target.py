@@ -162,20 +162,19 @@ class KaggleTarget:
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
-        """Delete the notebook (``kill``): the client can end a session in no other way. Raises UnavailableError."""
-        del wait
-        if not run.handle:
-            return True
-        if not kill:
-            raise UnavailableError(
-                f"{run.name} goes on: the kaggle client cannot stop a session. Cancel it on {run.handle['url']}, or "
-                f"ddpctl stop --kill {run.name} deletes the notebook with all that it has written"
-            )
-        argv = ("kaggle", "kernels", "delete", "--yes", str(run.handle["kernel"]))
-        (done,) = yield (Command(argv=argv, timeout_s=ASK_S),)
-        if why := refusal(done, f"delete {run.handle['kernel']}"):
-            raise why
+        """Nothing but the website stops a session. Raises UnavailableError, unless it was never pushed."""
+        del kill, wait
+        if run.handle:
+            raise UnavailableError(f"{run.name}: {self.farewell(run)}")
+        yield ()
         return True
+
+    def farewell(self, run: Run) -> str:
+        """That it goes on, and where a person stops it."""
+        return (
+            f"it goes on: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
+            f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"
+        )
 
     def pull(self, run: Run, into: str) -> Verb[None]:
         """Fetch what the session wrote to its working folder, and its log. Raises DdpctlError."""
