@@ -78,18 +78,24 @@ def _device_of(value: object) -> str:
     return "" if on_host else str(tensor.device)
 
 
-def _used(function: Callable[..., Any], seen: frozenset[int] = frozenset()) -> list[tuple[str, str, Any]]:
+def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
     """What it takes from around it, and what the functions it calls do: kind, name and value."""
-    if not isinstance(function, FunctionType) or id(function) in seen or _imported(function):
-        return []
-    try:
-        around = inspect.getclosurevars(function)
-    except (TypeError, ValueError):
-        return []
     used: list[tuple[str, str, Any]] = []
-    for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
-        used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
-    return used + [item for _, _, value in used for item in _used(value, seen | {id(function)})]
+    seen: set[int] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        one = waiting.pop(0)
+        if not isinstance(one, FunctionType) or id(one) in seen or _imported(one):
+            continue
+        seen.add(id(one))
+        try:
+            around = inspect.getclosurevars(one)
+        except (TypeError, ValueError):  # a cell of a closure that is not filled yet
+            continue
+        for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
+            used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
+            waiting += values.values()
+    return used
 
 
 def _imported(function: FunctionType) -> bool:
