@@ -54,6 +54,7 @@ bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the fr
 	$(BIN)/python bench/train.py
 	$(BIN)/python bench/train.py --ranks 2
 	$(BIN)/python bench/scaling.py
+	$(BIN)/python bench/notebook.py --plot docs/notebook-epoch.svg
 
 bench-gpu: $(VENV)/.bench  ## the same on a GPU
 	$(BIN)/python bench/train.py --device cuda

@@ -81,3 +81,22 @@ def test_scaling(tmp_path):
     lines, result = run("scaling", tmp_path, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
     assert [line.split()[0] for line in lines] == ["ranks", "1", "2"]
     assert all(values[0] > 0 for values in result["loopback"].values())
+
+
+def test_notebook(tmp_path):
+    found = tmp_path / "found.json"
+    arguments = ["--rounds", "1", "--epochs", "1", "--images", "512", "--batch", "64", "--json", str(found)]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "notebook.py"), *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"DDPCTL_STATE_DIR": str(tmp_path / "runs"), "PATH": "/usr/bin:/bin"},
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(found.read_text())["summary"]
+    parts = ("workers start", "input", "waiting for the other rank", "not computing", "computing", "epoch")
+    assert [line[:28].strip() for line in done.stdout.splitlines()[1:-1]] == ["seconds an epoch", *parts]
+    assert result["tutorial"]["workers start"] > result["ours"]["workers start"] == 0
+    assert all(result[way]["epoch"] > result[way]["computing"] > 0 for way in result)

@@ -15,10 +15,12 @@ from ddpctl.monitoring import kubernetes as monitoring_manifests
 from ddpctl.monitoring import rule_files, stack
 from ddpctl.monitoring.limits import Limits
 from ddpctl.monitoring.prometheus import Scraping
+from ddpctl.runner import Runner
 from ddpwire.catalogue import CATALOGUE, Metric
 from ddpwire.events import KINDS
 
 ROOT = Path(__file__).parent.parent
+KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle/ddpctl.yaml
 
 
 def render(file: str, target: str, workload: str | None = None) -> str:
@@ -35,6 +37,19 @@ def render(file: str, target: str, workload: str | None = None) -> str:
     )
     plan = launch.plan_of(request, settings.job.name, Path())
     return targets.make(settings.kind, settings.options).render(plan)
+
+
+def kaggle(profile: str, number: int) -> str:
+    """One of the files that ``ddpctl render --out`` writes: 0 the notebook, 1 its metadata."""
+    file = ROOT / "examples/kaggle/ddpctl.yaml"
+    settings = config.load(file=file, profile=profile, target=None, overrides={}, kinds=targets.kinds())
+    request = Request(
+        job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why="", cwd="."
+    )
+    target = targets.make(settings.kind, settings.options)
+    assert isinstance(target, targets.Filing)
+    files = Runner({}).perform(target.files(launch.plan_of(request, settings.job.name, Path())))
+    return list(files.values())[number]
 
 
 PAGE = """\
@@ -112,6 +127,8 @@ SPECS = {
     "k8s/trainjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "trainjob"),
     "k8s/indexed-job.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "job"),
     "k8s/base/pytorchjob.yaml": partial(render, "examples/digits.kubernetes.yaml", "cluster", "pytorchjob"),
+    **{f"examples/kaggle/{name}/{name}.ipynb": partial(kaggle, name, 0) for name in KAGGLE},
+    **{f"examples/kaggle/{name}/kernel-metadata.json": partial(kaggle, name, 1) for name in KAGGLE},
     "slurm/train.sbatch": partial(render, "examples/slurm.yaml", "here"),
     **{
         f"slurm/train.{runtime}.sbatch": partial(render, "examples/slurm.yaml", runtime)

@@ -96,8 +96,15 @@ def follow(desk: Desk, run: Run, *, tail: int | None = None) -> tuple[RunStatus,
 
     Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
     """
-    stopper = Stopper(desk, run)
-    desk.runner.perform(target_of(run).logs(run, LogQuery(follow=True, tail=tail)), on_interrupt=stopper)
+    target, stopper = target_of(run), Stopper(desk, run)
+    logs = target.logs(run, LogQuery(follow=True, tail=tail))
+    if isinstance(target, targets.Outliving):
+        try:
+            desk.runner.perform(logs)
+        except KeyboardInterrupt:
+            return RunStatus(run=run.name, state="training", message=target.farewell(run)), Exit.INTERRUPTED
+    else:
+        desk.runner.perform(logs, on_interrupt=stopper)
     state = _see_the_end(desk, run, stopper)
     if state.state == "unknown":
         desk.say(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
@@ -188,6 +195,15 @@ def execute(desk: Desk, run: Run, *, node: int, argv: tuple[str, ...], tty: bool
     if not 0 <= node < run.job.max_nodes:
         raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
     return desk.runner.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
+
+
+def pull(desk: Desk, run: Run, into: Path) -> None:
+    """Bring what a run has written into a folder here. Raises ConfigError where it is reached without."""
+    target = target_of(run)
+    if not isinstance(target, targets.Pulling):
+        where = run.checkpoint_dir if run.elsewhere else run.folder
+        raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
+    desk.runner.perform(target.pull(run, str(into)))
 
 
 def suspend(desk: Desk, run: Run, *, again: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, monitor, pause, reach, report, runs, setup, timeline, top
+from ddpctl.commands import image, launch, monitor, pause, pull, reach, report, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -67,6 +67,7 @@ report.register(app)
 timeline.register(app)
 reach.register(app)
 pause.register(app)
+pull.register(app)
 image.register(app)
 monitor.register(app)
 setup.register(app)

@@ -76,6 +76,14 @@ class Runner:
                 os.waitpid(pid, 0)
         self._started.clear()
 
+    def reap(self) -> None:
+        """Forget those that have ended; for a process that outlives many runs."""
+        for pid in tuple(self._started):
+            with suppress(OSError):
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    continue
+            self._started.remove(pid)
+
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
         if not commands:
             return ()

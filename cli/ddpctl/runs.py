@@ -19,6 +19,7 @@ from typing import Any
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec, check_nodes
+from ddpwire import kaggle
 from ddpwire.folder import CHECKPOINTS, RECORD, write_atomic
 
 WORDS = tuple(
@@ -35,9 +36,11 @@ WORDS = tuple(
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """Where the runs of this user are: $DDPCTL_STATE_DIR, or ddpctl/runs in the XDG state directory."""
+    """Where the runs of this user are: $DDPCTL_STATE_DIR, on Kaggle its working folder, or the XDG state directory."""
     if given := environ.get("DDPCTL_STATE_DIR"):
         return Path(given).absolute()
+    if on := kaggle.session(environ):
+        return on.working / kaggle.RUNS
     if given := environ.get("XDG_STATE_HOME"):
         return Path(given).absolute() / "ddpctl" / "runs"
     if not (home := environ.get("HOME")):

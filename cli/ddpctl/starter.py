@@ -17,6 +17,9 @@ _ELSEWHERE = """\
   # cluster:
   #   kind: kubernetes
   #   namespace: ml
+  # t4s: # two T4s of Kaggle, with its client
+  #   kind: kaggle
+  #   datasets: [someone/their-pictures]
 """
 
 

@@ -25,6 +25,7 @@ VERBS = (
     "shell",
     "suspend",
     "resume",
+    "pull",
     "init",
     "schema",
     "version",
@@ -89,11 +90,11 @@ def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
     assert "for this machine: no GPU, " in text
     rendered = ddpctl("render", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
-    found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|  )", "  ", text, flags=re.M))
+    found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
     assert {name: target["kind"] for name, target in found["targets"].items()} == {
-        "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes"
+        "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes", "t4s": "kaggle"
     }  # fmt: skip
-    (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|  )", "  ", text, flags=re.M))
+    (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
     assert ddpctl("render", "-f", "all.yaml", cwd=tmp_path).returncode == 0
     again = ddpctl("init", cwd=tmp_path)
     assert (again.returncode, again.stderr) == (

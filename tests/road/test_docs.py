@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.ddpctl.kaggle_answers import stand_in
 from tests.road.driver import ROOT, SCRIPTS, ddpctl
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
@@ -35,6 +36,9 @@ def test_launches(line: str, tmp_path: Path) -> None:
         (tmp_path / script).write_text("")
     if "boxes" in words:
         check_words_of_a_target(words, tmp_path)
+        return
+    if "t4s" in words:
+        check_words_for_kaggle(words, tmp_path)
         return
     if "hpc" in words or "slurm" in words:
         check_words_for_slurm(words, tmp_path)
@@ -73,6 +77,17 @@ def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
     words = shlex.split(line)[1:]
     done = ddpctl(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def check_words_for_kaggle(words: list[str], folder: Path) -> None:
+    """A launch on Kaggle: the file that the guide shows, and a client that answers as the real one."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/kaggle.md").read_text(), re.M | re.S)
+    (folder / "ddpctl.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{stand_in(folder, {'config view': 'config-view'})}:/usr/bin:/bin")
+        done = ddpctl(words[0], "--dry-run", *words[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("kaggle kernels push --path "), done.stdout
 
 
 def check_words_for_slurm(words: list[str], folder: Path) -> None:

@@ -1,7 +1,7 @@
 """The moment at which a run is ended from outside, and the stop that comes in time before it.
 
-Who ends a run kills it: Slurm at its time limit, Kubernetes at activeDeadlineSeconds, without asking the ranks. So they
-are asked here, by a SIGTERM that leaves them their grace.
+Who ends a run kills it: Slurm at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without
+asking the ranks. So they are asked here, by a SIGTERM that leaves them their grace.
 """
 
 import math
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ddprun.errors import bad_contract
-from ddpwire import names
+from ddpwire import kaggle, names
 
 MARGIN_S = 5.0  # from the last rank's end to ddprun's own
 SLURM_MARGIN_S = 30.0  # its batch script may have to requeue the job after ddprun has ended
@@ -34,14 +34,15 @@ class Deadline:
 
 
 def read(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
-    """The deadline of this node; None: there is none. ``now``: seconds since the epoch. Pure. Raises NodeError."""
+    """The deadline of this node; None: there is none. ``now``: seconds since the epoch. Raises NodeError."""
     for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
         if text:
             return _given(source, text, grace_s, now)
     end = environ.get(SLURM_END_TIME)
     if end and end.isdecimal():
         return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S)
-    return None
+    ends = kaggle.ends_at(environ, started=kaggle.container_start()) if kaggle.session(environ) else None
+    return None if ends is None else Deadline(source="the Kaggle session's end", at=ends, margin_s=kaggle.MARGIN_S)
 
 
 def _given(source: str, text: str, grace_s: float, now: float) -> Deadline:

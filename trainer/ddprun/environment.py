@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun.share import Share
-from ddpwire import names
+from ddpwire import kaggle, names
 from ddpwire.events import EVENTS, EVENTS_FILE
 from ddpwire.folder import CHECKPOINTS, rank_heartbeat, rank_metrics
 from ddpwire.heartbeat import HEARTBEAT_FILE
@@ -122,6 +122,8 @@ def of_rank(place: Place, around: Surroundings, past: Past, node_dir: Path, base
         # gloo would take the hostname's address, which is 127.0.1.1 on Debian and nothing on many a laptop; NCCL the
         # first interface by name. Its "=" means this name, and not every name that begins with it.
         defaults |= {"GLOO_SOCKET_IFNAME": around.interface, "NCCL_SOCKET_IFNAME": f"={around.interface}"}
+    if kaggle.session(base):
+        defaults |= kaggle.NCCL
     if around.run_dir:
         env[names.RUN_DIR] = str(around.run_dir)
         defaults[names.CHECKPOINT_DIR] = around.checkpoint_dir or str(around.run_dir / CHECKPOINTS)

@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from ddptrain import debugging, flops, report
 from ddptrain.datasets import SOURCES
 from ddptrain.datasets.dataset import DataSet
+from ddptrain.datasets.kaggle import locate
 from ddptrain.diagnosis import nonfinite
 from ddptrain.errors import TrainError
 from ddptrain.evaluate import count_right
@@ -86,6 +88,7 @@ def _train(
     join(place, options.ranks)
     world = enter(place, options.machine.device, options.ranks)
     shelf = agree(place, lambda: Shelf(options.checkpoints.folder) if place.first else None)
+    options = replace(options, data=agree(place, partial(locate, options.data, environ)))
     data = _load_data(options, place, metrics)
     job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
     tell = teller(first=place.first, environ=environ)

@@ -32,7 +32,7 @@ TargetName = Annotated[
         "-t",
         envvar="DDPCTL_TARGET",
         metavar="T",
-        help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes.",
+        help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes, kaggle.",
     ),
 ]
 File = Annotated[

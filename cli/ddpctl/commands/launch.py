@@ -116,18 +116,35 @@ def render(
     image: Image = None,
     workload: Workload = None,
     array: Array = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FOLDER", help="Write it into a folder; for kaggle the notebook and its metadata."
+        ),
+    ] = None,
     program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
     from ddpctl import launch as verbs
     from ddpctl import targets
     from ddpctl.commands.request import of_flags, overrides, with_array
+    from ddpctl.desk import open_desk
 
     flags = overrides(nodes, gpus, device, env, port, image, program)
     request = with_array(of_flags(flags, file, profile, target, name, workload), array)
     _warn(request)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
-    print(targets.make(request.kind, request.options).render(plan), end="")
+    made = targets.make(request.kind, request.options)
+    if out is None:
+        print(made.render(plan), end="")
+        return
+    if not isinstance(made, targets.Filing):
+        raise UsageError(f"--out: a target of kind {request.kind} has one file: ddpctl render > FILE")
+    desk = open_desk(os.environ)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in desk.runner.perform(made.files(plan)).items():
+        (out / name).write_text(text)
+        print(out / name)
 
 
 def _warn(request: "Request") -> None:

@@ -79,12 +79,37 @@ class Rehearsing(Protocol):
         """What ``submit`` would run, also where the machines are not ready, which is raised when all is shown."""
 
 
+@runtime_checkable
+class Pulling(Protocol):
+    """What a target does besides, if what its runs write can only be fetched through it."""
+
+    def pull(self, run: Run, into: str) -> Verb[None]:
+        """Fetch it into a folder of this machine."""
+
+
+@runtime_checkable
+class Outliving(Protocol):
+    """What a target does besides, if it cannot stop a run: Ctrl-C lets go of it."""
+
+    def farewell(self, run: Run) -> str:
+        """That it goes on, and where a person stops it."""
+
+
+@runtime_checkable
+class Filing(Protocol):
+    """What a target does besides, if its spec is several files, or holds files of the project."""
+
+    def files(self, plan: Plan) -> Verb[dict[str, str]]:
+        """The spec's files: name → text."""
+
+
 # kind → (module, options dataclass, target class): imported when it is used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
     "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
     "slurm": ("ddpctl.targets.slurm", "SlurmOptions", "SlurmTarget"),
     "kubernetes": ("ddpctl.targets.kubernetes", "KubernetesOptions", "KubernetesTarget"),
+    "kaggle": ("ddpctl.targets.kaggle", "KaggleOptions", "KaggleTarget"),
 }
 
 

@@ -1,0 +1,235 @@
+"""Where an epoch's time goes: the tutorials' way in a notebook, mp.spawn with DataLoader workers, against ours.
+
+    python bench/notebook.py [--rounds 2] [--epochs 3] [--images 8192] [--batch 128] [--plot FILE.svg] [--json FILE]
+
+Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
+of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
+and its DataLoader's workers, two a rank, anew each epoch; ours by ddpctl.notebook.launch. One instrument
+(ddptrain.phases) measures both; the first epoch of each turn is left out. "Not computing" is all but forward, backward
+and the optimizer: workers that start, input, waiting for the other rank.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import socket
+import statistics
+import sys
+import tempfile
+import time
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COMPUTE = ("forward", "backward", "optimizer")
+PARTS = {"workers start": ("start",), "input": ("data", "h2d"), "waiting for the other rank": ("comm_exposed",)}
+PARTS |= {"other": ("other",), "computing": COMPUTE}
+
+
+def model_of(shape):
+    from ddptrain.models import build_model
+
+    return build_model("convnet", shape)
+
+
+def tutorial_rank(rank, port, epochs, images, batch, file):
+    """As the tutorials have it: what mp.spawn calls."""
+    import torch
+    import torch.distributed as dist
+    import tutorials
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
+    from tutorials import Pictures, Setting, optimizer
+
+    from ddptrain.models.shape import ImageShape
+    from ddptrain.phases import measure
+
+    torch.set_num_threads(1)
+    tutorials.NUM_IMAGES = images
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    shape = ImageShape(channels=3, size_px=32, classes=10)
+    data = Pictures(Setting(model="convnet", shape=shape, batch_size=batch, augmented=True))
+    sampler = DistributedSampler(range(images), 2, rank)
+    loader = DataLoader(data, batch_size=batch, sampler=sampler, num_workers=2, drop_last=True)
+    model = DistributedDataParallel(model_of(shape))
+    optim, criterion = optimizer(model), nn.CrossEntropyLoss()
+    phases, told = measure(torch.device("cpu"), model.parameters(), alone=False), []
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        before, began = dict(phases.totals), time.perf_counter()
+        batches = iter(loader)
+        first = next(batches)
+        start = time.perf_counter() - began
+        while first is not None:
+            phases.begin()
+            inputs, labels = first
+            phases.mark("data")
+            loss = criterion(model(inputs), labels)
+            phases.mark("forward")
+            optim.zero_grad()
+            loss.backward()
+            phases.mark("backward")
+            optim.step()
+            loss.item()
+            phases.mark("optimizer")
+            first = next(batches, None)
+            phases.mark("data")
+            phases.end()
+        spent = {name: phases.totals[name] - before[name] for name in before}
+        told.append({"epoch": time.perf_counter() - began, "start": start, **spent})
+    if rank == 0:
+        Path(file).write_text(json.dumps(told))
+    dist.barrier()
+    os._exit(0)
+
+
+def tutorial(epochs, images, batch):
+    import torch.multiprocessing as mp
+
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        file = Path(folder) / "told.json"
+        mp.spawn(tutorial_rank, args=(port, epochs, images, batch, str(file)), nprocs=2)
+        return json.loads(file.read_text())
+
+
+def ours_rank(epochs, images, batch):
+    """ddptrain's own step on its own input: what every rank of the launch calls."""
+    import torch
+    import torch.distributed as dist
+
+    from ddptrain.datasets import SOURCES
+    from ddptrain.guard import Guard
+    from ddptrain.job import prepare
+    from ddptrain.options import parse
+    from ddptrain.phases import measure
+    from ddptrain.place import Place
+    from ddptrain.step import train_step
+    from ddptrain.stream import batches, epoch_order, share_of
+    from ddptrain.world import World
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    words = ["--data=synthetic", f"--synthetic-samples={images}", "--synthetic-shape=3x32x32", "--model=convnet"]
+    words += [
+        f"--batch-size={2 * batch}",
+        "--lr=0.01",
+        "--schedule=constant",
+        "--shift=4",
+        "--flip",
+        "--precision=fp32",
+    ]
+    options = parse(words, {})
+    place = Place(rank=rank, size=2, local_rank=rank, local_size=2)
+    world = World(place=place, device=torch.device("cpu"), backend="gloo", data_group=dist.group.WORLD)
+    data = SOURCES["synthetic"].load(options.data, 0)
+    job = prepare(options, world, data, batch_size=options.training.batch_size)
+    phases, guard, told, step = measure(world.device, job.model.parameters(), alone=False), Guard(world.device), [], 0
+    for epoch in range(epochs):
+        before, began = dict(phases.totals), time.perf_counter()
+        order = epoch_order(len(job.train), seed=0, epoch=epoch)
+        for indices in batches(order, job.batch_size, first=0):
+            phases.begin()
+            share = share_of(indices, rank=rank, world_size=2)
+            step += 1
+            train_step(job, share, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
+            phases.end()
+        spent = {name: phases.totals[name] - before[name] for name in before}
+        told.append({"epoch": time.perf_counter() - began, "start": 0.0, **spent})
+    return told
+
+
+def ours(epochs, images, batch):
+    from ddpctl.notebook import launch
+
+    with contextlib.redirect_stdout(sys.stderr):
+        return launch(ours_rank, gpus=2, args=(epochs, images, batch), device="cpu")
+
+
+WAYS = {"tutorial": tutorial, "ours": ours}
+
+
+def summary(told):
+    """Seconds an epoch by part, the median of all epochs that count."""
+    rows = {part: [sum(epoch.get(name, 0.0) for name in names) for epoch in told] for part, names in PARTS.items()}
+    found = {part: statistics.median(values) for part, values in rows.items()}
+    found["epoch"] = statistics.median(epoch["epoch"] for epoch in told)
+    computing = [sum(epoch[name] for name in COMPUTE) for epoch in told]
+    idle = [epoch["epoch"] - spent for epoch, spent in zip(told, computing, strict=True)]
+    found["not computing"] = statistics.median(idle)
+    return found
+
+
+def table(found):
+    rows = ["workers start", "input", "waiting for the other rank", "not computing", "computing", "epoch"]
+    lines = [f"{'seconds an epoch':28}{'tutorial':>10}{'ours':>10}{'ours / tutorial':>18}"]
+    for row in rows:
+        a, b = found["tutorial"][row], found["ours"][row]
+        lines.append(f"{row:28}{a:10.3f}{b:10.3f}{(f'{b / a:.3f}' if a else '-'):>18}")
+    idle = found["ours"]["not computing"] / found["tutorial"]["not computing"]
+    quicker = found["tutorial"]["epoch"] / found["ours"]["epoch"]
+    lines.append(
+        f"not computing {idle:.3f} x the tutorial's (asked: at most 0.1); the epoch {quicker:.1f} x faster (asked: 4)"
+    )
+    return "\n".join(lines)
+
+
+def plot(found, file):
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "ddpctl"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 1.9))
+    left = dict.fromkeys(WAYS, 0.0)
+    for part in PARTS:
+        widths = [found[way][part] for way in WAYS]
+        axes.barh(list(WAYS), widths, left=list(left.values()), label=part)
+        left = {way: left[way] + width for way, width in zip(WAYS, widths, strict=True)}
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds an epoch")
+    axes.legend(fontsize="x-small", ncols=3, loc="lower right")
+    figure.tight_layout()
+    figure.savefig(file, metadata={"Date": None})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--images", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=128, help="a rank's")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    os.environ.setdefault("DDPCTL_STATE_DIR", tempfile.mkdtemp(prefix="ddpctl-bench-"))
+    told = {way: [] for way in WAYS}
+    for turn in range(asked.rounds):
+        for way in list(WAYS) if turn % 2 == 0 else reversed(list(WAYS)):
+            epochs = WAYS[way](asked.epochs + 1, asked.images, asked.batch)[1:]
+            told[way] += epochs
+            seconds = " ".join(format(epoch["epoch"], ".2f") for epoch in epochs)
+            print(f"round {turn + 1}  {way:10} {seconds} s", file=sys.stderr)
+    found = {way: summary(epochs) for way, epochs in told.items()}
+    version, load = metadata.version("torch"), os.getloadavg()[0]
+    print(
+        f"{asked.images} images of 32x32, batch {asked.batch} a rank, two ranks, {platform.machine()}, "
+        f"torch {version}, load {load:.1f}, n = {len(told['ours'])}"
+    )
+    print(table(found))
+    if asked.json:
+        asked.json.write_text(json.dumps({"epochs": told, "summary": found}, indent=1) + "\n")
+    if asked.plot:
+        plot(found, asked.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Runs a function of a notebook's cell, or a script, on all GPUs of this machine, and gives its result back.
+
+    from ddpctl.notebook import launch
+
+    def train(lr):
+        ...                       # torchrun's variables are set; every rank runs this
+        return accuracy           # rank 0's is what launch returns
+
+    accuracy = launch(train, gpus=2, args=(0.1,))
+    launch("train.py", gpus=2, args=["--lr", "0.1"])
+
+It launches on the target local as ``ddpctl launch`` does; the ranks are processes of their own. So nothing of CUDA is
+touched in the notebook's kernel, and a second call begins anew. This room's modules know IPython where it is there, and
+never need it; torch they never import.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddpctl.notebook.failure import RankError
+
+__all__ = ["RankError", "launch"]
+
+
+def launch(
+    what: Callable[..., Any] | str,
+    *,
+    gpus: int = 2,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    env: Mapping[str, str] | None = None,
+    name: str | None = None,
+    resume: str | bool = False,
+    max_restarts: int | None = None,
+    time_limit: str | None = None,
+    grace: float = 30.0,
+) -> Any:
+    """Run ``what`` on ``gpus`` ranks of this machine, show it here, and wait for its end.
+
+    A function is called as ``what(*args, **kwargs)`` on every rank; what rank 0 returns is returned, its tensors on the
+    CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, which says where its
+    checkpoints are. Without GPUs the ranks are CPU processes.
+
+    ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest, on Kaggle that of
+    a former version's output among this notebook's inputs. The other arguments are those of ddpctl.yaml.
+
+    Raises RankError when a rank fails, with its traceback; ConfigError for what cannot travel or cannot be; and
+    KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
+    """
+    from ddpctl.notebook.session import Wish, run
+
+    return run(
+        what,
+        Wish(
+            gpus=gpus,
+            args=tuple(args),
+            kwargs=dict(kwargs or {}),
+            device=device,
+            env=dict(env or {}),
+            name=name,
+            resume=resume,
+            max_restarts=max_restarts,
+            time_limit=time_limit,
+            grace=grace,
+        ),
+    )

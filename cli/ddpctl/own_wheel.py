@@ -1,0 +1,65 @@
+"""Packs the ddpctl that is installed here as a wheel, and prints it as text: it travels to where there is no network.
+
+A program of its own (``python -m ddpctl.own_wheel``). The wheel names no dependency: where it goes they are there, or
+cannot be had. The same files make the same bytes. It is compressed as a whole, by LZMA: 345 kB where a wheel's own
+compression, file by file, comes to 585 kB, and a notebook may be 1 MB.
+"""
+
+import base64
+import hashlib
+import importlib.util
+import io
+import lzma
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddpwire.version import __version__
+
+PACKAGES = ("ddpctl", "ddpwire", "ddprun", "ddptrain")
+_PROGRAMS = (
+    "[console_scripts]\nddpctl = ddpctl.main:main\nddprun = ddprun.__main__:main\nddptrain = ddptrain.__main__:main\n"
+)
+
+
+def main() -> None:
+    """Print it on one line."""
+    print(base64.b64encode(lzma.compress(wheel(), preset=9)).decode())
+
+
+def wheel() -> bytes:
+    """The wheel, in the format of PEP 427."""
+    about = f"ddpctl-{__version__}.dist-info"
+    files = dict(_sources())
+    files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: ddpctl\nVersion: {__version__}\n".encode()
+    files[f"{about}/WHEEL"] = b"Wheel-Version: 1.0\nGenerator: ddpctl\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    files[f"{about}/entry_points.txt"] = _PROGRAMS.encode()
+    rows = [f"{name},sha256={_digest(data)},{len(data)}\n" for name, data in files.items()]
+    files[f"{about}/RECORD"] = "".join([*rows, f"{about}/RECORD,,\n"]).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        for name, data in files.items():
+            entry = zipfile.ZipInfo(name, date_time=(2020, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            archive.writestr(entry, data)
+    return buffer.getvalue()
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        if spec is None or not spec.submodule_search_locations:
+            sys.exit(f"the package {package}, a part of ddpctl, is not installed here")
+        top = Path(spec.submodule_search_locations[0])
+        for path in sorted(top.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                yield f"{package}/{path.relative_to(top)}", path.read_bytes()
+
+
+def _digest(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""What ddpctl, ddprun and ddptrain know of a Kaggle session; the session's folders are this test's."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpctl import runs
+from ddpctl.notebook import previous
+from ddpctl.run import Run
+from ddpctl.spec import JobSpec
+from ddprun import deadline
+from ddprun.deadline import Deadline
+from ddpwire import kaggle
+
+ON_KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
+
+
+def test_a_session_is_recognised_by_kaggles_own_variable() -> None:
+    assert kaggle.session({}) is None
+    found = kaggle.session(ON_KAGGLE)
+    assert found == kaggle.Session(input=Path("/kaggle/input"), working=Path("/kaggle/working"), batch=True)
+    other = kaggle.session(
+        {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "DDP_KAGGLE_INPUT": "/i", "DDP_KAGGLE_WORKING": "/w"}
+    )
+    assert other == kaggle.Session(input=Path("/i"), working=Path("/w"), batch=False)
+
+
+def test_runs_are_in_the_working_folder_unless_somebody_says_otherwise() -> None:
+    assert runs.state_dir({**ON_KAGGLE, "HOME": "/root"}) == Path("/kaggle/working/runs")
+    assert runs.state_dir({**ON_KAGGLE, "DDPCTL_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
+
+
+def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path) -> None:
+    assert kaggle.ends_at(ON_KAGGLE, started=1000.0) == 1000 + 12 * 3600
+    assert kaggle.ends_at({**ON_KAGGLE, "DDP_KAGGLE_SESSION_S": "3600"}, started=1000.0) == 4600
+    assert kaggle.ends_at({**ON_KAGGLE, "DDP_KAGGLE_SESSION_S": "999999"}, started=0.0) == 12 * 3600
+    assert kaggle.ends_at(ON_KAGGLE, started=None) is None
+    assert kaggle.ends_at({}, started=1000.0) is None
+    (tmp_path / "1").mkdir()
+    (tmp_path / "stat").write_text("cpu 1 2\nbtime 1700000000\n")
+    ticks = 50 * os.sysconf("SC_CLK_TCK")
+    (tmp_path / "1" / "stat").write_text(f"1 (a ) b) S 0 {' '.join('0' * 17)} {ticks} 0 0\n")
+    assert kaggle.container_start(tmp_path) == 1700000050
+    assert kaggle.container_start(tmp_path / "1") is None
+
+
+def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kaggle, "container_start", lambda: 1000.0)
+    expected = Deadline(source="the Kaggle session's end", at=1000 + 12 * 3600, margin_s=600)
+    assert deadline.read(None, ON_KAGGLE, grace_s=30) == expected
+    assert deadline.read("7200", ON_KAGGLE, grace_s=30) == Deadline(source="--deadline", after_s=7200)
+    assert deadline.read(None, {}, grace_s=30) is None
+
+
+def write_run(folder: Path, *, created: float, checkpoint_dir: str, steps: tuple[int, ...] = ()) -> None:
+    (folder / "checkpoints").mkdir(parents=True)
+    for step in steps:
+        (folder / "checkpoints" / f"step-{step:08}.pt").write_text(f"step {step} of {folder.name}")
+    run = Run(
+        name=folder.name, created=created, target="local", kind="local", options={}, job=JobSpec(), cwd="/",
+        folder=str(folder), checkpoint_dir=checkpoint_dir, version="0",
+    )  # fmt: skip
+    runs.save(run)
+
+
+def test_a_former_versions_run_is_brought_to_the_working_folder(tmp_path: Path) -> None:
+    top, root = tmp_path / "input", tmp_path / "working" / "runs"
+    assert previous.restore(top, root) is None
+    write_run(top / "other/runs/old", created=1.0, checkpoint_dir="/kaggle/working/runs/old/checkpoints", steps=(99,))
+    former = top / "notebooks/ann/ddpctl-night-2/runs"
+    write_run(former / "night", created=2.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints", steps=(5, 10))
+    write_run(former / "night-2", created=3.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints")
+    for path in [top, *top.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)  # as an input is
+    found = previous.restore(top, root)
+    for path in [top, *top.rglob("*")]:
+        path.chmod(0o755)
+    assert found is not None
+    assert (found.name, found.checkpoint_dir) == ("night-2", str(root / "night" / "checkpoints"))
+    names = sorted(path.name for path in (root / "night" / "checkpoints").iterdir())
+    assert names == ["step-00000005.pt", "step-00000010.pt"]
+    assert json.loads((root / "night-2" / "run.json").read_text())["created"] == 3.0
+    (root / "night" / "checkpoints" / "more").write_text("it can be written")

@@ -1,0 +1,265 @@
+"""The verbs of the target kaggle: whole command lines, and what they make of the client's recorded answers."""
+
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from tests.ddpctl.kaggle_answers import DATA, answer, argv
+
+from ddpctl.command import Command, Output, T, Verb
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.plan import Plan
+from ddpctl.run import Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.targets import LogQuery, Submission
+from ddpctl.targets.kaggle import KaggleOptions, KaggleTarget, cells
+from ddpctl.targets.kaggle.cells import Cargo
+from ddpctl.targets.kaggle.target import _PRINT, _WRITE
+from ddpwire.version import __version__
+
+JOB = JobSpec(gpus=2, command=("ddptrain", "--recipe", "mnist-convnet"))
+PLAN = Plan(run="night", job=JOB, cwd="/p", run_dir="/r/night", checkpoint_dir="/r/night/checkpoints")
+KERNEL = "ann/ddpctl-night"
+URL = f"https://www.kaggle.com/code/{KERNEL}"
+RUN = Run(
+    name="night", created=1000.0, target="kaggle", kind="kaggle", options={}, job=JOB, cwd="/p", folder="/r/night",
+    checkpoint_dir=f"{KERNEL}:runs/night/checkpoints", version="0",
+    handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
+)  # fmt: skip
+OK = Output(returncode=0)
+WHEEL = Output(returncode=0, stdout="d2hlZWw=\n")
+STATUS = Command(argv=("kaggle", "kernels", "status", KERNEL), timeout_s=60)
+LOG = Command(argv=("kaggle", "kernels", "logs", KERNEL), timeout_s=60)
+SLEEP = Command(argv=("sleep", "15"), timeout_s=30)
+
+
+def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[Command], T]:
+    """What a verb asks when it is sent these answers, one by one, and what it returns."""
+    asked = [*next(verb)]
+    try:
+        for outputs in answers:
+            asked += verb.send(outputs)
+    except StopIteration as stop:
+        return asked, stop.value
+    raise AssertionError(f"it wants another answer, to {asked[-1]}")
+
+
+def push(pushed: Output, plan: Plan = PLAN, options: KaggleOptions | None = None) -> tuple[list[Command], Submission]:
+    target = KaggleTarget(options or KaggleOptions(owner="ann"))
+    return play(target.submit(plan, attached=True), [(WHEEL,), (OK, OK), (pushed,)])
+
+
+def test_submit_packs_itself_writes_two_files_and_pushes_them() -> None:
+    asked, submission = push(answer("push"))
+    options, cargo = KaggleOptions(owner="ann"), Cargo(
+        wheel="d2hlZWw=", wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files={}
+    )  # fmt: skip
+    write = ("sh", "-c", _WRITE, "ddpctl", "/r/night/kaggle")
+    assert asked == [
+        Command(argv=(sys.executable, "-P", "-m", "ddpctl.own_wheel"), placeholder="<wheel>", timeout_s=60),
+        Command(argv=(*write, "night.ipynb"), stdin=cells.notebook(PLAN, cargo)),
+        Command(argv=(*write, "kernel-metadata.json"), stdin=cells.metadata(PLAN, options, "ann")),
+        Command(
+            argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"),
+            timeout_s=300,
+            placeholder=f"Kernel version 1 successfully pushed.  Please check progress at {URL}\n",
+        ),
+    ]
+    assert asked[-1].argv[:-1] == argv("push")[:-1]
+    assert submission == Submission(
+        handle={"kernel": KERNEL, "version": "1", "url": URL, "logs": URL},
+        note=f"version 1 of {KERNEL}",
+        checkpoint_dir=f"{KERNEL}:runs/night/checkpoints",
+    )
+
+
+def test_the_owner_is_whom_the_client_is_logged_in_as_and_a_limit_is_the_sessions() -> None:
+    plan = replace(PLAN, job=replace(JOB, time_limit="2h"))
+    answers = [(answer("config-view"),), (WHEEL,), (OK, OK), (answer("push"),)]
+    asked, _ = play(KaggleTarget(KaggleOptions()).submit(plan, attached=False), answers)
+    assert asked[0] == Command(argv=argv("config-view"), probe=True, timeout_s=60)
+    assert asked[-1].argv == ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
+    assert asked[-1].argv[-2:] == argv("push-timeout")[-2:]
+    assert '"id": "ann/ddpctl-night"' in (asked[-2].stdin or "")
+    assert "os.environ['DDP_KAGGLE_SESSION_S'] = '7200'" in (asked[-3].stdin or "")
+
+
+def test_a_script_and_its_files_travel_in_cells() -> None:
+    plan = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1")))
+    options = KaggleOptions(owner="ann", files=("model.py",), wheel="ann/ddpctl-wheel")
+    texts = (Output(returncode=0, stdout="import model\n"), Output(returncode=0, stdout="LAYERS = 3\n"))
+    asked, _ = play(KaggleTarget(options).submit(plan, attached=False), [texts, (OK, OK), (answer("push"),)])
+    assert asked[:2] == [Command(argv=("cat", name), cwd="/p", probe=True) for name in ("train.py", "model.py")]
+    notebook = asked[2].stdin or ""
+    assert r'"source": "%%writefile train.py\nimport model"' in notebook
+    assert r'"source": "%%writefile model.py\nLAYERS = 3"' in notebook
+    assert r"launch('train.py', gpus=gpus, args=args, name='night')" in notebook
+    assert r'"source": "gpus = 2\nargs = [\"--lr\", \"0.1\"]"' in notebook
+    assert '"ann/ddpctl-wheel"' in (asked[3].stdin or "")
+    with pytest.raises(NoInputError) as raised:
+        play(KaggleTarget(options).submit(plan, attached=False), [(texts[0], Output(returncode=1))])
+    assert str(raised.value) == "model.py: no such file in /p"
+    with pytest.raises(ConfigError) as refused:
+        KaggleTarget(options).render(plan)
+    assert str(refused.value) == (
+        "train.py, model.py travels in the notebook, and is read when it is written: "
+        "ddpctl render --target kaggle --out FOLDER"
+    )
+
+
+def test_a_resumed_run_has_the_former_notebooks_output_among_its_inputs() -> None:
+    plan = replace(PLAN, run="night-2", run_dir="/r/night-2", checkpoint_dir=RUN.checkpoint_dir)
+    asked, submission = push(answer("push"), plan)
+    assert '"kernel_sources": [\n  "ann/ddpctl-night"\n ]' in (asked[-2].stdin or "")
+    assert r"args=args, name='night-2', resume=True)" in (asked[-3].stdin or "")
+    assert submission.checkpoint_dir == "ann/ddpctl-night-2:runs/night-2/checkpoints"
+
+
+@pytest.mark.parametrize("line", (DATA / "refusals.txt").read_text().splitlines())
+def test_why_a_push_is_refused(line: str) -> None:
+    name, error, sentence = line.split(" | ")
+    with pytest.raises(DdpctlError) as raised:
+        push(answer(f"push-{name}"))
+    assert type(raised.value).__name__ == error
+    assert str(raised.value) == f"cannot push {KERNEL}: {sentence}"
+    assert raised.value.nothing_started
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "Phone verification is required to use GPUs.",
+            "Kaggle gives GPUs and internet only to accounts with a verified phone number: "
+            "https://www.kaggle.com/settings",
+        ),
+        (
+            "Invalid machine shape NvidiaH100",
+            "Kaggle does not give this accelerator: `accelerator: NvidiaTeslaT4` in the target, or --device cpu",
+        ),
+        (
+            "Maximum batch CPU sessions reached",
+            "as many sessions of yours run already, which is the most: wait for one to end, or cancel it on its page",
+        ),
+        ("Something new", "kaggle says: Something new"),
+    ],
+)
+def test_what_was_not_recorded_is_known_by_its_words(said: str, sentence: str) -> None:
+    with pytest.raises(DdpctlError) as raised:
+        push(Output(returncode=0, stdout=f"Kernel push error: {said}\n"))
+    assert str(raised.value) == f"cannot push {KERNEL}: {sentence}"
+
+
+def test_without_a_client_or_with_a_slow_one_or_nobody_logged_in() -> None:
+    with pytest.raises(UnavailableError) as raised:
+        push(Output(returncode=127, stderr="kaggle: not found"))
+    assert str(raised.value) == "no kaggle client here: pip install kaggle, then kaggle auth login"
+    with pytest.raises(UnavailableError) as raised:
+        push(Output(returncode=124, stderr="no answer within 300 s"))
+    assert str(raised.value) == f"cannot push {KERNEL}: the kaggle client gave no answer within 300 s"
+    with pytest.raises(UnavailableError) as raised:
+        play(KaggleTarget(KaggleOptions()).submit(PLAN, attached=False), [(answer("config-view-no-login"),)])
+    assert str(raised.value) == (
+        "cannot ask the kaggle client for its user: the kaggle client is not logged in: kaggle auth login, or a token "
+        "in ~/.kaggle/access_token"
+    )
+
+
+def test_an_input_that_kaggle_does_not_know_is_said_since_the_push_goes_through() -> None:
+    _, submission = push(answer("push-invalid-dataset"))
+    assert submission.table == ("not among its inputs, since Kaggle knows no such dataset sources: ['ann/no-such']",)
+
+
+def status(said: str, log: Output | None = None) -> RunStatus:
+    answers = [(answer(said),), *([(log,)] if log else [])]
+    asked, (found,) = play(KaggleTarget(KaggleOptions()).status((RUN,), now=2000), answers)
+    assert asked == [STATUS, LOG][: len(answers)]
+    assert STATUS.argv == argv(said)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("word", "state", "message"),
+    [
+        ("queued", "pending", "Kaggle has it in its queue"),
+        ("new_script", "pending", "Kaggle has it in its queue"),
+        ("running", "training", "its session runs"),
+        ("cancel_requested", "stopping", "it is being cancelled"),
+        ("cancel_acknowledged", "stopped", "it was cancelled on the website"),
+    ],
+)
+def test_every_state_of_a_session_that_goes_on_or_was_cancelled(word: str, state: str, message: str) -> None:
+    found = status(f"status-{word}")
+    assert (found.state, found.message, found.code) == (state, message, 143 if state == "stopped" else None)
+
+
+def test_how_a_session_ended_is_in_its_log() -> None:
+    found = status("status-complete", answer("logs"))
+    assert (found.state, found.code, found.message) == ("succeeded", 0, "every rank exited with 0")
+    line = 'ddpctl outcome {"code": 143, "cause": "stopped", "message": "stopped by SIGTERM"}\n'
+    stopped = json.dumps([{"stream_name": "stdout", "time": 1.0, "data": line}])
+    found = status("status-complete", Output(returncode=0, stdout=stopped))
+    assert (found.state, found.code, found.message) == ("stopped", 143, "stopped by SIGTERM")
+    found = status("status-error", answer("logs-name-error"))
+    assert (found.state, found.code) == ("failed", 1)
+    assert found.message == "the notebook failed: NameError: name 'lauch' is not defined"
+    found = status("status-error-memory", answer("logs-404"))
+    assert found.message == (
+        "the session ran out of memory: a smaller batch, or --input loader (Kaggle: Your notebook tried to allocate "
+        "more memory than is available. It has restarted.)"
+    )
+    found = status("status-error-timeout", answer("logs-404"))
+    assert found.message == (
+        "the session's time was over before the notebook ended (Kaggle: Your notebook was stopped because it exceeded "
+        "the max allowed execution duration.)"
+    )
+    assert status("status-complete", answer("logs-404")).message == "the notebook ran to its end"
+
+
+@pytest.mark.parametrize("code", ["403", "404"])
+def test_a_notebook_that_is_gone(code: str) -> None:
+    found = status(f"status-{code}")
+    assert (found.state, found.code) == ("lost", 66)
+    assert found.message == (
+        f"cannot ask for {KERNEL}: the notebook is not there, or not yours: it may have been deleted on the website"
+    )
+
+
+def test_logs_wait_for_the_session_and_for_its_end() -> None:
+    target = KaggleTarget(KaggleOptions())
+    follow = Command(argv=argv("logs-follow"), mode="stream", timeout_s=None)
+    answers = [
+        (answer("status-queued"),), (OK,), (answer("status-running"),), (OK,), (answer("status-running"),), (OK,),
+        (answer("status-complete"),), (answer("logs"),),
+    ]  # fmt: skip
+    asked, _ = play(target.logs(RUN, LogQuery(follow=True)), answers)
+    assert asked == [STATUS, SLEEP, STATUS, follow, STATUS, SLEEP, STATUS, LOG]
+    printed = Command(
+        argv=("sh", "-c", _PRINT, sys.executable, KERNEL, "--tail=5", "--rank=1"), mode="stream", timeout_s=None
+    )
+    asked, _ = play(target.logs(RUN, LogQuery(tail=5, ranks=(1,))), [(OK,)])
+    assert asked == [printed]
+    with pytest.raises(UnavailableError) as raised:
+        play(target.logs(RUN, LogQuery()), [(Output(returncode=1),)])
+    assert str(raised.value) == "night has no log that can be read yet: ddpctl status night"
+
+
+def test_stop_pull_and_exec() -> None:
+    target = KaggleTarget(KaggleOptions())
+    for kill in (False, True):
+        with pytest.raises(UnavailableError) as raised:
+            play(target.stop(RUN, kill=kill), [])
+        assert str(raised.value) == (
+            f"night: it goes on: the kaggle client cannot stop a session. Cancel is on {URL}; kaggle kernels delete "
+            f"{KERNEL} removes the notebook with all that it has written"
+        )
+    assert play(target.stop(replace(RUN, handle={}), kill=True), [()]) == ([], True)
+    (asked,), _ = play(target.pull(RUN, "/out"), [(answer("output"),)])
+    assert (asked.argv, asked.timeout_s) == (argv("output"), 3600)
+    with pytest.raises(NoInputError):
+        play(target.pull(RUN, "/out"), [(answer("logs-404"),)])
+    with pytest.raises(ConfigError) as refused:
+        target.execute(RUN, node=0, argv=("ls",), tty=False)
+    assert str(refused.value) == "night: nothing can be run in a Kaggle session from outside"
