@@ -45,6 +45,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/binding.py
 	$(BIN)/python bench/checkpoint.py
 	$(BIN)/python bench/kills.py
+	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/input.py
 	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi

@@ -45,6 +45,8 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
         port, threads = env.pop("MASTER_PORT"), env.pop("OMP_NUM_THREADS")
         assert int(port) > 0
         assert int(threads) == max(1, usable_cores() // 4)
+        lost = dict(pair.split("=") for pair in env.pop("DDP_LOST_BEFORE").split(","))
+        assert {cause: float(seconds) > 0 for cause, seconds in lost.items()} == {"rendezvous": True, "at": True}
         ours = {key: value for key, value in env.items() if key.startswith(WORDS)}
         assert ours == {
             "RANK": str(rank),
@@ -68,6 +70,7 @@ def test_what_a_rank_is_told_and_every_line_it_says(runs, monkeypatch):
             "DDP_DEVICE": "cpu",
             "DDP_ATTEMPT": "1",
             "DDP_HEARTBEAT_FILE": str(node.folder / "heartbeat" / f"rank-{rank}"),
+            "DDP_EVENTS_FILE": str(node.folder / "events.jsonl"),
             "GLOO_SOCKET_IFNAME": "lo",
             "NCCL_SOCKET_IFNAME": "=lo",
             "PROMETHEUS_MULTIPROC_DIR": str(node.folder / "metrics" / f"rank-{rank}"),

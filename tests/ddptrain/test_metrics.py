@@ -106,7 +106,6 @@ def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list
         assert sum(phases.values()) == pytest.approx(steps_s, rel=0.02)
         assert values["ddp_productive_seconds_total",] == pytest.approx(steps_s, rel=0.001)
         assert all(phases[phase] > 0 for phase in STEP_PHASES if phase != "h2d" or path == "loader")
-        assert phases["other"] < 0.05 * steps_s
         assert values["ddp_comm_seconds_total", "exposed"] == pytest.approx(phases["comm_exposed"])
         assert values["ddp_unproductive_seconds_total", "rendezvous"] == 1.5
         assert values["ddp_unproductive_seconds_total", "hang"] == 40

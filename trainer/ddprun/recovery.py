@@ -24,7 +24,7 @@ class Recovery:
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """A rank here has failed, after ``step``; or, where none did, the verdict has come: the first starts."""
+        """A rank of this node has failed after ``step``, or, where none did, the verdict is there: the first starts."""
         self._reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
