@@ -12,6 +12,7 @@ from pathlib import Path
 from ddpwire.events import EVENTS, EVENTS_BEFORE, read_events
 from ddpwire.folder import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT
 from ddpwire.heartbeat import read_beat
+from ddpwire.history import HISTORY
 
 LAST_BYTES = 65536  # of the events that are asked for steps
 UNNAMED = "none"  # the id of runs to which nobody gave one: each is another
@@ -34,7 +35,7 @@ def look_back(node_dir: Path, run_id: str) -> Before | None:
     before = _before(node_dir, run_id)
     if before is None:
         shutil.rmtree(node_dir / METRICS, ignore_errors=True)
-        for name in (EVENTS, EVENTS_BEFORE):
+        for name in (EVENTS, EVENTS_BEFORE, HISTORY):
             (node_dir / name).unlink(missing_ok=True)
     for gauges in node_dir.glob(f"{METRICS}/*/gauge_*"):
         gauges.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddprun import exporter, preflight
+from ddprun import exporter, inventory, preflight
 from ddprun.contract import Contract
 from ddprun.exposed import Exposed
 from ddprun.journal import Journal
@@ -82,6 +82,8 @@ def bring_up(
         look=pulse.look,
     )
     agreement.start()
+    inventory.keep(node_dir, contract, environ)
+    exposed.history.start()
     logs = RankLogs(console, contract.node_rank)
     around = Surroundings(
         run_id=contract.run_id,

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from ddprun import exporter, hostseries, registration, versions
 from ddprun.contract import Contract
+from ddprun.history import History
 from ddprun.journal import Journal
 from ddprun.pulse import Pulse
 from ddpwire import catalogue, names
@@ -45,6 +46,7 @@ class Exposed:
         self.series.info(catalogue.RUN_INFO, run_id=contract.run_id, config_sha256=config)
         self.series.set(catalogue.JOB_START, journal.state.started)
         self.series.set(catalogue.WORLD_SIZE_EXPECTED, contract.max_nodes * contract.nproc)
+        self.history = History(node_dir, self._registry)
 
     def serve(self, contract: Contract, own: str) -> None:
         """Put them on the net, at the address that was asked for or the node's ``own``, and say where."""
@@ -67,5 +69,6 @@ class Exposed:
     def keep(self, node_dir: Path) -> None:
         """Write down what they say last, the ranks' gauges included, for who came too late to scrape them."""
         self._ranks.with_last_gauges = True
+        self.history.keep()
         with contextlib.suppress(OSError):
             write_atomic(node_dir / SNAPSHOT, generate_latest(self._registry))

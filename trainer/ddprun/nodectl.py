@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddprun import lock, ports, presence, processes
+from ddprun import lock, look, ports, presence, processes
 from ddprun.follow import print_logs
 from ddpwire.exits import Exit
 from ddpwire.folder import NODE, OUTCOME
@@ -36,6 +36,11 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True)
     show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json")
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
+    see = verbs.add_parser("look", help="one JSON line a folder: what its endpoint and its files say")
+    see.add_argument("--metrics", action="store_true", help="fetch what the node exports")
+    see.add_argument("--file", action="append", default=[], dest="files", metavar="NAME", help="a file of the folder")
+    see.add_argument("--bytes", type=int, default=1 << 20, metavar="N", help="the last N bytes of each file")
+    see.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
     send.add_argument("--wait", type=float, default=0.0, metavar="S", help="wait up to S seconds for their end")
@@ -66,6 +71,13 @@ def show(args: argparse.Namespace) -> int:
         state = {"dir": str(node_dir), "alive": presence.is_alive(node_dir)}
         # The lock first: whoever is gone by then has written all that it will ever write.
         print(json.dumps(state | {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}))
+    return Exit.OK
+
+
+def see(args: argparse.Namespace) -> int:
+    """Print what there is to be seen of each node."""
+    for node_dir in args.node_dirs:
+        print(json.dumps(look.look(node_dir, tuple(args.files), metrics=args.metrics, max_bytes=args.bytes)))
     return Exit.OK
 
 
@@ -145,7 +157,7 @@ def logs(args: argparse.Namespace) -> int:
 def main() -> int:
     """Run one verb."""
     args = parser().parse_args()
-    verb = {"show": show, "signal": send, "port": port, "logs": logs}[args.verb]
+    verb = {"show": show, "look": see, "signal": send, "port": port, "logs": logs}[args.verb]
     return verb(args)
 
 

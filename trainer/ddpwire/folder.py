@@ -9,6 +9,8 @@ RUN/                       beside it .targets/, with the runs' metrics addresses
     node.log               everything the node said, each line with its node and rank
     events.jsonl           what happened, an event a line (ddpwire.events); events.1.jsonl: those before them
     rank-1.log             what rank 1 wrote to stdout and stderr
+    history.csv            how its training went, a row every few seconds (ddpwire.history)
+    environment.json       what machine and what builds it had
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
@@ -29,6 +31,7 @@ METRICS = "metrics"
 SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 OUTCOME = "outcome.json"
+ENVIRONMENT = "environment.json"
 
 
 def node_name(node: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ddpctl.command import Verb
 from ddpctl.fields import fields_of
+from ddpctl.look import Look, Seen
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
 
@@ -48,6 +49,9 @@ class Target(Protocol):
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print a run's logs."""
+
+    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+        """What every node's endpoint and folder say, by node."""
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Let a run save and stop within its grace, or kill it; whether nothing of it is left after the wait."""

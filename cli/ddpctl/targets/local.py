@@ -13,6 +13,7 @@ from typing import Annotated
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.local_script import LOOPBACK, render_script
+from ddpctl.look import TIMEOUT_S, Look, Seen
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
 from ddpctl.run import Run, RunStatus, fold, report_of
 from ddpctl.secrets import read_secrets
@@ -132,6 +133,17 @@ class LocalTarget:
             raise NoInputError(
                 f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
             )
+
+    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+        """Ask nodectl: it reads the nodes' folders, and fetches."""
+        options = ["--metrics"] if look.metrics else []
+        options += [f"--file={name}" for name in look.files]
+        argv = ("look", "--bytes", str(look.max_bytes), *options, *node_dirs(run))
+        (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", *argv), timeout_s=TIMEOUT_S),)
+        if shown.returncode:
+            raise UnavailableError(f"cannot ask the nodes: {_last_line(shown, 'nodectl failed')}")
+        answers = map(json.loads, shown.stdout.splitlines())
+        return tuple(Seen(node=node, **answer) for node, answer in enumerate(answers))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun and wait until none is alive."""

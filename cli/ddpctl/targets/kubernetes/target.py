@@ -8,10 +8,11 @@ from typing import Any
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, NoInputError
+from ddpctl.look import Look, Seen
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
 from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.kubernetes import submission
+from ddpctl.targets.kubernetes import looking, submission
 from ddpctl.targets.kubernetes.answers import check, error_of
 from ddpctl.targets.kubernetes.discovery import find_cluster, workload_of
 from ddpctl.targets.kubernetes.kubectl import Kubectl, items
@@ -114,6 +115,11 @@ class KubernetesTarget:
             raise NoInputError(f"{run.name} has no pod whose log could be read: {state.message}")
         for argv in commands:
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
+
+    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+        """Ask in every pod that runs; of one that has ended there is its log."""
+        pods = yield from self._pods(run)
+        return (yield from looking.look(run, look, _kubectl(run), workload_of(run.handle), pods))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""

@@ -18,6 +18,16 @@ lives() { # @PID:JOB
 """
 FORMAT = "%F|%K|%T|%r|%S|%N"  # array's or job's number, index in the array, state, reason, start, nodes
 
+# When a job started, in seconds since the epoch; nothing of one that is a script inside of an allocation.
+PLACED = """\
+case {job} in
+  @*) ;;
+  *)
+    SLURM_TIME_FORMAT=%s squeue --noheader --states=all --jobs={job} --format=%S 2>/dev/null | head -n 1 |
+      grep '^[0-9]' ||
+      SLURM_TIME_FORMAT=%s sacct --noheader --allocations --jobs={job} --format=Start 2>/dev/null | head -n 1 ;;
+esac"""
+
 # $1: the jobs, with commas; then files. Every answer after a line of its own. sacct knows what squeue has forgotten.
 ASK = f"""\
 {LIVES}jobs=$1

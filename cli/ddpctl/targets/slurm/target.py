@@ -4,11 +4,13 @@ A run is one job, or an array of them; inside of an allocation (salloc) it is a 
 """
 
 import re
+import shlex
 from dataclasses import replace
 from pathlib import PurePath
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
+from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
 from ddpctl.plan import Plan, counted
 from ddpctl.run import Run, RunStatus
 from ddpctl.secrets import read_secrets
@@ -19,6 +21,7 @@ from ddpctl.targets.slurm.options import SlurmOptions
 from ddpctl.targets.slurm.runtimes import beside
 from ddpctl.targets.slurm.script import render_script
 from ddpwire.exits import Exit
+from ddpwire.folder import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just taken
 KILL_WAIT_S = 60.0  # its own KillWait is 30 s at most sites
@@ -87,6 +90,17 @@ class SlurmTarget:
             raise NoInputError(
                 f"{run.name} has no such log yet: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
             )
+
+    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+        """Ask the login node, which has the nodes' folders and reaches their endpoints."""
+        if tasks := places.tasks_of(run):
+            raise ConfigError(f"{run.name} is an array of {len(tasks)} trainings: a look shows one, not many")
+        nodes = range(_nodes(run))
+        (folder,) = places.folders(run)
+        placed = questions.PLACED.format(job=shlex.quote(places.job_of(run)))
+        text = script(look, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed)
+        (said,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
+        return read(said, nodes)
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Tell the batch script, which tells the ranks; or cancel the job."""

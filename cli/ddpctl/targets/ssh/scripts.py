@@ -27,6 +27,11 @@ def run_path(home: str, run: str, *parts: str) -> str:
     return "/".join((home.rstrip("/"), "runs", run, *parts))
 
 
+def node_path(home: str, run: str, node: int) -> str:
+    """A node's folder on its host, as a word of its shell."""
+    return path_word(run_path(home, run, node_name(node)))
+
+
 def lock_word(home: str) -> str:
     """The host's lock. Homes may be shared among hosts, so it bears the host's name."""
     return f'{path_word(home.rstrip("/") + "/lock-")}"$(uname -n)"'

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.containers import container_name
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
 from ddpctl.plan import Plan, counted, script_of
 from ddpctl.run import Run, RunStatus
 from ddpctl.secrets import read_secrets
@@ -168,6 +169,16 @@ class SshTarget:
         lost = sum(output.returncode == UNREACHED for output in outputs)
         if lost and not query.follow:  # who follows is told by the status that comes next
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
+
+    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+        """Ask every host: each fetches its own node's metrics."""
+        hosts = self._hosts_of(run)
+        folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
+        outputs = yield tuple(
+            Command(argv=("/bin/sh",), stdin=script(look, (folder,)), host=host.host, timeout_s=TIMEOUT_S)
+            for host, folder in zip(hosts, folders, strict=True)
+        )
+        return tuple(one for node, output in enumerate(outputs) for one in read(output, (node,)))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""

@@ -1,0 +1,120 @@
+"""The verb timeline: where a launch's minutes went."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from ddpctl.commands.runs import Json, RunName
+
+if TYPE_CHECKING:
+    from ddpctl.material import Material
+    from ddpctl.phases import Span
+    from ddpwire.events import Event
+
+DEFAULT_WIDTH = 100
+TOLD = ("failed", "restart", "recovered", "straggler", "signal", "stopping", "checkpoint_failed")  # worth a line
+PLAIN, BLOCK = "#", "█"
+
+
+def timeline(run: RunName = None, as_json: Json = False) -> None:
+    """Draw where a run's minutes went: queue, start, preflight, rendezvous, import, training, what was lost."""
+    from ddpctl import material, runs
+    from ddpctl.desk import open_desk
+    from ddpctl.phases import totals
+
+    desk = open_desk(os.environ)
+    found = material.gather(desk, runs.load(desk.root, run))
+    if as_json:
+        document = {
+            "run": found.run.name,
+            "state": found.status.state,
+            "code": found.status.code,
+            "seconds": totals(found.spans),
+            "spans": [asdict(span) for span in found.spans],
+            "events": [json.loads(event.line()) for event in found.events],
+        }
+        print(json.dumps(document, indent=1))
+        return
+    width = shutil.get_terminal_size((DEFAULT_WIDTH, 0)).columns if sys.stdout.isatty() else DEFAULT_WIDTH
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    for line in lines(found, width, plain=plain):
+        print(line)
+    for silent in found.silent:
+        desk.say(silent)
+
+
+def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
+    """The bars, a row a phase, and below them what happened."""
+    from ddpctl.phases import totals
+
+    name, status = found.run.name, found.status
+    ending = "" if status.code is None else f", exit code {status.code}"
+    if not found.spans:
+        return [f"{name}  {status.state}{ending}: {status.message}", "its nodes left no events to draw"]
+    begin, end = found.spans[0].begin, found.spans[-1].end
+    shown = [f"{name}  {status.state}{ending}: {span(end - begin)} since its launch", ""]
+    seconds = totals(found.spans)
+    label = max(len(phase) for phase in seconds)
+    room = max(10, width - label - 20)
+    for phase, sum_s in seconds.items():
+        bar = bars([one for one in found.spans if one.phase == phase], begin, end, room, PLAIN if plain else BLOCK)
+        shown.append(f"{phase:<{label}}  {span(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip())
+    if told := [event for event in found.events if event.event in TOLD]:
+        shown += ["", *(f"{span(event.time - begin):>{label + 10}}  {words(event)}"[:width] for event in told)]
+    return shown
+
+
+def bars(spans: Sequence["Span"], begin: float, end: float, room: int, full: str) -> str:
+    """Where in the run's time these are; each has one character at the least."""
+    cells = [" "] * room
+    for one in spans:
+        first = min(room - 1, int((one.begin - begin) / (end - begin) * room))
+        last = max(first + 1, round((one.end - begin) / (end - begin) * room))
+        cells[first:last] = full * (min(last, room) - first)
+    return "".join(cells).rstrip()
+
+
+def words(event: "Event") -> str:
+    """An event in a line."""
+    facts = event.facts
+    who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
+    match event.event:
+        case "failed":
+            return f"attempt {event.attempt} failed: {facts.get('message', who)}"
+        case "restart":
+            return "all ranks are started again"
+        case "recovered":
+            return f"training again after {event.seconds or 0:.1f} s; {facts.get('steps_lost', 0)} steps were lost"
+        case "straggler":
+            return f"{who} is slow: {facts.get('ratio', 0):.1f} x the others"
+        case "signal":
+            return f"{facts.get('signal', 'a signal')} came to {who}"
+        case "checkpoint_failed":
+            return f"a checkpoint could not be written: {facts.get('message', '')}"
+        case "checkpoint_saved":
+            return f"checkpoint of step {event.step}"
+        case "stopping":
+            return f"the ranks stop after step {event.step}"
+        case other:
+            return f"{other.replace('_', ' ')}, {who}"
+
+
+def span(seconds: float) -> str:
+    """A stretch of time: 0.4 s, 12 s, 3:05, 2:04:11."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def register(app: typer.Typer) -> None:
+    """Add this verb to the program."""
+    app.command()(timeline)

@@ -1,0 +1,223 @@
+"""How an overview looks: on a terminal of any width as rich's renderable, elsewhere as one line. Pure."""
+
+import math
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ddpctl.commands.pictures import meter, shares, sparkline
+from ddpctl.commands.show import ago
+from ddpctl.overview import Overview, RankRow
+from ddpwire.rank_catalogue import STEP_PHASES
+
+WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on there is room for more
+COLOURS = {
+    "data": "on bright_blue",
+    "h2d": "on cyan",
+    "forward": "on green",
+    "backward": "on dark_green",
+    "comm_exposed": "on red",
+    "optimizer": "on yellow",
+    "other": "on bright_black",
+}
+LETTERS = {
+    "data": "d",
+    "h2d": "h",
+    "forward": "f",
+    "backward": "b",
+    "comm_exposed": "w",
+    "optimizer": "o",
+    "other": ".",
+}
+STATES = {"training": "bold green", "succeeded": "bold green", "failed": "bold red", "lost": "bold red"}
+LABEL = 11
+
+
+def screen(overview: Overview, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
+    """All of it. ``height``: the lines that there are, None: as many as it takes; ``plain``: ASCII alone."""
+    lines = [*_head(overview, title, width), *_numbers(overview, width, plain=plain)]
+    lines += [Text(f"{silent}", style="yellow") for silent in overview.silent]
+    if not overview.ranks:
+        return Group(*(_cut(line, width) if line.plain != overview.message else line for line in lines))
+    room = None if height is None else max(1, height - len(lines) - 4)
+    shown, left_out = _fit(overview.ranks, room)
+    table = _table(shown, width)
+    below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
+    legend = [_legend()] if width >= MIDDLE and any(row.phases for row in shown) else []
+    return Group(
+        *(_cut(line, width) for line in [*lines, Text()]), table, *below, *(_cut(one, width) for one in legend)
+    )
+
+
+def _cut(line: Text, width: int) -> Text:
+    line.no_wrap = True
+    line.truncate(width, overflow="ellipsis" if width > NARROW else "crop")
+    return line
+
+
+def _head(overview: Overview, title: str, width: int) -> list[Text]:
+    ending = "" if overview.code is None else f", exit code {overview.code}"
+    first = Text.assemble(
+        (overview.run, "bold"), "  ", (f"{overview.state}{ending}", STATES.get(overview.state, "bold"))
+    )
+    lines = [first + Text(f"  {title}" if width >= MIDDLE else "", style="dim")]
+    if overview.state != "training":
+        lines.append(Text(f"{overview.message}"))
+    return lines
+
+
+def _numbers(overview: Overview, width: int, *, plain: bool) -> list[Text]:
+    lines = []
+    if overview.step is not None:
+        line = _label("step")
+        if overview.planned:
+            share = overview.step / overview.planned
+            bar = meter(share, 20 if width >= WIDE else 8, plain=plain)
+            line.append(f"{overview.step:,} of {overview.planned:,}  {bar} {100 * share:.0f} %")
+        else:
+            line.append(f"{overview.step:,}")
+        if overview.left_s is not None and overview.state == "training":
+            line.append(f"  {ago(overview.left_s)} left")
+        if overview.epoch is not None:
+            line.append(f"  epoch {overview.epoch}")
+        lines.append(line)
+    room = max(8, min(60, width - LABEL - 26))
+    if overview.samples_per_s is not None or any(overview.throughput):
+        said = "" if overview.samples_per_s is None else f"{overview.samples_per_s:,.0f} samples/s"
+        lines.append(_label("throughput") + Text(f"{said:<22}") + _spark(overview.throughput, room, plain=plain))
+    if overview.loss is not None:
+        test = "" if overview.accuracy is None else f"  test {100 * overview.accuracy:.1f} %"
+        said = f"{number(overview.loss)}{test}"
+        lines.append(_label("loss") + Text(f"{said:<22}") + _spark(overview.losses, room, plain=plain))
+    if words := _health(overview):
+        lines.append(_label("goodput") + words)
+    return lines
+
+
+def _label(word: str) -> Text:
+    return Text(f"{word:<{LABEL}}", style="dim")
+
+
+def _spark(values: Sequence[float | None], room: int, *, plain: bool) -> Text:
+    return Text(sparkline(values, room, plain=plain), style="cyan")
+
+
+def _health(overview: Overview) -> Text:
+    parts = []
+    if overview.goodput is not None:
+        parts.append(Text(f"{100 * overview.goodput:.0f} %"))
+    if overview.world_size:
+        missing = overview.ranks_alive < overview.world_size
+        parts.append(Text(f"{overview.ranks_alive} of {overview.world_size} ranks", style="red" if missing else ""))
+    if overview.restarts:
+        lost = f", {overview.steps_lost:,} steps lost" if overview.steps_lost else ""
+        parts.append(Text(f"{overview.restarts} restart{'s' * (overview.restarts != 1)}{lost}", style="yellow"))
+    elif overview.world_size:
+        parts.append(Text("no restart"))
+    if overview.checkpoint_age_s is not None:
+        parts.append(Text(f"checkpoint {ago(overview.checkpoint_age_s)} old (step {overview.checkpoint_step:,})"))
+    elif overview.world_size:
+        parts.append(Text("no checkpoint yet"))
+    return Text("   ").join(parts)
+
+
+def _fit(ranks: Sequence[RankRow], room: int | None) -> tuple[Sequence[RankRow], int]:
+    """All ranks, or as many as there is room for: the slowest of them."""
+    if room is None or len(ranks) <= room:
+        return ranks, 0
+    worst = sorted(ranks, key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
+    return sorted(worst[: room - 1], key=lambda row: row.rank), len(ranks) - room + 1
+
+
+def _table(rows: Sequence[RankRow], width: int) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
+    devices, memory = (any(getattr(row, name) is not None for row in rows) for name in ("device_share", "memory_bytes"))
+    table.add_column("RANK", justify="right", no_wrap=True)
+    if width >= NARROW:
+        table.add_column("NODE", justify="right", no_wrap=True)
+    table.add_column("STEP", justify="right", no_wrap=True)
+    table.add_column("STEP TIME", justify="right", no_wrap=True)
+    bar = min(40, width - 66) if width >= WIDE else 12 if width >= MIDDLE else 0
+    if width >= MIDDLE:
+        table.add_column("WHERE IT GOES", no_wrap=True, min_width=bar)
+    if width >= WIDE:
+        table.add_column("OWN", justify="right", no_wrap=True)
+        if devices:
+            table.add_column("GPU", justify="right", no_wrap=True)
+        if memory:
+            table.add_column("MEMORY", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="crop")
+    for row in rows:
+        cells: list[str | Text] = [str(row.rank)]
+        cells += [str(row.node)] if width >= NARROW else []
+        cells += ["-" if row.step is None else f"{row.step:,}", duration(row.step_s)]
+        if width >= MIDDLE:
+            cells.append(_bar(row, max(bar, 12)))
+        if width >= WIDE:
+            cells.append(duration(row.own_s))
+            cells += [_percent(row.device_share)] if devices else []
+            cells += [_size(row.memory_bytes)] if memory else []
+        table.add_row(*cells, _mark(row))
+    return table
+
+
+def _bar(row: RankRow, width: int) -> Text:
+    text = Text()
+    for phase, size in shares({phase: row.phases.get(phase, 0.0) for phase in STEP_PHASES}, width).items():
+        text.append(LETTERS[phase] * size, style=f"black {COLOURS[phase]}")
+    return text
+
+
+def _legend() -> Text:
+    words = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
+    text = Text()
+    for phase in STEP_PHASES:
+        text.append(LETTERS[phase], style=f"black {COLOURS[phase]}")
+        text.append(f" {words.get(phase, phase)}  ", style="dim")
+    return text
+
+
+def _mark(row: RankRow) -> Text:
+    if row.silent_s is not None:
+        return Text(f"no step for {ago(row.silent_s)}", style="bold red")
+    return Text(f"slow: {row.slow:.1f} x the others", style="bold red") if row.slow else Text()
+
+
+def line(overview: Overview) -> str:
+    """The overview as one line, for a log or a pipe."""
+    if not overview.ranks:
+        return f"{overview.run}  {overview.state}: {overview.message}"
+    parts = [overview.run, overview.state]
+    if overview.step is not None:
+        parts.append(f"step {overview.step}" + (f" of {overview.planned}" if overview.planned else ""))
+    parts += [] if overview.samples_per_s is None else [f"{overview.samples_per_s:.0f} samples/s"]
+    parts += [] if overview.loss is None else [f"loss {number(overview.loss)}"]
+    parts += [] if overview.left_s is None else [f"{ago(overview.left_s)} left"]
+    parts += [f"rank {row.rank} on node {row.node} {_mark(row).plain}" for row in overview.ranks if _mark(row).plain]
+    return "  ".join([*parts, *overview.silent])
+
+
+def number(value: float) -> str:
+    """A loss: four digits that count."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"
+
+
+def duration(seconds: float | None) -> str:
+    """A step's time."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.0995:
+        return f"{1000 * seconds:.1f} ms"
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _size(size: float | None) -> str:
+    return "-" if size is None else f"{size / (1 << 30):.1f} GiB"

@@ -1,0 +1,90 @@
+"""``history.csv``: how a node's training went, a row every few seconds, for who looks later; ddprun writes it.
+
+A row has the Unix time and one column a series of the catalogue, folded over the node's ranks: counters are summed, of
+gauges the largest is kept. A column is called as the series is, with its label's value after a colon:
+``ddp_step_phase_seconds_total:data``. What there is no sample of is empty. The rows of a long run are thinned
+evenly, so that there are never more than ``MAX_ROWS``.
+"""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ddpwire import catalogue
+from ddpwire import rank_catalogue as of_ranks
+from ddpwire.metric import Metric
+
+HISTORY = "history.csv"
+MAX_ROWS = 1200
+TIME = "time"
+_KEPT = (
+    of_ranks.LAST_STEP,
+    of_ranks.STEPS_PLANNED,
+    of_ranks.SAMPLES,
+    of_ranks.LOSS,
+    of_ranks.EVAL_ACCURACY,
+    of_ranks.LEARNING_RATE,
+    of_ranks.GRAD_NORM,
+    of_ranks.STEP_PHASE,
+    of_ranks.PRODUCTIVE,
+    of_ranks.UNPRODUCTIVE,
+    of_ranks.STRAGGLER_SKEW,
+    of_ranks.CHECKPOINT_LAST_STEP,
+    of_ranks.DEVICE_MEMORY,
+    catalogue.RANKS_ALIVE,
+    catalogue.RESTARTS,
+    catalogue.DEVICE_UTILIZATION,
+)
+
+Sample = tuple[str, Mapping[str, str], float]  # the series' name, its labels, its value
+Row = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column, and how the samples of a node's ranks become its value."""
+
+    name: str
+    fold: Callable[[Iterable[float]], float]
+
+
+def _columns(metric: Metric) -> tuple[Column, ...]:
+    fold: Callable[[Iterable[float]], float] = sum if metric.kind == "counter" else max
+    values = next((values for values in metric.labels.values() if values), ())
+    names = [f"{metric.name}:{value}" for value in values] or [metric.name]
+    return tuple(Column(name=name, fold=fold) for name in names)
+
+
+COLUMNS: tuple[Column, ...] = tuple(column for metric in _KEPT for column in _columns(metric))
+HEADER = ",".join((TIME, *(column.name for column in COLUMNS)))
+_LABELS = {metric.name: next((label for label, values in metric.labels.items() if values), None) for metric in _KEPT}
+
+
+def fold(samples: Iterable[Sample]) -> Row:
+    """The samples of a node as the values of its columns; what there is none of is left out."""
+    found: dict[str, list[float]] = {}
+    for name, labels, value in samples:
+        if name in _LABELS:
+            label = _LABELS[name]
+            found.setdefault(f"{name}:{labels.get(label, '')}" if label else name, []).append(value)
+    return {column.name: column.fold(found[column.name]) for column in COLUMNS if column.name in found}
+
+
+def line(time_s: float, row: Row) -> str:
+    """A row as the file has it."""
+    cells = (f"{row[column.name]:.9g}" if column.name in row else "" for column in COLUMNS)
+    return ",".join((f"{time_s:.1f}", *cells))
+
+
+def read_history(text: str) -> tuple[Row, ...]:
+    """The rows of a file, also of another version's, each with its ``time``; a torn line is passed over."""
+    rows = []
+    for cells in csv.DictReader(io.StringIO(text)):
+        try:
+            row = {name: float(cell) for name, cell in cells.items() if name and cell}
+        except (TypeError, ValueError):
+            continue
+        if TIME in row:
+            rows.append(row)
+    return tuple(rows)
