@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, pause, reach, runs, setup, timeline, top
+from ddpctl.commands import image, launch, pause, reach, report, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -63,6 +63,7 @@ def options(
 launch.register(app)
 runs.register(app)
 top.register(app)
+report.register(app)
 timeline.register(app)
 reach.register(app)
 pause.register(app)

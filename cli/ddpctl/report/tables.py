@@ -1,0 +1,82 @@
+"""The tables of a report: what the nodes had, what was asked for, what happened. Pure; secrets are taken out here."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from html import escape
+
+from ddpctl import redact
+from ddpctl.report.scale import clock
+from ddpctl.run import Run
+from ddpctl.spec import JobSpec
+from ddpwire.events import Event
+
+ALWAYS = ("nodes", "gpus", "device")  # of a job; what else is as everybody has it is left out
+MOST_EVENTS = 300
+
+
+def environments(found: Mapping[int, Mapping[str, str]]) -> str:
+    """A column a node; nodes that have the same are one column, and what differs stands out."""
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for node, words in sorted(found.items()):
+        groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
+    hosts = [", ".join(dict.fromkeys(found[node].get("host", "?") for node in nodes)) for nodes in groups.values()]
+    head = "".join(f"<th>node{'s' * (len(nodes) > 1)} {_spans(nodes)}</th>" for nodes in groups.values())
+    keys = list(dict.fromkeys(key for words in groups for key, _ in words))
+    rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(host)}</td>' for host in hosts)}</tr>"]
+    for key in keys:
+        values = [dict(words).get(key, "-") for words in groups]
+        style = ' class="other"' if len(set(values)) > 1 else ""
+        rows.append(f"<tr{style}><th>{escape(key)}</th>{''.join(f'<td>{escape(one)}</td>' for one in values)}</tr>")
+    return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _spans(nodes: Sequence[int]) -> str:
+    """0 to 7, 9."""
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and node == runs[-1][-1] + 1:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def configuration(run: Run, values: Iterable[str]) -> str:
+    """The job and its target as they were asked for. ``values``: of secrets, wherever they stand."""
+    known, job, plain = tuple(values), run.job, JobSpec()
+    command = redact.words(job.command, known)
+    shown = {"program": shlex.join(command) if command else "ddptrain"}
+    for item in fields(JobSpec):
+        value = getattr(job, item.name)
+        if item.name in ("command", "name", "env") or (value == getattr(plain, item.name) and item.name not in ALWAYS):
+            continue
+        shown[item.name] = ", ".join(value) if isinstance(value, tuple) else str(value)
+    shown |= {f"env {key}": value for key, value in redact.mapping(job.env, known).items()}
+    shown |= {"target": run.target if run.target == run.kind else f"{run.target} ({run.kind})"}
+    options = {key: value for key, value in run.options.items() if value not in (None, "", [], {}, ())}
+    shown |= {f"{run.kind} {key}": value for key, value in redact.mapping(options, known).items()}
+    shown |= {"folder": run.cwd, "checkpoints": run.checkpoint_dir, "started by": f"ddpctl {run.version}"}
+    rows = (
+        f'<tr><th>{escape(key)}</th><td class="mono">{escape(redact.text(value, known))}</td></tr>'
+        for key, value in shown.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def happenings(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
+    """A row an event; of very many the first and the last."""
+    known, rows = tuple(values), []
+    shown = list(events)
+    if len(shown) > MOST_EVENTS:
+        left_out = len(shown) - MOST_EVENTS
+        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events are left out between these</td></tr>')
+        shown = shown[: MOST_EVENTS // 2] + shown[-MOST_EVENTS // 2 :]
+    for index, event in enumerate(shown):
+        who = f"node {event.node}" if event.rank is None else f"node {event.node}, rank {event.rank}"
+        facts = {"step": event.step, "seconds": event.seconds, **event.facts}
+        said = ", ".join(f"{key} {value}" for key, value in facts.items() if value not in (None, ""))
+        cells = (clock(event.time - begin), who, event.event.replace("_", " "), redact.text(said, known))
+        row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+        rows.insert(index if index < MOST_EVENTS // 2 else len(rows), row)
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
