@@ -17,6 +17,7 @@ from ddpwire.folder import ENVIRONMENT, NODE_LOG, rank_log
 from ddpwire.history import HISTORY, read_history
 
 LOG_BYTES = 20_000
+QUEUES = ("slurm", "kubernetes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,15 @@ def gather(desk: Desk, run: Run) -> Material:
         course=course,
         spans=()
         if status.ended and not events  # nobody knows: of another version, or lost with its machine
-        else spans(events, created=run.created, placed=placed, now=now, nodes=run.job.max_nodes, course=course),
+        else spans(
+            events,
+            created=run.created,
+            placed=placed,
+            queued=run.kind in QUEUES,
+            now=now,
+            nodes=run.job.max_nodes,
+            course=course,
+        ),
         environments={one.node: _environment(one) for one in seen if ENVIRONMENT in one.files},
         said=said,
         said_by=said_by,

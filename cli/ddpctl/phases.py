@@ -69,10 +69,20 @@ class _Clock:
 
 
 def spans(
-    events: Sequence[Event], *, created: float, placed: float | None, now: float, nodes: int, course: Course
+    events: Sequence[Event],
+    *,
+    created: float,
+    placed: float | None,
+    queued: bool,
+    now: float,
+    nodes: int,
+    course: Course,
 ) -> tuple[Span, ...]:
-    """The run's time in the order in which it went by. ``placed``: when its target gave it a place, where it knows."""
-    clock = _Clock(phase="queue", since=created)
+    """The run's time in the order in which it went by. ``placed``: when its target gave it a place, where it knows.
+
+    ``queued``: whether it has a queue at all.
+    """
+    clock = _Clock(phase="queue" if queued else "start", since=created)
     if placed is not None:
         clock.turn("start", placed)
     told: dict[str, set[int]] = {}

@@ -1,7 +1,7 @@
 """Takes out of texts what is nobody else's to read, before they are mailed around. Pure.
 
-By value where it is known (the variables that a job names as its secrets), else by name: a variable, a flag or a key that
-is called like a secret. What a program prints without a name beside it cannot be told from any other word.
+By value where it is known (the variables that a job names as its secrets), else by name: a variable, a flag or a key
+that is called like a secret. What a program prints without a name beside it cannot be told from any other word.
 """
 
 import re

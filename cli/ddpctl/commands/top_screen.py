@@ -41,11 +41,12 @@ def screen(overview: Overview, *, title: str, width: int, height: int | None, pl
     lines += [Text(f"{silent}", style="yellow") for silent in overview.silent]
     if not overview.ranks:
         return Group(*(_cut(line, width) if line.plain != overview.message else line for line in lines))
-    room = None if height is None else max(1, height - len(lines) - 4)
+    told = width >= MIDDLE and any(row.phases for row in overview.ranks)
+    room = None if height is None else max(1, height - len(lines) - 2 - told)
     shown, left_out = _fit(overview.ranks, room)
     table = _table(shown, width)
     below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
-    legend = [_legend()] if width >= MIDDLE and any(row.phases for row in shown) else []
+    legend = [_legend()] if told else []
     return Group(
         *(_cut(line, width) for line in [*lines, Text()]), table, *below, *(_cut(one, width) for one in legend)
     )
@@ -91,9 +92,7 @@ def _numbers(overview: Overview, width: int, *, plain: bool) -> list[Text]:
         test = "" if overview.accuracy is None else f"  test {100 * overview.accuracy:.1f} %"
         said = f"{number(overview.loss)}{test}"
         lines.append(_label("loss") + Text(f"{said:<22}") + _spark(overview.losses, room, plain=plain))
-    if words := _health(overview):
-        lines.append(_label("goodput") + words)
-    return lines
+    return [*lines, *_health(overview, width)]
 
 
 def _label(word: str) -> Text:
@@ -104,10 +103,9 @@ def _spark(values: Sequence[float | None], room: int, *, plain: bool) -> Text:
     return Text(sparkline(values, room, plain=plain), style="cyan")
 
 
-def _health(overview: Overview) -> Text:
-    parts = []
-    if overview.goodput is not None:
-        parts.append(Text(f"{100 * overview.goodput:.0f} %"))
+def _health(overview: Overview, width: int) -> list[Text]:
+    """In as many lines as it takes."""
+    parts = [_label("goodput") + ("-" if overview.goodput is None else f"{100 * overview.goodput:.0f} %")]
     if overview.world_size:
         missing = overview.ranks_alive < overview.world_size
         parts.append(Text(f"{overview.ranks_alive} of {overview.world_size} ranks", style="red" if missing else ""))
@@ -120,7 +118,15 @@ def _health(overview: Overview) -> Text:
         parts.append(Text(f"checkpoint {ago(overview.checkpoint_age_s)} old (step {overview.checkpoint_step:,})"))
     elif overview.world_size:
         parts.append(Text("no checkpoint yet"))
-    return Text("   ").join(parts)
+    if len(parts) == 1 and overview.goodput is None:
+        return []
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 3 + len(part) > width:
+            lines.append(_label("") + part)
+        else:
+            lines[-1] = lines[-1] + "   " + part
+    return lines
 
 
 def _fit(ranks: Sequence[RankRow], room: int | None) -> tuple[Sequence[RankRow], int]:
@@ -171,7 +177,7 @@ def _bar(row: RankRow, width: int) -> Text:
 
 
 def _legend() -> Text:
-    words = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
+    words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     text = Text()
     for phase in STEP_PHASES:
         text.append(LETTERS[phase], style=f"black {COLOURS[phase]}")

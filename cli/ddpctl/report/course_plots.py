@@ -1,4 +1,4 @@
-"""The plots of a report: which series of a run's course are drawn, and how. Pure; a series that nobody told is left out."""
+"""The plots of a report: which series of a run's course are drawn, and how. Pure; what nobody told is left out."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,13 @@ from ddpwire import rank_catalogue as of_ranks
 NUM_POINTS = 160
 LEAST = 2  # points of a line
 PHASE_WORDS = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
+ONCE_AN_EPOCH = (of_ranks.LOSS.name, f"{of_ranks.EVAL_ACCURACY.name}:test")
 # title, series, factor, unit, whether its axis begins at 0
 _GAUGES = (
     ("Test accuracy", f"{of_ranks.EVAL_ACCURACY.name}:test", 100.0, " %", False),
     ("Learning rate", of_ranks.LEARNING_RATE.name, 1.0, "", True),
     ("GPU use", catalogue.DEVICE_UTILIZATION.name, 100.0, " %", True),
-    ("GPU memory that a rank holds at the most", f"{of_ranks.DEVICE_MEMORY.name}:allocated", 1 / (1 << 30), " GiB", True),
+    ("GPU memory, of the rank with the most", f"{of_ranks.DEVICE_MEMORY.name}:allocated", 1 / (1 << 30), " GiB", True),
 )  # fmt: skip
 
 
@@ -37,6 +38,7 @@ def plots(course: Course, *, begin: float, seconds: float, marks: Sequence[Mark]
         found.append(("Where the time of a step goes", areas(shares, seconds=seconds, marks=marks), _key(shares)))
     for title, name, factor, unit, from_zero in _GAUGES:
         points = [(at, value * factor) for at, value in _points(moments, course.gauge(name, moments), begin)]
+        points = _changes(points) if name in ONCE_AN_EPOCH else points
         if len(points) >= LEAST:
             drawn = [Line(name=title, style="gauge", points=points)]
             found.append((title, lines(drawn, seconds=seconds, marks=marks, unit=unit, from_zero=from_zero), ""))

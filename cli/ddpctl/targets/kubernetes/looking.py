@@ -1,6 +1,8 @@
 """A look into pods, as commands for kubectl: by a shell in each that runs; of one that has ended its log. Pure."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from ddpctl.command import Command, Verb
@@ -28,6 +30,7 @@ def look(
             seen[node] = Seen(node=node, files={NODE_LOG: output.stdout}, failure="its pod has ended")
         else:
             seen[node] = Seen(node=node, failure=(output.stderr.strip().splitlines() or ["its pod has ended"])[-1])
+    seen = {node: replace(one, placed=_scheduled(pods[node])) for node, one in seen.items()}
     return tuple(seen.get(node, Seen(node=node, failure="it has no pod")) for node in range(run.job.max_nodes))
 
 
@@ -43,3 +46,11 @@ def _ask(look: Look, kubectl: Kubectl, workload: Workload, node: int, pod: Mappi
 
 def _runs(pod: Mapping[str, Any]) -> bool:
     return bool(pod["status"].get("phase") == "Running")
+
+
+def _scheduled(pod: Mapping[str, Any]) -> float | None:
+    """When it got its machine; what follows is the pull of its image."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
+    return None
