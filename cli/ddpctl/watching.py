@@ -111,7 +111,7 @@ class Watcher:
         moments = course.moments(NUM_POINTS)
         return replace(
             overview,
-            throughput=course.rate(of_ranks.SAMPLES.name, moments),
+            throughput=(None, *course.rate(of_ranks.SAMPLES.name, moments)),  # from each moment to the next
             losses=course.gauge(of_ranks.LOSS.name, moments),
             left_s=_left_s(course, overview),
         )

@@ -1,0 +1,179 @@
+"""Where a run's time went, from its nodes' events; and how it is drawn."""
+
+from pathlib import PurePath
+from types import MappingProxyType
+
+from ddpctl.commands.timeline import lines, span
+from ddpctl.course import Course
+from ddpctl.material import Material
+from ddpctl.phases import Span, spans, totals
+from ddpctl.run import Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpwire.events import Event
+from ddpwire.history import Row
+
+NOBODY = Course(nodes={})
+
+
+def event(time: float, name: str, node: int = 0, rank: int | None = None, **facts: object) -> Event:
+    seconds = facts.pop("seconds", None)
+    return Event(event=name, time=time, node=node, rank=rank, seconds=seconds, facts=facts)  # type: ignore[arg-type]
+
+
+def both(time: float, name: str) -> list[Event]:
+    """Node 1 is a second later; the run is where its last node is."""
+    return [event(time - 1, name), event(time, name, node=1)]
+
+
+START = [
+    *both(110, "node_started"),
+    *both(112, "preflight_done"),
+    *both(115, "rendezvous_done"),
+    *both(116, "ranks_started"),
+    event(120, "training_began", rank=0),
+    event(121, "training_began", node=1, rank=1),
+    *both(122, "first_step"),
+]
+
+
+def drawn(events: list[Event], *, course: Course = NOBODY, placed: float | None = None, queued: bool = True) -> list[tuple[str, float, float]]:
+    found = spans(events, created=100, placed=placed, queued=queued, now=200, nodes=2, course=course)
+    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
+    return [(one.phase, one.begin, one.end) for one in found]
+
+
+def test_a_launch_until_now() -> None:
+    assert drawn(START) == [
+        ("queue", 100, 110),
+        ("preflight", 110, 112),
+        ("rendezvous", 112, 115),
+        ("import", 115, 121),
+        ("first step", 121, 122),
+        ("training", 122, 200),
+    ]
+
+
+def test_what_was_pulled_after_the_queue_and_what_no_queue_is() -> None:
+    assert drawn(START, placed=104)[:2] == [("queue", 100, 104), ("start", 104, 110)]
+    assert drawn(START, queued=False)[0] == ("start", 100, 110)
+    assert drawn([]) == [("queue", 100, 200)]
+
+
+def test_evaluations_checkpoints_and_a_restore_are_told_apart() -> None:
+    events = [
+        *START,
+        event(119, "checkpoint_loaded", rank=0, seconds=2.0),
+        event(130, "epoch_ended", rank=0, evaluation_s=3.0),
+        event(135, "checkpoint_saved", rank=0, seconds=4.0, waited_s=1.0),
+        event(135, "checkpoint_saved", rank=1, seconds=4.0, waited_s=1.0),
+        event(150, "training_ended", rank=0),
+        *both(152, "node_ended"),
+    ]
+    found = drawn(sorted(events, key=lambda one: one.time))
+    assert found[3:] == [
+        ("import", 115, 117),
+        ("restore", 117, 119),
+        ("import", 119, 121),
+        ("first step", 121, 122),
+        ("training", 122, 127),
+        ("evaluation", 127, 130),
+        ("training", 130, 131),
+        ("checkpoints", 131, 132),
+        ("training", 132, 150),
+        ("end", 150, 152),
+    ]
+
+
+def test_a_failure_costs_the_time_until_the_ranks_are_where_they_had_been() -> None:
+    rows: tuple[Row, ...] = tuple(
+        {"time": float(time), "ddp_last_step": float(step)}
+        for time, step in ((125, 10), (130, 20), (135, 20), (152, 12), (155, 16), (158, 21), (160, 25))
+    )
+    events = [
+        *START,
+        event(140, "failed"),
+        event(141, "failed", node=1),
+        *both(143, "rendezvous_done"),
+        event(149, "training_began", rank=0),
+        event(149, "training_began", node=1, rank=1),
+        *both(150, "first_step"),
+    ]
+    found = drawn(events, course=Course(nodes={0: rows}))
+    assert found[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
+
+
+def test_a_run_that_a_queue_began_anew() -> None:
+    again = [event(one.time + 50, one.event, one.node, one.rank) for one in START]
+    found = drawn([*START, event(140, "rank_exited", rank=0), *again])
+    assert found[5:] == [("training", 122, 140), ("lost", 140, 172), ("training", 172, 200)]
+
+
+def test_a_script_that_gives_no_sign_of_its_steps() -> None:
+    mute = [one for one in START if one.event not in ("training_began", "first_step")]
+    assert drawn([*mute, *both(180, "node_ended")])[3:] == [("running", 115, 180)]
+
+
+def test_clocks_that_are_behind_do_not_turn_time_back() -> None:
+    events = [event(90, "node_started"), event(111, "node_started", node=1), *START[2:]]
+    assert drawn(events)[:2] == [("queue", 100, 111), ("preflight", 111, 112)]
+
+
+def test_a_length_of_time() -> None:
+    assert [span(seconds) for seconds in (0.04, 9.94, 31.4, 125, 7451)] == ["0.0 s", "9.9 s", "31 s", "2:05", "2:04:11"]
+
+
+def material(events: list[Event], found: tuple[Span, ...], status: RunStatus) -> Material:
+    run = Run(
+        name="night",
+        created=100,
+        target="local",
+        kind="local",
+        options={},
+        job=JobSpec(),
+        cwd="/p",
+        folder=str(PurePath("/s/night")),
+        checkpoint_dir="/s/night/checkpoints",
+        version="0.1.0",
+    )
+    return Material(
+        run=run,
+        status=status,
+        now=200,
+        events=tuple(events),
+        course=NOBODY,
+        spans=found,
+        environments=MappingProxyType({}),
+    )
+
+
+def test_the_bars() -> None:
+    failed = event(140, "failed", message="rank 1 on node 0 was killed (SIGKILL)")
+    events = [*START, failed, event(150, "recovered", seconds=10.0, steps_lost=4)]
+    found = (
+        Span(phase="start", begin=100, end=110),
+        Span(phase="import", begin=110, end=120),
+        Span(phase="training", begin=120, end=140),
+        Span(phase="lost", begin=140, end=150),
+        Span(phase="training", begin=150, end=200),
+    )
+    status = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
+    assert totals(found) == {"start": 10, "import": 10, "training": 70, "lost": 10}
+    assert lines(material(events, found, status), 78, plain=True) == [
+        "night  training: 100 s since its launch",
+        "",
+        "start         10 s   10 %  #####",
+        "import        10 s   10 %       #####",
+        "training      70 s   70 %            ##########     #########################",
+        "lost          10 s   10 %                      #####",
+        "",
+        "              40 s  attempt 1 failed: rank 1 on node 0 was killed (SIGKILL)",
+        "              50 s  training again after 10.0 s; 4 steps were lost",
+    ]
+
+
+def test_a_run_that_left_no_events() -> None:
+    status = RunStatus(run="night", state="lost", message="it was killed", code=137)
+    assert lines(material([], (), status), 80, plain=True) == [
+        "night  lost, exit code 137: it was killed",
+        "its nodes left no events to draw",
+    ]

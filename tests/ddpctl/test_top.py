@@ -1,0 +1,198 @@
+"""What ``ddpctl top`` makes of what nodes export, and how it looks: whole screens."""
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from ddpctl.commands.pictures import meter, shares, sparkline
+from ddpctl.commands.top_screen import duration, line, number, screen
+from ddpctl.look import Seen
+from ddpctl.overview import Overview, nothing_told, numbers
+from ddpctl.reading import Reading, read
+from ddpctl.run import RunStatus
+from ddpwire.rank_catalogue import STEP_PHASES
+
+TRAINING = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
+
+
+def said(rank: int, *, steps: int, own_s: float, step_s: float = 0.2) -> str:
+    """What a rank exports after so many steps, each with this much of its own time, of which half is forward."""
+    phases = dict.fromkeys(STEP_PHASES, 0.0) | {
+        "data": 0.1 * own_s,
+        "forward": 0.5 * own_s,
+        "backward": 0.4 * own_s,
+        "comm_exposed": step_s - own_s,
+    }
+    lines = [f'ddp_step_phase_seconds_total{{phase="{name}",rank="{rank}"}} {each * steps}' for name, each in phases.items()]
+    return "\n".join(
+        [
+            *lines,
+            f'ddp_step_duration_seconds_sum{{rank="{rank}"}} {steps * step_s}',
+            f'ddp_step_duration_seconds_count{{rank="{rank}"}} {steps}',
+            f'ddp_steps_total{{rank="{rank}"}} {steps}',
+            f'ddp_samples_total{{rank="{rank}"}} {32 * steps}',
+            f'ddp_last_step{{rank="{rank}"}} {steps}',
+            f'ddp_last_step_timestamp_seconds{{rank="{rank}"}} {1000 + steps * step_s}',
+            f'ddp_productive_seconds_total{{rank="{rank}"}} {steps * step_s}',
+            f'ddp_unproductive_seconds_total{{cause="startup",rank="{rank}"}} 20',
+        ]
+    )
+
+
+def node(number: int, steps: int, *, own_s: tuple[float, float], time: float | None = None, more: str = "") -> Reading:
+    ranks = "\n".join(said(2 * number + local, steps=steps, own_s=own_s[local]) for local in range(2))
+    of_node = 'ddp_ranks_alive 2\nddp_world_size 4\nddp_restarts_total{reason="killed"} 1\nddp_steps_lost_total 7\n'
+    at = 1000 + steps * 0.2 if time is None else time
+    found = read(Seen(node=number, time=at, metrics=f"{of_node}{more}\n{ranks}\n"))
+    assert found is not None
+    return found
+
+
+OF_RANK_0 = """\
+ddp_loss{rank="0"} 0.5
+ddp_eval_accuracy_ratio{rank="0",split="test"} 0.975
+ddp_planned_steps{rank="0"} 1000
+ddp_epoch{rank="0"} 2
+ddp_checkpoint_last_success_timestamp_seconds{rank="0"} 1005
+ddp_checkpoint_last_step{rank="0"} 90"""
+FAST = (0.05, 0.05)
+
+
+def overview(slow_s: float = 0.05) -> Overview:
+    before = (node(0, 100, own_s=FAST), node(1, 100, own_s=FAST))
+    # Until step 100 all were alike: what the last 50 steps were like is what counts.
+    grown = 100 * 0.05 + 50 * slow_s
+    now = (node(0, 150, own_s=FAST, more=OF_RANK_0), node(1, 150, own_s=(0.05, grown / 150)))
+    course = {"throughput": (None, 500.0, 600.0, 640.0), "losses": (None, None, 1.5, 0.5), "left_s": 170.0}
+    return replace(nothing_told(TRAINING, 1030), **numbers(now, before), **course)  # type: ignore[arg-type]
+
+
+def shown(view: Overview, width: int, *, height: int | None = None, plain: bool = False) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, force_terminal=False, color_system=None)
+    console.print(screen(view, title="2 nodes x 2 ranks of ddptrain on local", width=width, height=height, plain=plain))
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [row.rstrip() for row in text.splitlines()]
+
+
+def test_the_whole_screen() -> None:
+    assert shown(overview(), 100) == [
+        "night  training  2 nodes x 2 ranks of ddptrain on local",
+        "step       150 of 1,000  ███░░░░░░░░░░░░░░░░░ 15 %  3 min left  epoch 2",
+        "throughput 640 samples/s          ▁▆█",
+        "loss       0.5000  test 97.5 %     █▁",
+        "goodput    60 %   4 of 4 ranks   1 restart, 7 steps lost   checkpoint 25 s old (step 90)",
+        "",
+        "RANK  NODE  STEP  STEP TIME  WHERE IT GOES                           OWN",
+        "   0     0   150     200 ms  dffffbbbwwwwwwwwwwwwwwwwwwwwwwwwww  50.0 ms",
+        "   1     0   150     200 ms  dffffbbbwwwwwwwwwwwwwwwwwwwwwwwwww  50.0 ms",
+        "   2     1   150     200 ms  dffffbbbwwwwwwwwwwwwwwwwwwwwwwwwww  50.0 ms",
+        "   3     1   150     200 ms  dffffbbbwwwwwwwwwwwwwwwwwwwwwwwwww  50.0 ms",
+        "d data  h to the device  f forward  b backward  w waiting for others  o optimizer  . other",
+    ]
+
+
+def test_a_straggler_is_marked_by_its_own_time() -> None:
+    view = overview(slow_s=0.15)
+    assert [row.slow and round(row.slow, 2) for row in view.ranks] == [None, None, None, 3.0]
+    assert shown(view, 100)[10].endswith("150 ms  slow: 3.0 x the others")
+    assert line(view).endswith("3 min left  rank 3 on node 1 slow: 3.0 x the others")
+
+
+def test_a_rank_that_takes_no_step_is_marked() -> None:
+    now = (node(0, 150, own_s=FAST, time=1075), node(1, 150, own_s=FAST, time=1075))
+    view = replace(nothing_told(TRAINING, 1075), **numbers(now, now))  # type: ignore[arg-type]
+    assert [row.silent_s for row in view.ranks] == [45.0] * 4
+    assert shown(view, 100)[-2].endswith("50.0 ms  no step for 45 s")
+
+
+def test_narrow_terminals() -> None:
+    assert shown(overview(), 60, plain=True) == [
+        "night  training  2 nodes x 2 ranks of ddptrain on local",
+        "step       150 of 1,000  #....... 15 %  3 min left  epoch 2",
+        "throughput 640 samples/s          _*#",
+        "loss       0.5000  test 97.5 %     #_",
+        "goodput    60 %   4 of 4 ranks   1 restart, 7 steps lost",
+        "           checkpoint 25 s old (step 90)",
+        "",
+        "RANK  NODE  STEP  STEP TIME  WHERE IT GOES",
+        "   0     0   150     200 ms  ffbwwwwwwwww",
+        "   1     0   150     200 ms  ffbwwwwwwwww",
+        "   2     1   150     200 ms  ffbwwwwwwwww",
+        "   3     1   150     200 ms  ffbwwwwwwwww",
+        "d data  h to the device  f forward  b backward  w waiting f…",
+    ]
+    narrow = shown(overview(), 36)
+    assert max(map(len, narrow)) <= 36
+    assert narrow[-1] == "   3   150     200 ms"
+
+
+def test_where_there_is_no_room_the_slowest_ranks_are_shown() -> None:
+    rows = shown(overview(slow_s=0.15), 100, height=10)
+    assert [row[:10] for row in rows[6:]] == ["RANK  NODE", "   3     1", "and 3 more", "d data  h "]
+
+
+def test_gpus_have_columns_where_there_are_any() -> None:
+    gpus = "".join(
+        f'ddp_device_utilization_ratio{{device="{index}"}} 0.9{index}\n'
+        f'ddp_device_memory_bytes{{kind="allocated",rank="{index}"}} {(index + 1) * 2**30}\n'
+        for index in range(2)
+    )
+    view = replace(nothing_told(TRAINING, 1030), **numbers((node(0, 150, own_s=FAST, more=gpus),), ()))  # type: ignore[arg-type]
+    table = shown(view, 100)[-4:-1]
+    assert table[0].split() == ["RANK", "NODE", "STEP", "STEP", "TIME", "WHERE", "IT", "GOES", "OWN", "GPU", "MEMORY"]
+    assert [row.split()[-6:] for row in table[1:]] == [
+        ["50.0", "ms", "90", "%", "1.0", "GiB"],
+        ["50.0", "ms", "91", "%", "2.0", "GiB"],
+    ]
+
+
+def test_before_and_after() -> None:
+    waits = nothing_told(replace(TRAINING, state="pending", message="job 7 waits (Priority)"), 1000)
+    assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 waits (Priority)"]
+    assert line(waits) == "night  pending: job 7 waits (Priority)"
+    ended = replace(TRAINING, state="failed", message="rank 1 on node 0 was killed (SIGKILL)", code=137)
+    view = replace(nothing_told(ended, 1000), step=450, loss=0.25, losses=(1.0, 0.25))
+    assert shown(view, 80) == [
+        "night  failed, exit code 137  2 nodes x 2 ranks of ddptrain on local",
+        "rank 1 on node 0 was killed (SIGKILL)",
+        "step       450",
+        "loss       0.2500                █▁",
+    ]
+
+
+def test_a_script_that_tells_its_steps_alone() -> None:
+    def steps(number: int, time: float) -> Reading:
+        found = read(Seen(node=0, time=time, metrics=f'ddp_steps_total{{rank="0"}} {number}\n'))
+        assert found is not None
+        return found
+
+    (row,) = numbers((steps(30, 1010),), (steps(10, 1000),))["ranks"]  # type: ignore[misc]
+    assert (row.step, row.step_s, row.own_s, row.phases) == (None, 0.5, None, {})
+
+
+def test_a_counter_that_was_begun_anew_counts_from_nothing() -> None:
+    before, now = node(0, 150, own_s=FAST), node(0, 50, own_s=FAST, time=1060)
+    assert numbers((now,), (before,))["samples_per_s"] == pytest.approx(2 * 50 * 32 / 30)
+
+
+def test_what_cannot_be_read_is_no_reading() -> None:
+    assert read(Seen(node=0, time=1.0, metrics="ddp_loss{")) is None
+    assert read(Seen(node=0, failure="no route")) is None
+
+
+def test_pictures() -> None:
+    assert sparkline((0, 1, None, 7), 10) == "▁▂ █"
+    assert sparkline((5, 5), 10, plain=True) == "__"
+    assert sparkline((None,), 10) == ""
+    assert sparkline(range(100), 4) == "▁▃▆█"
+    assert shares({"a": 1, "b": 1, "c": 1}, 10) == {"a": 4, "b": 3, "c": 3}
+    assert shares({"a": 0}, 10) == {}
+    assert meter(0.5, 4) == "██░░"
+    assert meter(7, 4, plain=True) == "####"
+
+
+def test_numbers_in_words() -> None:
+    assert [number(value) for value in (0.3512, 12345.0, 1e-5, float("nan"))] == ["0.3512", "1.234e+04", "1.000e-05", "nan"]
+    assert [duration(value) for value in (None, 0.0123, 0.25, 3.14159)] == ["-", "12.3 ms", "250 ms", "3.14 s"]

@@ -1,0 +1,93 @@
+"""A real training, looked at while it runs and afterwards: top, timeline, report."""
+
+import json
+import re
+from pathlib import Path
+
+from tests.road.driver import SCRIPTS, ddpctl, node_log, wait_until
+
+from ddpwire.rank_catalogue import STEP_PHASES
+
+
+def test_a_run_while_it_trains_and_when_it_has_ended(tmp_path: Path) -> None:
+    launch = ("launch", "--detach", "--nodes", "2", "--device", "cpu", "--name", "seen")
+    assert ddpctl(*launch, "--", "--epochs", "5000").returncode == 0
+    try:
+        wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "seen")), "the second epoch", timeout_s=200)
+        look_at_it()
+    finally:
+        stopped = ddpctl("stop", "seen")
+    assert stopped.returncode == 0, stopped.stderr
+    look_back(tmp_path)
+
+
+def look_at_it() -> None:
+    done = ddpctl("top", "seen", "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    assert (view["run"], view["state"], view["ranks_alive"], view["world_size"]) == ("seen", "training", 2, 2)
+    assert view["step"] >= 45
+    assert view["loss"] > 0
+    assert 0 < view["goodput"] < 1
+    assert [(row["rank"], row["node"]) for row in view["ranks"]] == [(0, 0), (1, 1)]
+    for row in view["ranks"]:
+        assert row["step_s"] >= row["own_s"] > 0
+        assert list(row["phases"]) == list(STEP_PHASES)
+        assert 0.99 < sum(row["phases"].values()) < 1.01
+    shown = ddpctl("top", "seen", "--once").stdout
+    assert re.match(r"seen  training  2 nodes x 1 rank of ddptrain on local\nstep ", shown), shown
+
+
+def look_back(tmp_path: Path) -> None:
+    ended = ddpctl("top", "seen")
+    assert (ended.returncode, ended.stdout[:14]) == (0, "seen  stopped:"), ended.stdout
+    document = json.loads(ddpctl("timeline", "seen", "--json").stdout)
+    assert (document["run"], document["state"]) == ("seen", "stopped")
+    spans = document["spans"]
+    assert [before["end"] for before in spans[:-1]] == [after["begin"] for after in spans[1:]]
+    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training"}
+    drawn = ddpctl("timeline", "seen").stdout.splitlines()
+    assert re.fullmatch(r"seen  stopped, exit code 143: \d.* since its launch", drawn[0])
+    path = tmp_path / "sub" / "seen.html"
+    refused = ddpctl("report", "seen", "--output", str(path))
+    assert (refused.returncode, refused.stdout) == (73, "")
+    assert refused.stderr == f"ddpctl: cannot write {path}: No such file or directory\n"
+    path.parent.mkdir()
+    written = ddpctl("report", "seen", "--output", str(path))
+    assert (written.returncode, written.stdout) == (0, f"{path}\n"), written.stderr
+    page = path.read_text()
+    assert re.findall("<h2>(.*?)</h2>", page) == [
+        "What node 0 said last",
+        "Where the time went",
+        "Loss",
+        "Throughput, samples a second",
+        "Where the time of a step goes",
+        "Test accuracy",
+        "Learning rate",
+        "The nodes",
+        "What was asked for",
+        "What happened",
+    ]
+
+
+def test_the_report_of_a_failure_has_the_last_words_and_no_secret(tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setenv("HF_SESSION", "very-secret-value")
+    (tmp_path / "fails.py").write_text(
+        "import os\nprint('with', os.environ['HF_SESSION'], 'and token=abc')\nraise SystemExit(3)\n"
+    )
+    (tmp_path / "ddpctl.yaml").write_text("secrets: [HF_SESSION]\nenv: {MY_PASSWORD: hunter22}\n")
+    done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert ddpctl("report", "fails", cwd=tmp_path).stdout == f"{tmp_path}/fails.html\n"
+    page = (tmp_path / "fails.html").read_text()
+    assert "<h2>What rank 0 on node 0 said last</h2>\n<pre>with [REDACTED] and token=[REDACTED]</pre>" in page
+    assert "fails.py --api-key &#x27;[REDACTED]&#x27;" in page
+    assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
+
+
+def test_what_there_is_to_be_seen_of_a_script_that_tells_nothing() -> None:
+    assert ddpctl("launch", "--name", "mute", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    assert ddpctl("top", "mute").stdout == "mute  succeeded: every rank exited with 0\n"
+    found = json.loads(ddpctl("timeline", "mute", "--json").stdout)
+    assert list(found["seconds"])[:3] == ["start", "preflight", "rendezvous"]
+    assert "running" in found["seconds"]
