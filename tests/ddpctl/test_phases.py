@@ -36,7 +36,9 @@ START = [
 ]
 
 
-def drawn(events: list[Event], *, course: Course = NOBODY, placed: float | None = None, queued: bool = True) -> list[tuple[str, float, float]]:
+def drawn(
+    events: list[Event], *, course: Course = NOBODY, placed: float | None = None, queued: bool = True
+) -> list[tuple[str, float, float]]:
     found = spans(events, created=100, placed=placed, queued=queued, now=200, nodes=2, course=course)
     assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
     return [(one.phase, one.begin, one.end) for one in found]
@@ -167,7 +169,7 @@ def test_the_bars() -> None:
         "lost          10 s   10 %                      #####",
         "",
         "              40 s  attempt 1 failed: rank 1 on node 0 was killed (SIGKILL)",
-        "              50 s  training again after 10.0 s; 4 steps were lost",
+        "              50 s  training again, 10.0 s after the failure; 4 steps lost",
     ]
 
 

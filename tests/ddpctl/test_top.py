@@ -25,7 +25,9 @@ def said(rank: int, *, steps: int, own_s: float, step_s: float = 0.2) -> str:
         "backward": 0.4 * own_s,
         "comm_exposed": step_s - own_s,
     }
-    lines = [f'ddp_step_phase_seconds_total{{phase="{name}",rank="{rank}"}} {each * steps}' for name, each in phases.items()]
+    lines = [
+        f'ddp_step_phase_seconds_total{{phase="{name}",rank="{rank}"}} {each * steps}' for name, each in phases.items()
+    ]
     return "\n".join(
         [
             *lines,
@@ -194,5 +196,10 @@ def test_pictures() -> None:
 
 
 def test_numbers_in_words() -> None:
-    assert [number(value) for value in (0.3512, 12345.0, 1e-5, float("nan"))] == ["0.3512", "1.234e+04", "1.000e-05", "nan"]
+    assert [number(value) for value in (0.3512, 12345.0, 1e-5, float("nan"))] == [
+        "0.3512",
+        "1.234e+04",
+        "1.000e-05",
+        "nan",
+    ]
     assert [duration(value) for value in (None, 0.0123, 0.25, 3.14159)] == ["-", "12.3 ms", "250 ms", "3.14 s"]

@@ -21,9 +21,7 @@ def losses(folder: Path) -> list[float]:
     return [row["ddp_loss"] for row in read_history((folder / "history.csv").read_text())]
 
 
-def test_rows_are_thinned_evenly(
-    registry: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_thinned_evenly(registry: CollectorRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "MAX_ROWS", 8)
     kept = History(tmp_path, registry)
     gauge = registry._names_to_collectors["ddp_loss"]

@@ -76,14 +76,14 @@ def check_words_for_slurm(words: list[str], folder: Path) -> None:
     assert done.stdout.startswith("#!/usr/bin/env bash\n")
 
 
-def test_the_other_verbs() -> None:
+def test_the_other_verbs(tmp_path: Path) -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
     lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop"}
     for line in lines:
-        done = ddpctl(*shlex.split(line)[1:])
+        done = ddpctl(*shlex.split(line)[1:], cwd=tmp_path)
         assert done.returncode == 0, f"{line}: {done.stderr}"
 
 

@@ -15,10 +15,8 @@ from ddpctl.commands.runs import Json, RunName
 if TYPE_CHECKING:
     from ddpctl.material import Material
     from ddpctl.phases import Span
-    from ddpwire.events import Event
 
 DEFAULT_WIDTH = 100
-TOLD = ("failed", "restart", "recovered", "straggler", "signal", "stopping", "checkpoint_failed")  # worth a line
 PLAIN, BLOCK = "#", "█"
 
 
@@ -51,6 +49,7 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
 
 def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
     """The bars, a row a phase, and below them what happened."""
+    from ddpctl.notable import notable, words
     from ddpctl.phases import totals
 
     name, status = found.run.name, found.status
@@ -65,7 +64,7 @@ def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
     for phase, sum_s in seconds.items():
         bar = bars([one for one in found.spans if one.phase == phase], begin, end, room, PLAIN if plain else BLOCK)
         shown.append(f"{phase:<{label}}  {span(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip())
-    if told := [event for event in found.events if event.event in TOLD]:
+    if told := notable(found.events):
         shown += ["", *(f"{span(event.time - begin):>{label + 10}}  {words(event)}"[:width] for event in told)]
     return shown
 
@@ -78,31 +77,6 @@ def bars(spans: Sequence["Span"], begin: float, end: float, room: int, full: str
         last = max(first + 1, round((one.end - begin) / (end - begin) * room))
         cells[first:last] = full * (min(last, room) - first)
     return "".join(cells).rstrip()
-
-
-def words(event: "Event") -> str:
-    """An event in a line."""
-    facts = event.facts
-    who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
-    match event.event:
-        case "failed":
-            return f"attempt {event.attempt} failed: {facts.get('message', who)}"
-        case "restart":
-            return "all ranks are started again"
-        case "recovered":
-            return f"training again after {event.seconds or 0:.1f} s; {facts.get('steps_lost', 0)} steps were lost"
-        case "straggler":
-            return f"{who} is slow: {facts.get('ratio', 0):.1f} x the others"
-        case "signal":
-            return f"{facts.get('signal', 'a signal')} came to {who}"
-        case "checkpoint_failed":
-            return f"a checkpoint could not be written: {facts.get('message', '')}"
-        case "checkpoint_saved":
-            return f"checkpoint of step {event.step}"
-        case "stopping":
-            return f"the ranks stop after step {event.step}"
-        case other:
-            return f"{other.replace('_', ' ')}, {who}"
 
 
 def span(seconds: float) -> str:

@@ -7,6 +7,7 @@ from string import Template
 
 from ddpctl import redact
 from ddpctl.material import Material
+from ddpctl.notable import BAD, notable, words
 from ddpctl.phases import totals
 from ddpctl.plan import title
 from ddpctl.report.course_plots import plots
@@ -39,13 +40,6 @@ $sections
 </body>
 </html>
 """)
-MARKED = {
-    "failed": "bad",
-    "restart": "",
-    "straggler": "",
-    "signal": "",
-    "checkpoint_failed": "bad",
-}
 
 
 def page(found: Material, *, values: Iterable[str] = ()) -> str:
@@ -99,9 +93,8 @@ def _tiles(found: Material) -> list[tuple[str, str]]:
 def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
     begin, seconds = found.run.created, _end(found) - found.run.created
     marks = [
-        Mark(at=event.time - begin, style=MARKED[event.event], words=_words(event.event, dict(event.facts), known))
-        for event in found.events
-        if event.event in MARKED
+        Mark(at=event.time - begin, style="bad" if event.event in BAD else "", words=redact.text(words(event), known))
+        for event in notable(found.events)
     ]
     sections = []
     if found.said:
@@ -120,8 +113,3 @@ def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
     if found.events:
         sections.append(("What happened", happenings(found.events, begin, known)))
     return sections
-
-
-def _words(event: str, facts: dict[str, object], known: tuple[str, ...]) -> str:
-    said = facts.get("message") or facts.get("signal") or ""
-    return redact.text(f"{event.replace('_', ' ')}{': ' if said else ''}{said}", known)
