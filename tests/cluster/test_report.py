@@ -17,7 +17,7 @@ LAUNCH = ("launch", "--nodes", "2", "--device", "cpu", "--name", "read")
 
 
 def browse(page: Path, *options: str) -> tuple[str, list[str]]:
-    """What the browser prints, and what its console says. As root it is given a network of its own, with nobody in it."""
+    """What the browser prints, and what its console says. As root in a network without anybody else."""
     alone = ("unshare", "--net") if os.geteuid() == 0 and shutil.which("unshare") else ()
     profile = f"--user-data-dir={page.parent}/profile"
     quiet = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr")

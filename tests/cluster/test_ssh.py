@@ -71,6 +71,12 @@ def test_two_machines_train_as_one_does(lab: Lab) -> None:
     assert again.returncode == 0, again.stderr
     assert "epoch  5/5" in again.stdout
     assert "epoch  4/5" not in again.stdout
+    spent = json.loads(lab.ddpctl("timeline", "night", "--json").stdout)["seconds"]
+    assert list(spent)[:4] == ["start", "preflight", "rendezvous", "import"]
+    assert spent["training"] > 0
+    written = lab.ddpctl("report", "night", "--output", str(lab.folder / "night.html"))
+    assert (written.returncode, written.stderr) == (0, "")
+    assert "<h2>Throughput, samples a second</h2>" in (lab.folder / "night.html").read_text()
 
 
 def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
@@ -176,6 +182,10 @@ def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab
         f"{one.address}: the run night is there, and a host has one run: wait for it, or ddpctl stop night"
         for one in lab.boxes
     ]
+    seen = json.loads(lab.ddpctl("top", "night", "--once", "--json").stdout)
+    assert (seen["state"], seen["silent"]) == ("training", [])
+    assert [(row["rank"], row["node"]) for row in seen["ranks"]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert all(row["step_s"] for row in seen["ranks"])
     inside = lab.ddpctl("exec", "night", "--node", "1", "--", "uname", "-n")
     assert (inside.returncode, inside.stdout) == (0, f"{lab.machines[1].name}\n")
     stopped = lab.ddpctl("stop", "night")
