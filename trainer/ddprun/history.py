@@ -14,6 +14,7 @@ from ddpwire.folder import write_atomic
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
 
 EVERY_S = 1.0  # at first; twice that whenever the rows are thinned
+IDLE = 50  # times what a row takes, at the least: of many ranks they come less often
 
 
 class History:
@@ -47,8 +48,9 @@ class History:
 
     def _run(self) -> None:
         while True:
+            began = time.monotonic()
             self.keep()
-            time.sleep(self._every_s)
+            time.sleep(max(self._every_s, IDLE * (time.monotonic() - began)))
 
     def _thin(self) -> None:
         """Every other row goes, and the next ones come half as often."""
