@@ -77,7 +77,7 @@ def _see(desk: Desk, run: Run, look: Look) -> tuple[Seen, ...]:
 def _last_words(desk: Desk, run: Run, status: RunStatus) -> tuple[str, str]:
     """Who is to be heard of a run that went wrong, and what they said last."""
     outcome = status.outcome
-    if not status.ended or not status.code:
+    if status.state not in ("failed", "lost"):
         return "", ""
     node = (outcome.node if outcome else None) or 0
     names = (NODE_LOG,) if outcome is None or outcome.rank is None else (rank_log(outcome.rank), NODE_LOG)

@@ -57,7 +57,6 @@ def look_back(tmp_path: Path) -> None:
     assert (written.returncode, written.stdout) == (0, f"{path}\n"), written.stderr
     page = path.read_text()
     assert re.findall("<h2>(.*?)</h2>", page) == [
-        "What node 0 said last",
         "Where the time went",
         "Loss",
         "Throughput, samples a second",
