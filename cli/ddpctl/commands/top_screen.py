@@ -15,9 +15,9 @@ from ddpwire.rank_catalogue import STEP_PHASES
 WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on there is room for more
 COLOURS = {
     "data": "on bright_blue",
-    "h2d": "on cyan",
+    "h2d": "on magenta",
     "forward": "on green",
-    "backward": "on dark_green",
+    "backward": "on cyan",
     "comm_exposed": "on red",
     "optimizer": "on yellow",
     "other": "on bright_black",
@@ -63,7 +63,7 @@ def _head(overview: Overview, title: str, width: int) -> list[Text]:
     first = Text.assemble(
         (overview.run, "bold"), "  ", (f"{overview.state}{ending}", STATES.get(overview.state, "bold"))
     )
-    lines = [first + Text(f"  {title}" if width >= MIDDLE else "", style="dim")]
+    lines = [Text.assemble(first, (f"  {title}" if width >= MIDDLE else "", "dim"))]
     if overview.state != "training":
         lines.append(Text(f"{overview.message}"))
     return lines
@@ -96,7 +96,7 @@ def _numbers(overview: Overview, width: int, *, plain: bool) -> list[Text]:
 
 
 def _label(word: str) -> Text:
-    return Text(f"{word:<{LABEL}}", style="dim")
+    return Text.assemble((f"{word:<{LABEL}}", "dim"))
 
 
 def _spark(values: Sequence[float | None], room: int, *, plain: bool) -> Text:

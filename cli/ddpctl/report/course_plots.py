@@ -53,7 +53,8 @@ def _points(moments: Sequence[float], values: Sequence[float | None], begin: flo
 
 def _changes(points: Sequence[Point]) -> list[Point]:
     """Where the value is another than before: it is told now and then, and holds until it is told again."""
-    return [point for index, point in enumerate(points) if not index or point[1] != points[index - 1][1]]
+    found = [point for index, point in enumerate(points) if not index or point[1] != points[index - 1][1]]
+    return [*found, points[-1]] if len(found) > 1 and found[-1] != points[-1] else found
 
 
 def _shares(course: Course, moments: Sequence[float], begin: float) -> list[Line]:

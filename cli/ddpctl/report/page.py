@@ -1,7 +1,7 @@
 """The page of a report. One page does not need a template engine: string.Template, and every value escaped. Pure."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from html import escape
 from string import Template
 
@@ -17,7 +17,7 @@ from ddpctl.report.style import STYLE
 from ddpctl.report.tables import configuration, environments, happenings
 from ddpwire import rank_catalogue as of_ranks
 
-LAST_LINES = 40
+LAST_LINES, MOST_MARKS = 40, 20
 # A browser that keeps to this fetches nothing and runs nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 PAGE = Template("""\
@@ -92,16 +92,18 @@ def _tiles(found: Material) -> list[tuple[str, str]]:
 
 def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
     begin, seconds = found.run.created, _end(found) - found.run.created
+    told = notable(found.events)
     marks = [
         Mark(at=event.time - begin, style="bad" if event.event in BAD else "", words=redact.text(words(event), known))
-        for event in notable(found.events)
+        for event in told
     ]
     sections = []
     if found.said:
         lines = redact.text("\n".join(found.said.splitlines()[-LAST_LINES:]), known)
         sections.append((f"What {found.said_by} said last", f"<pre>{escape(lines)}</pre>"))
     if found.spans:
-        sections.append(("Where the time went", gantt(found.spans, totals(found.spans), begin=begin, seconds=seconds)))
+        bars = gantt(found.spans, totals(found.spans), begin=begin, seconds=seconds)
+        sections.append(("Where the time went", f"{bars}{_key(marks)}"))
     for heading, picture, key in plots(found.course, begin=begin, seconds=seconds, marks=marks):
         sections.append((heading, f"{picture}{key}"))
     if found.silent:
@@ -113,3 +115,11 @@ def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
     if found.events:
         sections.append(("What happened", happenings(found.events, begin, known)))
     return sections
+
+
+def _key(marks: Sequence[Mark]) -> str:
+    """What the dashed lines in the plots stand for."""
+    said = [f"<li>{clock(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
+    if len(marks) > MOST_MARKS:
+        said.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
+    return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(said)}</ul>' if said else ""
