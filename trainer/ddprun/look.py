@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,8 @@ def _url(node_dir: Path) -> str | None:
 
 
 def _fetch(url: str) -> str:
+    import urllib.request  # nodectl is started often, and seldom to fetch
+
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a node of the run needs no proxy
     with opener.open(url, timeout=FETCH_S) as answer:
         text: str = answer.read().decode(errors="replace")

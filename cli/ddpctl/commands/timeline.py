@@ -21,7 +21,11 @@ PLAIN, BLOCK = "#", "█"
 
 
 def timeline(run: RunName = None, as_json: Json = False) -> None:
-    """Draw where a run's minutes went: queue, start, preflight, rendezvous, import, training, what was lost."""
+    """Draw where a run's minutes went.
+
+    A bar for each phase, from the queue over rendezvous and imports to training and what was lost; below them what
+    went wrong, and when.
+    """
     from ddpctl import material, runs
     from ddpctl.desk import open_desk
     from ddpctl.phases import totals

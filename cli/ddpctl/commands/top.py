@@ -27,10 +27,11 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print it once: of about a second.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line instead.")] = False,
 ) -> None:
-    """Watch a run train: how fast, where the time of a step goes, which rank is slow.
+    """Watch a run train, rank by rank.
 
-    A row a rank. OWN is a rank's time of a step without waiting for the others: by it a straggler is told. Asked are
-    the nodes themselves, over the way that the run was started; no Prometheus is needed. q leaves; the run goes on.
+    How fast it is, where the time of a step goes, which rank is slow. A row a rank: OWN is a rank's time of a step
+    without waiting for the others; by it a straggler is told. Asked are the nodes themselves, over the way that the
+    run was started; no Prometheus is needed. q leaves; the run goes on.
     """
     from ddpctl import runs
     from ddpctl.desk import open_desk
