@@ -44,7 +44,7 @@ class Kernel:
         """SIGKILL, as a host does when its memory is full."""
         self._manager.provisioner.process.kill()
 
-    def run(self, code: str, *, timeout_s: float = 200, interrupt_at: str = "") -> Answer:
+    def run(self, code: str, *, timeout_s: float = 400, interrupt_at: str = "") -> Answer:
         """Execute a cell. ``interrupt_at``: interrupt it when this has been printed, as the page's button does."""
         number = self._client.execute(code)
         answer, deadline, interrupted = Answer(), time.monotonic() + timeout_s, False

@@ -11,7 +11,8 @@ import pytest
 from tests.road.driver import processes_of, wait_until
 from tests.road.kernel import Kernel
 
-pytestmark = pytest.mark.filterwarnings("default")  # the client's own, which change from version to version
+# The client's own warnings change from version to version. A busy machine gets time.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 TRAIN = """
 from ddpctl.notebook import launch, RankError
