@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, pause, reach, runs, setup
+from ddpctl.commands import image, launch, pause, reach, remove, runs, setup
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -62,6 +62,7 @@ def options(
 
 launch.register(app)
 runs.register(app)
+remove.register(app)
 reach.register(app)
 pause.register(app)
 image.register(app)

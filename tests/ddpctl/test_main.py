@@ -20,6 +20,7 @@ VERBS = (
     "status",
     "logs",
     "stop",
+    "rm",
     "attach",
     "exec",
     "shell",
