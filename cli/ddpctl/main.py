@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, monitor, pause, pull, reach, report, runs, setup, timeline, top
+from ddpctl.commands import image, launch, monitor, pause, pull, reach, remove, report, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -65,6 +65,7 @@ runs.register(app)
 top.register(app)
 report.register(app)
 timeline.register(app)
+remove.register(app)
 reach.register(app)
 pause.register(app)
 pull.register(app)

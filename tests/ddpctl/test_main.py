@@ -23,6 +23,7 @@ VERBS = (
     "top",
     "report",
     "timeline",
+    "rm",
     "attach",
     "exec",
     "shell",

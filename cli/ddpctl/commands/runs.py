@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddpctl.run import Run
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
     """Names of runs for the shell's completion."""
     from ddpctl import runs
 
@@ -27,7 +27,7 @@ def _complete_run(incomplete: str) -> list[str]:
 RunName = Annotated[
     str | None,
     typer.Argument(
-        metavar="[RUN]", help="A run's name or its beginning [default: the newest].", autocompletion=_complete_run
+        metavar="[RUN]", help="A run's name or its beginning [default: the newest].", autocompletion=complete_run
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
@@ -108,7 +108,7 @@ def logs(
 
 def stop(
     run: Annotated[
-        str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=_complete_run)
+        str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=complete_run)
     ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="At once, without a checkpoint.")] = False,
     every: Annotated[bool, typer.Option("--all", help="Every run that goes on.")] = False,

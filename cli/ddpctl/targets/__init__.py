@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from ddpctl.command import Verb
 from ddpctl.fields import fields_of
+from ddpctl.footprint import Footprint
 from ddpctl.look import Look, Seen
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
@@ -69,6 +70,14 @@ class Suspending(Protocol):
 
     def resume(self, run: Run) -> Verb[None]:
         """Let a suspended run have nodes again."""
+
+
+@runtime_checkable
+class Leaving(Protocol):
+    """What a target does besides, if its runs leave folders that are not that of their record."""
+
+    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
+        """Take away what an ended run has left where it ran; with ``look`` only measure it. Raises DdpctlError."""
 
 
 @runtime_checkable

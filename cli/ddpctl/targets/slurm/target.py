@@ -8,8 +8,10 @@ import shlex
 from dataclasses import replace
 from pathlib import PurePath
 
+from ddpctl import footprint
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
+from ddpctl.footprint import Footprint
 from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
 from ddpctl.plan import Plan, counted
 from ddpctl.run import Run, RunStatus
@@ -113,6 +115,16 @@ class SlurmTarget:
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'no answer')}")
         return done.returncode == 0
+
+    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
+        """The run's folder on the cluster, where it is not that of its record."""
+        path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
+        if path == run.folder and not host:
+            return ()
+        if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # a record that was renamed, or worse
+            raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
+        (output,) = yield (replace(footprint.command(shlex.quote(path), look=look), host=self._host),)
+        return (footprint.read(output, path, host),)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command beside the ranks of a node, by a further step of their job."""

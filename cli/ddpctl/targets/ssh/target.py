@@ -5,9 +5,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ddpctl import footprint
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.containers import container_name
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.footprint import Footprint
 from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
 from ddpctl.plan import Plan, counted, script_of
 from ddpctl.run import Run, RunStatus
@@ -197,6 +199,13 @@ class SshTarget:
         if failed:
             raise UnavailableError("\n".join([f"{run.name} could not be stopped everywhere", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
+
+    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
+        """The run's folder on each of its hosts; the project's tree and a checkpoint_dir of the target's stay."""
+        path, hosts = scripts.run_path(self.options.home, run.name), self._hosts_of(run)
+        command = footprint.command(scripts.path_word(path), look=look)
+        outputs = yield tuple(replace(command, host=host.host) for host in hosts)
+        return tuple(footprint.read(said, path, host.address) for host, said in zip(hosts, outputs, strict=True))
 
     def _signal(self, run: Run, node: int, host: Host, *, kill: bool, wait_s: float) -> Command:
         home, engine = self.options.home, self.options.runtime
