@@ -49,9 +49,9 @@ def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path)
 def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kaggle, "container_start", lambda: 1000.0)
     expected = Deadline(source="the Kaggle session's end", at=1000 + 12 * 3600, margin_s=600)
-    assert deadline.read(None, ON_KAGGLE, grace_s=30) == expected
-    assert deadline.read("7200", ON_KAGGLE, grace_s=30) == Deadline(source="--deadline", after_s=7200)
-    assert deadline.read(None, {}, grace_s=30) is None
+    assert deadline.read(None, ON_KAGGLE, grace_s=30, now=0.0) == expected
+    assert deadline.read("7200", ON_KAGGLE, grace_s=30, now=0.0) == Deadline(source="--deadline", after_s=7200)
+    assert deadline.read(None, {}, grace_s=30, now=0.0) is None
 
 
 def write_run(folder: Path, *, created: float, checkpoint_dir: str, steps: tuple[int, ...] = ()) -> None:
