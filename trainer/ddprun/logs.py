@@ -111,10 +111,14 @@ class RankLogs:
         return write
 
     def judge(self, outcome: Outcome) -> None:
-        """Show what was held of the rank that is to blame, and no more of its peers' words; of a stop, show all."""
+        """Show what was held of the rank that is to blame, and no more of its peers' words.
+
+        Of a stop all is shown, and of a lost node: what the others say is then all there is.
+        """
+        echoes = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
         with self._turn:
             for pipe in self._pipes:
-                if pipe.rank != outcome.rank and outcome.cause not in ("ok", "stopped"):
+                if pipe.rank != outcome.rank and echoes:
                     pipe.manners.silence()
             self._show_held()
 
