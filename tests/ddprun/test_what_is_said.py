@@ -19,12 +19,12 @@ from ddprun.machine import usable_cores
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def test_the_last_lines_of_the_rank_that_failed_are_shown(runs):
+def test_the_last_lines_of_the_rank_that_failed_are_not_said_twice(runs):
     node = runs.start("act.py", "1=3", options=("--nproc-per-node", "2"))
     assert node.end() == 3
+    assert "[node0 rank1] ready" in node.stdout.read_text().splitlines()
     assert node.said() == [
         "[node0] ranks 0 to 1 of 2 started (attempt 1)",
-        "[node0] rank 1 said: ready",
         "[node0] rank 1 on node 0 exited with 3 (exit code 3; logs in RUN/node-0)",
     ]
 

@@ -105,6 +105,20 @@ def test_a_master_that_no_name_server_knows(train: Train) -> None:
         assert (one.code, last) == (69, first.replace("trying for 1 s", "it was tried for 1 s (--timeout)"))
 
 
+def test_a_master_where_nobody_listens() -> None:
+    """One line after ten seconds, and one at the end, without torch's stacks."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    environ = {**os.environ, **place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "ddptrain", "--timeout=12"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    first, last = done.stderr.splitlines()
+    assert first == f"ddptrain: rank 1 of 2 waits for the other ranks at 127.0.0.1:{port}; trying for 12 s"
+    assert last.startswith(f"ddptrain: rank 1 of 2 waited 12 s for the other ranks (--timeout) at 127.0.0.1:{port}: ")
+    assert (done.returncode, done.stdout) == (142, "")
+
+
 def test_mpi_is_refused_where_torch_has_none(train: Train) -> None:
     ended = train("--backend=mpi", size=2)
     assert [(one.code, one.out) for one in ended] == [(78, "")] * 2

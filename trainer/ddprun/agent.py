@@ -43,9 +43,8 @@ WATCH_S = 0.02  # or, until ranks that were started again train
 AT_ONCE_S = 0.001  # elastic's own pause; it must not be 0
 DRAGGED_ALONG_S = 5.0  # peers of a failed rank sit in a collective that will never end
 PROGRESS_S = 30.0
-EXIT_CAUSES = {0: "ok"} | {
-    -number: number.name.lower() for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
-}
+DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
+EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 
 class NodeAgent(SimpleElasticAgent):
@@ -195,6 +194,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._node.journal.say("the ranks of this node are done; waiting for those of the others")
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = outcome = verdict.outcome
+        self._node.logs.judge(outcome)
         if outcome.code == 0:
             self._node.ranks.clear()
             self._agreement.gone()
@@ -202,8 +202,7 @@ class NodeAgent(SimpleElasticAgent):
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
         self._node.journal.tell_failure(outcome)
-        self._is_restart = verdict.restart
-        self._remaining_restarts = int(verdict.restart)
+        self._is_restart, self._remaining_restarts = verdict.restart, int(verdict.restart)
         if verdict.restart:
             self._node.series.count(catalogue.RESTARTS, reason=outcome.cause)
             self._node.journal.say(
@@ -232,6 +231,7 @@ class NodeAgent(SimpleElasticAgent):
         else:
             node.journal.update(state="stopping")
             node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
+        node.logs.sum_up(in_a_hurry=self._is_restart)
         self._recovery.end_phase("teardown")
         node.losses.ended(time.monotonic(), hung=cause == "hang", beats=node.pulse.beats().values())
         self._agreement.gone()

@@ -109,7 +109,10 @@ def bring_up(
         step_before=folder.before.step if folder.before else None,
     )
     agent = NodeAgent(node, rendezvous, agreement)
-    agent.run()
+    try:
+        agent.run()
+    finally:
+        logs.end_attempt()
     assert agent.outcome is not None, "elastic's loop ends after a verdict only"  # noqa: S101
     logs.drain(DRAIN_S)
     series.state("failed" if agent.outcome.code else "succeeded")

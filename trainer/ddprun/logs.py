@@ -2,6 +2,7 @@
 
 The file is the truth and is always written. Whoever reads ddprun's stdout may be slow or stuck (a paused terminal):
 lines wait for them in a bounded queue, and past that are left out of stdout, and counted, lest they block the training.
+What ranks say as they go down is sorted by ``manners``.
 """
 
 import contextlib
@@ -11,13 +12,20 @@ import re
 import selectors
 import threading
 import time
+from collections import deque
 from pathlib import Path
+
+from ddprun.manners import Manners
+from ddpwire.outcome import Outcome
 
 CHUNK = 1 << 16  # bytes read at once, and the longest line that is kept together on stdout
 BACKLOG = 10_000  # lines
 PATIENCE_S = 1.0
 TAIL_BYTES = 1 << 14
 LONGEST_WORD = 200
+NUM_LAST_LINES = 15
+LOOK_S = 0.5  # how often what is held is looked at
+LAST_WORDS_S = 0.5  # of ranks that have ended
 
 
 class Console:
@@ -27,6 +35,7 @@ class Console:
         self._name = name
         self._lines: queue.Queue[tuple[int, bytes]] = queue.Queue(BACKLOG)
         self._num_left_out = 0
+        self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # of the ranks' lines
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -48,11 +57,17 @@ class Console:
         except queue.Full:
             self._num_left_out += 1
             return
+        if descriptor == 1:
+            self._last.append(line)
         if self._num_left_out:
             note = f"[{self._name}] {self._num_left_out} lines were left out here; the ranks' logs have them\n"
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait((2, note.encode()))
                 self._num_left_out = 0
+
+    def has_just_said(self, line: str) -> bool:
+        """Whether it is among the last lines of the ranks that a person has before their eyes."""
+        return line in [said.decode(errors="replace") for said in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all is written, unless the reader is stuck."""
@@ -81,16 +96,51 @@ class RankLogs:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._open: set[Pipe] = set()
         self._new: queue.SimpleQueue[Pipe] = queue.SimpleQueue()
+        self._pipes: list[Pipe] = []  # of the present attempt
+        self._turn = threading.Lock()  # of who hands lines on: the thread, or the verdict
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, path: Path) -> int:
         """A descriptor for the rank to write to, to be closed here once the rank has it. Raises OSError."""
         read, write = os.pipe()
-        pipe = Pipe(read, path, f"[node{self._node} rank{rank}] ".encode(), self._console)
+        pipe = Pipe(read, path, rank, f"[node{self._node} rank{rank}] ".encode(), self._console)
         self._open.add(pipe)
+        self._pipes.append(pipe)
         self._new.put(pipe)
         os.write(self._wake_write, b"+")
         return write
+
+    def judge(self, outcome: Outcome) -> None:
+        """Show what was held of the rank that is to blame, and no more of its peers' words.
+
+        Of a stop all is shown, and of a lost node: what the others say is then all there is.
+        """
+        echoes = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
+        with self._turn:
+            for pipe in self._pipes:
+                if pipe.rank != outcome.rank and echoes:
+                    pipe.manners.silence()
+            self._show_held()
+
+    def end_attempt(self) -> None:
+        """There is no more to be judged of these ranks: what is held is shown."""
+        with self._turn:
+            self._show_held()
+
+    def sum_up(self, *, in_a_hurry: bool) -> None:
+        """Say where the words are that were not shown; the attempt is forgotten."""
+        self.drain(0.0 if in_a_hurry else LAST_WORDS_S)
+        with self._turn:
+            paths = [pipe.path for pipe in self._pipes if pipe.manners.num_left_out]
+            self._pipes.clear()
+        if paths:
+            names = [path.name for path in paths]
+            logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
+            self._console.say(f"what other ranks said as they went down is in {paths[0].parent}: {logs}")
+
+    def _show_held(self) -> None:
+        for pipe in self._pipes:
+            pipe.show(pipe.manners.acquit())
 
     def drain(self, timeout_s: float) -> None:
         """Wait until every rank's output has ended and is written."""
@@ -100,23 +150,34 @@ class RankLogs:
 
     def _run(self) -> None:
         while True:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    os.read(self._wake_read, CHUNK)
-                    while not self._new.empty():
-                        pipe = self._new.get()
-                        self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
-                elif not key.data.read():
-                    self._selector.unregister(key.fd)
-                    key.data.close()
-                    self._open.discard(key.data)
+            holds = any(pipe.manners.holds for pipe in tuple(self._pipes))
+            events = self._selector.select(LOOK_S if holds else None)
+            with self._turn:
+                self._hand_on(events)
+
+    def _hand_on(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+        for pipe in tuple(self._pipes):
+            pipe.show(pipe.manners.due(time.monotonic()))
+        for key, _ in events:
+            if key.data is None:
+                os.read(self._wake_read, CHUNK)
+                while not self._new.empty():
+                    pipe = self._new.get()
+                    self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
+            elif not key.data.read():
+                self._selector.unregister(key.fd)
+                key.data.close()
+                self._open.discard(key.data)
 
 
 class Pipe:
     """One rank's output, on its way to the rank's file and to the console."""
 
-    def __init__(self, descriptor: int, path: Path, prefix: bytes, console: Console) -> None:
+    def __init__(self, descriptor: int, path: Path, rank: int, prefix: bytes, console: Console) -> None:
         self.descriptor = descriptor
+        self.path = path
+        self.rank = rank
+        self.manners = Manners()
         self._file = path.open("ab", buffering=0)
         self._prefix = prefix
         self._console = console
@@ -130,9 +191,13 @@ class Pipe:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > CHUNK or (self._rest and not data):
             lines, self._rest = [*lines, self._rest], b""
+        self.show(self.manners.hear(lines, time.monotonic()))
+        return bool(data)
+
+    def show(self, lines: list[bytes]) -> None:
+        """Hand them on to the console."""
         for line in lines:
             self._console.put(1, self._prefix + line + b"\n")
-        return bool(data)
 
     def close(self) -> None:
         """Let go of both ends."""

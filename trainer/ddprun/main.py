@@ -22,7 +22,7 @@ from ddprun import deadline, machine, options, preflight, zygote
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
-from ddprun.logs import Console, last_lines
+from ddprun.logs import NUM_LAST_LINES, Console, last_lines
 from ddprun.losses import Losses
 from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.push import push
@@ -39,7 +39,6 @@ from ddpwire.node import NodeState
 from ddpwire.outcome import Outcome
 
 DRAIN_S = 5.0
-NUM_LAST_LINES = 15
 CRASH_LOG = "ddprun-crash.log"
 
 
@@ -73,8 +72,10 @@ class Ending:
         push(self.contract, outcome, started=self.journal.state.started, say=self.console.say)
         if outcome.code:
             if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
-                for line in last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES):
-                    self.console.say(f"rank {outcome.rank} said: {line}")
+                lines = last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES)
+                if lines and not self.console.has_just_said(f"[node{node} rank{outcome.rank}] {lines[-1]}\n"):
+                    for line in lines:
+                        self.console.say(f"rank {outcome.rank} said: {line}")
             self.console.say(f"{outcome.message} (exit code {outcome.code}; logs in {self.folder.path})")
         elif self.folder.is_temporary:
             shutil.rmtree(self.folder.path.parent, ignore_errors=True)

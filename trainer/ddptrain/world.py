@@ -7,8 +7,10 @@ never waits for talk; ``data_group`` carries the gradients.
 import os
 import socket
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -21,8 +23,10 @@ from torch import Tensor
 from ddptrain.errors import TrainError
 from ddptrain.options.ranks import RankOptions
 from ddptrain.place import Place, needs_master, usable_cores
+from ddptrain.quiet import quiet_torch
 from ddpwire.exits import Exit
 
+LATE_S = 10.0  # how long the others may take before a rank says that it waits
 T = TypeVar("T")
 
 
@@ -52,18 +56,38 @@ def join(place: Place, how: RankOptions) -> None:
         if how.backend == "mpi":
             dist.init_process_group("mpi", timeout=timeout)  # mpirun has said who is who
         else:
-            dist.init_process_group(
-                "gloo", init_method=how.init_method, rank=place.rank, world_size=place.size, timeout=timeout
-            )
+            with quiet_torch(), _told_after(LATE_S, place, how):
+                dist.init_process_group(
+                    "gloo", init_method=how.init_method, rank=place.rank, world_size=place.size, timeout=timeout
+                )
     except (RuntimeError, ValueError, OSError) as error:
-        address = how.init_method
-        if needs_master(how):
-            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        address = _meeting_point(how)
         reason = str(error).splitlines()[0]
         late = "imeout" in reason or "imed out" in reason
         what = f"waited {how.timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
         message = f"rank {place.rank} of {place.size} {what} at {address}: {reason}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
+
+
+def _meeting_point(how: RankOptions) -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if needs_master(how) else how.init_method
+
+
+@contextmanager
+def _told_after(seconds: float, place: Place, how: RankOptions) -> Iterator[None]:
+    """A line for a person where it takes longer than that; torch is deaf and dumb meanwhile."""
+    line = (
+        f"ddptrain: rank {place.rank} of {place.size} waits for the other ranks at {_meeting_point(how)}; "
+        f"trying for {how.timeout_s:g} s"
+    )
+    timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # who forks later has no thread
 
 
 def _wait_for_name(host: str, place: Place, timeout_s: float) -> None:
