@@ -201,14 +201,12 @@ class NodeAgent(SimpleElasticAgent):
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
-        self._node.journal.tell_failure(outcome)
+        (journal := self._node.journal).tell_failure(outcome)
         self._is_restart, self._remaining_restarts = verdict.restart, int(verdict.restart)
         if verdict.restart:
             self._node.series.count(catalogue.RESTARTS, reason=outcome.cause)
-            self._node.journal.say(
-                f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew"
-            )
-            self._node.journal.tell("restart", reason=outcome.cause)
+            journal.say(f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew")
+            journal.tell("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 
     def _hear_first_beat(self) -> None:

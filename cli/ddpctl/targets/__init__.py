@@ -35,6 +35,15 @@ class LogQuery:
     ranks: tuple[int, ...] = ()  # empty: everything that the nodes said
     tail: int | None = None  # None: from the beginning
 
+    def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """Which node is asked for which of its ranks; none: for all that it said."""
+        asked = ((node, tuple(r for r in self.ranks if r // run.job.gpus == node)) for node in range(run.job.max_nodes))
+        return tuple(
+            (node, ranks)
+            for node, ranks in asked
+            if (ranks or not self.ranks) and (not self.nodes or node in self.nodes)
+        )
+
 
 class Target(Protocol):
     """What every kind of target does."""

@@ -160,7 +160,7 @@ class SshTarget:
                 mode="stream",
                 timeout_s=None,
             )
-            for node, ranks in _places(run, query)
+            for node, ranks in query.places(run)
         )
         outputs: list[Output] = []
         for batch in [commands] if query.follow else [(command,) for command in commands]:
@@ -243,16 +243,3 @@ class SshTarget:
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
         return self.options.hosts[: run.job.max_nodes]
-
-
-def _places(run: Run, query: LogQuery) -> list[tuple[int, tuple[int, ...]]]:
-    """Which node is asked for which ranks; of a rank that is asked for, its own node."""
-    gpus = run.job.gpus
-    by_node: Mapping[int, tuple[int, ...]] = {
-        node: tuple(rank for rank in query.ranks if rank // gpus == node) for node in range(run.job.max_nodes)
-    }
-    return [
-        (node, ranks)
-        for node, ranks in by_node.items()
-        if (ranks or not query.ranks) and (not query.nodes or node in query.nodes)
-    ]
