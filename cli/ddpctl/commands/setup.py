@@ -2,7 +2,6 @@
 
 import json
 import os
-from importlib import metadata
 from pathlib import Path
 from platform import python_version
 from typing import Annotated
@@ -44,6 +43,8 @@ def schema() -> None:
 
 def version() -> None:
     """Print the versions that matter."""
+    from importlib import metadata
+
     print(f"ddpctl {__version__}")
     print(f"python {python_version()}")
     for package in ("torch", "torchvision"):
