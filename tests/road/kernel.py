@@ -1,5 +1,6 @@
 """A notebook's kernel as a real process: cells are sent to it as a notebook's page does."""
 
+import asyncio
 import sys
 import time
 from dataclasses import dataclass, field
@@ -8,6 +9,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from jupyter_client.manager import KernelManager
+from jupyter_core.utils import ensure_event_loop
+
+
+def close_loop() -> None:
+    """The event loop that the client's calls have left open in this thread; the next one makes another."""
+    ensure_event_loop().close()
+    asyncio.set_event_loop(None)
 
 
 @dataclass
@@ -39,6 +47,7 @@ class Kernel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._client.stop_channels()
         self._manager.shutdown_kernel(now=True)
+        close_loop()
 
     def kill(self) -> None:
         """SIGKILL, as a host does when its memory is full."""

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -15,6 +16,7 @@ import pytest
 from nbclient import NotebookClient
 from tests.ddptrain.formats import write_mnist
 from tests.road.driver import ROOT, processes_of
+from tests.road.kernel import close_loop
 
 from ddpctl.run import RunStatus
 from ddpctl.targets.kaggle.answers import with_log
@@ -44,7 +46,7 @@ def write_cifar(folder: Path) -> None:
 
 
 @pytest.fixture
-def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A Kaggle session on this machine; its working folder."""
     working = tmp_path / "working"
     working.mkdir()
@@ -60,8 +62,9 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.delenv("DDPCTL_STATE_DIR")
-    return working
+    monkeypatch.setenv("DDPCTL_STATE_DIR", str(working / "runs"))
+    yield working
+    close_loop()
 
 
 def execute(name: str, working: Path, args: list[str]) -> str:
