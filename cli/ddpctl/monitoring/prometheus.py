@@ -1,0 +1,54 @@
+"""The configuration of a Prometheus that scrapes the runs, by the files that ddpctl leaves for its file_sd."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.monitoring.rule_files import dump
+
+JOB = "ddp"
+HEAD = """\
+# Made by ddpctl monitor. For a Prometheus that you have: rule_files and the entries of scrape_configs.
+"""
+# Exporters that a machine may have beside a run: their own port on the addresses of the nodes.
+NODE_EXPORTER, DCGM_EXPORTER = ("node", 9100), ("dcgm", 9400)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scraping:
+    """What is scraped, and how often."""
+
+    targets: str  # the folder of the file_sd files
+    interval_s: float = 10.0
+    exporters: tuple[tuple[str, int], ...] = ()  # job name and port
+
+
+def prometheus_yml(scraping: Scraping) -> str:
+    """The whole file; rules.yaml lies beside it."""
+    interval = f"{scraping.interval_s:g}s"
+    jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
+    return HEAD + dump(
+        {
+            "global": {"scrape_interval": interval, "evaluation_interval": interval},
+            "rule_files": ["rules.yaml"],
+            "scrape_configs": jobs,
+        }
+    )
+
+
+def _job(name: str, scraping: Scraping) -> dict[str, Any]:
+    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # a change is seen at once
+    return {"job_name": name, "file_sd_configs": [files]}
+
+
+def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
+    """Machines, not runs: once each, however many nodes of however many runs they have."""
+    relabel = [
+        {
+            "source_labels": ["__address__"],
+            "regex": r"(.+):\d+",
+            "target_label": "__address__",
+            "replacement": f"$1:{port}",
+        },
+        {"action": "labelkeep", "regex": "__.*|job"},
+    ]
+    return {**_job(name, scraping), "relabel_configs": relabel}

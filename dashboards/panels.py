@@ -1,0 +1,152 @@
+"""How a panel of ours looks: a question, a unit, a description, and queries; with Grafana's SDK, which checks the rest.
+
+Development only: what is made here is checked in as JSON (cli/ddpctl/monitoring), and ddpctl never imports it.
+"""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import bargauge, common, dashboard, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import common as common_models
+from grafana_foundation_sdk.models import dashboard as models
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+WIDTH = 24
+SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """An expression, and how its series are called."""
+
+    expr: str
+    legend: str = ""
+
+
+def q(expr: str, legend: str = "") -> Query:
+    """A query."""
+    return Query(expr=expr, legend=legend)
+
+
+def series(
+    question: str, unit: str, description: str, *queries: Query, width: int = 12, stacked: bool = False, top: Any = None
+) -> Any:
+    """Lines over time."""
+    panel = timeseries.Panel().line_width(1).fill_opacity(60 if stacked else 8).min(0)
+    panel = panel.span_nulls(False).show_points(common_models.VisibilityMode.AUTO)
+    panel = panel.legend(
+        common.VizLegendOptions()
+        .display_mode(common_models.LegendDisplayMode.LIST)
+        .placement(common_models.LegendPlacement.BOTTOM)
+        .show_legend(True)
+    )
+    mode = common_models.TooltipDisplayMode.MULTI
+    panel = panel.tooltip(common.VizTooltipOptions().mode(mode).sort(common_models.SortOrder.DESCENDING))
+    if stacked:
+        panel = panel.stacking(common.StackingConfig().mode(common_models.StackingMode.NORMAL))
+    if top is not None:
+        panel = panel.max(top)
+    return _filled(panel, question, unit, description, queries, width, height=8)
+
+
+def number(
+    question: str, unit: str, description: str, *queries: Query, width: int = 4, red: Any = None, below: bool = False
+) -> Any:
+    """What it is now, large. ``red``: from where on it is bad, or, ``below``, up to where."""
+    calcs = common.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = stat.Panel().reduce_options(calcs).graph_mode(common_models.BigValueGraphMode.NONE)
+    panel = panel.text_mode(common_models.BigValueTextMode.AUTO).thresholds(_thresholds(red, below))
+    return _filled(panel, question, unit, description, queries, width, height=4, instant=True)
+
+
+def word(question: str, description: str, query: Query, width: int = 4) -> Any:
+    """The name of what is, not its value."""
+    panel = number(question, "none", description, query, width=width)
+    return panel.text_mode(common_models.BigValueTextMode.NAME)
+
+
+def bars(question: str, unit: str, description: str, query: Query, *, red_below: float, width: int = 12) -> Any:
+    """A bar for each, from 0 to 1."""
+    calcs = common.ReduceDataOptions().calcs(["lastNotNull"])
+    panel = bargauge.Panel().reduce_options(calcs).min(0).max(1).thresholds(_thresholds(red_below, below=True))
+    panel = panel.orientation(common_models.VizOrientation.HORIZONTAL)
+    return _filled(panel, question, unit, description, (query,), width, height=8, instant=True)
+
+
+def rows_of(
+    question: str,
+    description: str,
+    columns: dict[str, tuple[str, Query]],
+    *,
+    hidden: tuple[str, ...] = ("Time",),
+    link: str = "",
+    width: int = WIDTH,
+    height: int = 8,
+) -> Any:
+    """A table: a row for each set of labels, a column (its name, unit and query) for each query."""
+    panel = table.Panel().filterable(True)
+    values = {}
+    for place, (name, (unit, _)) in enumerate(columns.items()):
+        values[name] = f"Value #{chr(65 + place)}" if len(columns) > 1 else "Value"
+        panel = panel.override_by_name(
+            values[name],
+            [models.DynamicConfigValue("unit", unit), models.DynamicConfigValue("displayName", name)],
+        )
+    if link:
+        target = {"title": "its dashboard", "url": link}
+        panel = panel.override_by_name("run", [models.DynamicConfigValue("links", [target])])
+    panel = panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
+    excluded = dict.fromkeys(hidden, True)
+    organize = models.DataTransformerConfig(id_val="organize", options={"excludeByName": excluded})
+    panel = panel.with_transformation(organize)
+    queries = tuple(query for _, query in columns.values())
+    return _filled(panel, question, "none", description, queries, width, height, instant=True, as_table=True)
+
+
+def variable(name: str, label: str, query: str, *, every: bool) -> Any:
+    """A choice of the reader's: the values of a label."""
+    built = dashboard.QueryVariable(name).label(label).datasource(SOURCE).query(query)
+    built = built.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED).sort(models.VariableSort.ALPHABETICAL_ASC)
+    return built.include_all(True).all_value(".*").current(_every()) if every else built
+
+
+def text_of(built: Any) -> str:
+    """The JSON of a dashboard, its panels numbered in their order."""
+    board = built.build()
+    for number_, panel in enumerate(board.panels or (), start=1):
+        panel.id_val = number_
+    return json.dumps(json.loads(JSONEncoder(sort_keys=True).encode(board)), indent=1, sort_keys=True) + "\n"
+
+
+def _every() -> Any:
+    return models.VariableOption(selected=True, text="All", value="$__all")
+
+
+def _thresholds(red: Any, below: bool) -> Any:
+    good, bad = ("red", "green") if below else ("green", "red")
+    steps = [models.Threshold(color=good if red is not None else "text", value=None)]
+    steps += [models.Threshold(color=bad, value=red)] if red is not None else []
+    return dashboard.ThresholdsConfig().mode(models.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _filled(
+    panel: Any,
+    question: str,
+    unit: str,
+    description: str,
+    queries: tuple[Query, ...],
+    width: int,
+    height: int,
+    *,
+    instant: bool = False,
+    as_table: bool = False,
+) -> Any:
+    panel = panel.title(question).unit(unit).description(description).datasource(SOURCE).span(width).height(height)
+    for place, query in enumerate(queries):
+        target = prometheus.Dataquery().expr(query.expr).ref_id(chr(65 + place)).legend_format(query.legend)
+        target = target.instant() if instant else target.range()
+        target = target.format(PromQueryFormat.TABLE) if as_table else target
+        panel = panel.with_target(target)
+    return panel

@@ -1,0 +1,247 @@
+"""A life for each alert, minute by minute: healthy, ill, healthy again; and what is said while it is ill.
+
+Values are promtool's: ``2x5`` is six times 2, ``0+60x9`` ten values from 0 on. Time begins at 0.
+"""
+
+from dataclasses import dataclass, field
+
+NODES = {"node-0": "10.0.0.1:9200", "node-1": "10.0.0.2:9200"}
+RUN = {"job": "ddp", "run": "night"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """``silent``, ``firing``, ``resolved``: minutes. ``labels`` and ``summary`` are those while it fires."""
+
+    alert: str
+    what: str
+    series: tuple[tuple[str, str], ...]
+    silent: tuple[int, ...]  # healthy, or ill for too short
+    firing: int
+    resolved: int | None  # None: the life is about something else
+    summary: str
+    severity: str = "critical"
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+def s(name: str, values: str, node: str = "node-0", **labels: str) -> tuple[str, str]:
+    matchers = ",".join(f'{key}="{value}"' for key, value in on(node, **labels).items())
+    return f"{name}{{{matchers}}}", values
+
+
+def on(node: str, **labels: str) -> dict[str, str]:
+    return {**RUN, "node": node, "instance": NODES[node], **labels}
+
+
+TRAINING = s("ddp_job_state", "1x300", state="training")
+STARTED = s("ddp_job_start_timestamp_seconds", "1x300")
+
+CASES = (
+    Case(
+        alert="DdpNoFirstStep",
+        what="a first step that comes after half an hour",
+        series=(STARTED, s("ddp_last_step_timestamp_seconds", "0x28 1740+60x20", rank="0")),
+        silent=(0, 15, 16),
+        firing=20,
+        resolved=30,
+        summary="night has taken no step since its start 19m 59s ago",
+        severity="warning",
+    ),
+    Case(
+        alert="DdpStalledStep",
+        what="ten minutes without a step",
+        series=(TRAINING, s("ddp_last_step_timestamp_seconds", "0+60x10 600x10 1320+60x10", rank="0")),
+        silent=(5, 15, 16),
+        firing=18,
+        resolved=23,
+        summary="night has taken no step for 8m 0s",
+    ),
+    Case(
+        alert="DdpHeartbeatMissing",
+        what="rank 1 silent while rank 0 works on",
+        series=(
+            TRAINING,
+            s("ddp_heartbeat_timestamp_seconds", "0+60x40", rank="0"),
+            s("ddp_heartbeat_timestamp_seconds", "0+60x10 600x10 1320+60x10", rank="1"),
+        ),
+        silent=(5, 15, 16),
+        firing=18,
+        resolved=23,
+        summary="rank 1 on node node-0 of night has given no sign of life for 8m 0s",
+        severity="warning",
+        labels=on("node-0", rank="1"),
+    ),
+    Case(
+        alert="DdpRanksMissing",
+        what="a node's ranks gone for ten minutes",
+        series=(
+            s("ddp_world_size_expected", "4x40"),
+            s("ddp_ranks_alive", "2x40"),
+            s("ddp_ranks_alive", "2x5 0x9 2x20", "node-1"),
+        ),
+        silent=(5, 8),
+        firing=10,
+        resolved=17,
+        summary="night runs with 2 ranks, which are fewer than it should have",
+    ),
+    Case(
+        alert="DdpRanksMissing",
+        what="a machine that does not answer any more",
+        series=(
+            s("ddp_world_size_expected", "4x40"),
+            s("ddp_ranks_alive", "2x40"),
+            s("ddp_ranks_alive", "2x5 stale", "node-1"),
+        ),
+        silent=(5, 8),
+        firing=10,
+        resolved=None,
+        summary="night runs with 2 ranks, which are fewer than it should have",
+    ),
+    Case(
+        alert="DdpScrapeDown",
+        what="a node that does not answer for six minutes",
+        series=(s("up", "1x40"), s("up", "1x3 0x5 1x20", "node-1")),
+        silent=(3, 5),
+        firing=7,
+        resolved=11,
+        summary="node node-1 of night does not answer at 10.0.0.2:9200",
+        severity="warning",
+        labels=on("node-1"),
+    ),
+    Case(
+        alert="DdpStraggler",
+        what="rank 3 three times slower",
+        series=(
+            s("ddp_straggler_skew_ratio", "1.1x3 3x10 1.1x20", rank="0"),
+            s("ddp_rank_relative_speed_ratio", "1x40", rank="0"),
+            s("ddp_rank_relative_speed_ratio", "0.95x3 0.33x10 0.95x20", "node-1", rank="3"),
+        ),
+        silent=(3, 8),
+        firing=10,
+        resolved=15,
+        summary="rank 3 on node node-1 slows night down: 33% of the fastest rank's speed",
+        severity="warning",
+        labels=on("node-1", rank="3"),
+    ),
+    Case(
+        alert="DdpDataBound",
+        what="data for 10 %, then for half of each step",
+        series=(
+            s("ddp_step_phase_seconds_total", "0+6x10 90+30x19 666+6x30", rank="0", phase="data"),
+            s("ddp_step_phase_seconds_total", "0+54x10 570+30x19 1194+54x30", rank="0", phase="forward"),
+        ),
+        silent=(10, 20),
+        firing=28,
+        resolved=38,
+        summary="night spends 50% of its steps waiting for data",
+        severity="warning",
+        labels={"phase": "data"},
+    ),
+    Case(
+        alert="DdpLowGoodput",
+        what="an hour in which two thirds of the time are lost, after one in which a tenth is",
+        series=(
+            STARTED,
+            s("ddp_productive_seconds_total", "0+54x70 3800+20x59 5040+60x100", rank="0"),
+            s("ddp_unproductive_seconds_total", "0+6x70 460+40x59 2820x100", rank="0", cause="restart"),
+        ),
+        silent=(50, 70, 75),
+        firing=130,
+        resolved=200,
+        summary="night trained in 33.33% of the last hour",
+        severity="warning",
+    ),
+    Case(
+        alert="DdpLowGoodput",
+        what="a slow start, which is no matter within the first hour",
+        series=(
+            STARTED,
+            s("ddp_productive_seconds_total", "0+20x200", rank="0"),
+            s("ddp_unproductive_seconds_total", "0+40x200", rank="0", cause="startup"),
+        ),
+        silent=(30, 60, 70),
+        firing=100,
+        resolved=None,
+        summary="night trained in 33.33% of the last hour",
+        severity="warning",
+    ),
+    Case(
+        alert="DdpCheckpointStale",
+        what="no checkpoint for 75 minutes",
+        series=(
+            TRAINING,
+            STARTED,
+            s("ddp_checkpoint_last_success_timestamp_seconds", "0x4 300x75 4860x20", rank="0"),
+        ),
+        silent=(4, 64, 66),
+        firing=70,
+        resolved=82,
+        summary="the newest checkpoint of night is 1h 5m 0s old",
+    ),
+    Case(
+        alert="DdpCheckpointStale",
+        what="a run that has never saved",
+        series=(TRAINING, STARTED, s("ddp_checkpoint_last_success_timestamp_seconds", "0x200", rank="0")),
+        silent=(30, 60),
+        firing=65,
+        resolved=None,
+        summary="the newest checkpoint of night is 1h 4m 59s old",
+    ),
+    Case(
+        alert="DdpCheckpointFailing",
+        what="one checkpoint for which the disk was full",
+        series=(s("ddp_checkpoint_failures_total", "0x5 1x40", rank="0", op="save", reason="enospc"),),
+        silent=(5,),
+        firing=7,
+        resolved=22,
+        summary="night could not save a checkpoint: enospc",
+        labels={"op": "save", "reason": "enospc"},
+    ),
+    Case(
+        alert="DdpNonfinite",
+        what="one loss that is no number",
+        series=(s("ddp_nonfinite_total", "0x5 1x40", rank="0", where="loss"),),
+        silent=(5,),
+        firing=7,
+        resolved=22,
+        summary="the loss of night is no number any more",
+        labels={"where": "loss"},
+    ),
+    Case(
+        alert="DdpRestartStorm",
+        what="three restarts in three minutes, each told by both nodes",
+        series=(
+            s("ddp_restarts_total", "0x5 1 2 3x100", reason="oom"),
+            s("ddp_restarts_total", "0x5 1 2 3x100", "node-1", reason="oom"),
+        ),
+        silent=(5, 7),
+        firing=10,
+        resolved=70,
+        summary="night has started again 3 times within an hour",
+    ),
+    Case(
+        alert="DdpMixedVersions",
+        what="a node with another torch, until it is started anew",
+        series=(
+            s("ddp_build_info", "1x40", version="0.1.0", torch_version="2.10.0"),
+            s("ddp_build_info", "1x5 stale", "node-1", version="0.1.0", torch_version="2.11.0"),
+            s("ddp_build_info", "_x5 1x20", "node-1", version="0.1.0", torch_version="2.10.0"),
+        ),
+        silent=(0,),
+        firing=3,
+        resolved=7,
+        summary="the nodes of night run 2 different versions",
+        severity="warning",
+    ),
+    Case(
+        alert="DdpClockSkew",
+        what="a clock that is behind for six minutes",
+        series=(s("ddp_clock_offset_seconds", "0x40"), s("ddp_clock_offset_seconds", "0x3 -2.5x5 0x20", "node-1")),
+        silent=(3, 4),
+        firing=6,
+        resolved=10,
+        summary="the clock of node node-1 of night is 2.5s off",
+        severity="warning",
+        labels=on("node-1"),
+    ),
+)

@@ -1,0 +1,69 @@
+"""Reads PromQL: whether an expression asks only for series and label values that somebody sets."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import promql_parser
+
+from ddpctl.monitoring.rules import RECORDINGS
+from ddpwire.catalogue import CATALOGUE
+
+FROM_TARGETS = {"job", "instance", "node", "run", "namespace", "launcher"}
+# Prometheus' own, and what the rules make of the catalogue.
+OTHERS = {
+    "up": {},
+    "ALERTS": {"alertname": (), "alertstate": ("firing", "pending"), "severity": ("critical", "warning")},
+    **{rule.name: {"phase": ()} if "phase" in rule.name else {} for rule in RECORDINGS},
+}
+
+
+def known() -> dict[str, dict[str, tuple[str, ...]]]:
+    """Every series that can be asked for, and its labels' values."""
+    found: dict[str, dict[str, tuple[str, ...]]] = dict(OTHERS)
+    for metric in CATALOGUE:
+        labels = metric.labels | ({"rank": ()} if metric.set_by == "ddptrain" else {})
+        for suffix in ("_sum", "_count", "_bucket") if metric.kind == "histogram" else ("",):
+            found[metric.name + suffix] = labels
+    return found
+
+
+def plain(expr: str) -> str:
+    """An expression of a dashboard with Grafana's variables filled in."""
+    expr = re.sub(r"\$__(rate_interval|range)\b", "5m", expr)
+    return expr.replace("$namespace", ".*").replace("$peak", "989").replace("$run", "night")
+
+
+def selectors(node: Any) -> Iterator[Any]:
+    """Every vector selector inside."""
+    if isinstance(node, promql_parser.VectorSelector):
+        yield node
+    for name in ("expr", "lhs", "rhs", "args", "param", "vector_selector"):
+        inner = getattr(node, name, None)
+        for part in inner if isinstance(inner, list) else [inner]:
+            if part is not None and not isinstance(part, (str, float, int)):
+                yield from selectors(part)
+
+
+def names(expr: str) -> set[str]:
+    """The series that the expression asks for."""
+    return {str(one.name) for one in selectors(promql_parser.parse(plain(expr)))}
+
+
+def faults(expr: str) -> list[str]:
+    """What the expression asks for and nobody sets."""
+    series = known()
+    found = []
+    for one in selectors(promql_parser.parse(plain(expr))):
+        if one.name not in series:
+            found.append(f"no series {one.name}")
+            continue
+        for matcher in one.matchers.matchers:
+            if matcher.name in FROM_TARGETS:
+                continue
+            values = series[one.name].get(matcher.name)
+            if values is None:
+                found.append(f"{one.name} has no label {matcher.name}")
+            elif values and not set(matcher.value.split("|")) <= set(values):
+                found.append(f"{one.name}: {matcher.name} is never {matcher.value}")
+    return found

@@ -1,0 +1,120 @@
+"""Each alert fires, stays silent and resolves, by promtool; has its paragraph; and asks for what the catalogue has."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ddpctl.alert_cases import CASES, RUN, Case
+from tests.ddpctl.expressions import faults
+
+from ddpctl.errors import UsageError
+from ddpctl.fields import fields_of
+from ddpctl.monitoring.alerts import alerts
+from ddpctl.monitoring.limits import Limits, parse
+from ddpctl.monitoring.rule_files import groups, prometheus_rule
+from ddpctl.monitoring.rules import RECORDINGS
+
+ROOT = Path(__file__).parent.parent.parent
+PROMTOOL = shutil.which("promtool")
+ALERTS = {alert.name: alert for alert in alerts(Limits())}
+needs_promtool = pytest.mark.skipif(not PROMTOOL, reason="needs promtool (apt install prometheus)")
+
+
+def expected(case: Case, minute: int) -> dict[str, Any]:
+    """What promtool is to find of the case's alert in that minute."""
+    alert = ALERTS[case.alert]
+    said = {"summary": case.summary, "description": alert.description, "runbook_url": alert.runbook}
+    labels = {"run": RUN["run"], **case.labels, "severity": case.severity}
+    found = [{"exp_labels": labels, "exp_annotations": said}] if minute == case.firing else []
+    return {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": found}
+
+
+@needs_promtool
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.alert}: {case.what}")
+def test_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
+    minutes = [*case.silent, case.firing, *([case.resolved] if case.resolved is not None else [])]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in case.series],
+        "alert_rule_test": [expected(case, minute) for minute in minutes],
+    }
+    (tmp_path / "rules.yaml").write_text(groups(Limits()))
+    file = {"rule_files": ["rules.yaml"], "evaluation_interval": "1m", "tests": [test]}
+    (tmp_path / "test.yaml").write_text(json.dumps(file))
+    assert PROMTOOL
+    done = subprocess.run([PROMTOOL, "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_life_with_an_end() -> None:
+    assert {case.alert for case in CASES if case.silent and case.resolved is not None} == set(ALERTS)
+    assert {case.alert: case.severity for case in CASES} == {one.name: one.severity for one in ALERTS.values()}
+
+
+def test_every_alert_has_its_paragraph() -> None:
+    """A heading is its name, and its anchor the end of runbook_url, as GitHub makes anchors."""
+    text = (ROOT / "docs/alerts.md").read_text()
+    parts = re.split(r"^## (Ddp\w+)\n", text, flags=re.M)[1:]
+    written = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(written) == list(ALERTS)
+    for name, paragraph in written.items():
+        assert ALERTS[name].runbook.endswith(f"docs/alerts.md#{name.lower()}")
+        assert len(paragraph.split()) > 40, f"{name}: what is one to do?"
+
+
+def test_the_page_lists_every_limit_and_every_recording() -> None:
+    text = (ROOT / "docs/alerts.md").read_text()
+    for name, field in fields_of(Limits).items():
+        default = "each alert's own" if field.default is None else f"{field.default:g}"
+        assert f"| `{name}` | {default} | {field.doc} |\n" in text
+    for rule in RECORDINGS:
+        assert f"| `{rule.name}` | {rule.help} |\n" in text
+
+
+@pytest.mark.parametrize("rule", [*RECORDINGS, *ALERTS.values()], ids=lambda rule: rule.name)
+def test_asks_for_what_the_catalogue_has(rule: Any) -> None:
+    assert faults(rule.expr) == []
+
+
+@needs_promtool
+def test_promtool_accepts_the_rules(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(groups(Limits()))
+    assert PROMTOOL
+    line = [PROMTOOL, "check", "rules", "--lint=all", "--lint-fatal", "rules.yaml"]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{len(RECORDINGS) + len(ALERTS)} rules found" in done.stdout
+
+
+def test_the_operators_rule_is_the_same() -> None:
+    body = prometheus_rule(Limits()).split("\nspec:\n")[1]
+    plain = groups(Limits()).split("\n", 1)[1]
+    assert "\n".join(line.removeprefix("  ") for line in body.split("\n")) == plain
+
+
+def test_limits_reach_the_conditions() -> None:
+    text = groups(parse(["checkpoint_age=7200", "hold=5"]))
+    assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
+    assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
+    assert "    for: " not in groups(parse(["hold=0"]))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("skew", "--limit skew: '' is not allowed: a number from 1"),
+        ("data_share=2", "--limit data_share: '2' is not allowed: a number from 0 to 1"),
+        ("ettr=nan", "--limit ettr: 'nan' is not allowed: a number from 0 to 1"),
+        ("restarts=inf", "--limit restarts: 'inf' is not allowed: a number from 1"),
+        ("hold=soon", "--limit hold: 'soon' is not allowed: a number from 0 to 86400"),
+        ("checkpoint_agee=1", "--limit: 'checkpoint_agee' is no limit; did you mean 'checkpoint_age'?"),
+    ],
+)
+def test_what_is_no_limit(setting: str, message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        parse([setting])
+    assert str(raised.value) == message
