@@ -30,7 +30,7 @@ check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
 specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
-	$(BIN)/python tests/test_specs.py
+	PYTHONPATH=. $(BIN)/python tests/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
 	$(BIN)/python -m pytest tests/cluster -o addopts="--import-mode=importlib --strict-markers -ra"

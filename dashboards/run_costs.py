@@ -77,11 +77,12 @@ LOST = [
         red=1,
     ),
     number(
-        "Did any file or collective fail?",
+        "Did data, waiting or memory fail a rank?",
         "short",
-        "Data files that were missing or corrupt, and ranks that gave up waiting for others.",
+        "Data files that were missing or corrupt, ranks that gave up waiting for others, GPUs whose memory was full.",
         q(f"sum({of('ddp_data_errors_total')})", "data"),
         q(f"sum({of('ddp_collective_timeouts_total')})", "timeouts"),
+        q(f"sum({of('ddp_device_ooms_total')})", "memory"),
         red=1,
     ),
     number(

@@ -7,9 +7,14 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from dashboards import fleet, run
 
 from ddpctl import config, launch, targets
 from ddpctl.desk import Request
+from ddpctl.monitoring import kubernetes as monitoring_manifests
+from ddpctl.monitoring import rule_files, stack
+from ddpctl.monitoring.limits import Limits
+from ddpctl.monitoring.prometheus import Scraping
 from ddpwire.catalogue import CATALOGUE, Metric
 from ddpwire.events import KINDS
 
@@ -93,7 +98,13 @@ def row(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {metric.help}{needs} |\n"
 
 
+BOX = stack.compose_files(Scraping(targets=stack.BOXED_TARGETS), Limits())
 SPECS = {
+    "cli/ddpctl/monitoring/run.json": run.board,
+    "cli/ddpctl/monitoring/fleet.json": fleet.board,
+    **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items()},
+    "k8s/monitoring/rules.yaml": partial(rule_files.prometheus_rule, Limits()),
+    "k8s/monitoring/dashboards.yaml": monitoring_manifests.dashboards,  # of the JSON above
     "docs/metrics.md": metrics_page,
     "docs/events.md": events_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),
@@ -116,5 +127,6 @@ def test_the_checked_in_spec_is_the_rendered_one(spec: str) -> None:
 
 if __name__ == "__main__":
     for spec, made in SPECS.items():
+        (ROOT / spec).parent.mkdir(parents=True, exist_ok=True)
         (ROOT / spec).write_text(made())
         print(f"wrote {spec}", file=sys.stderr)

@@ -1,16 +1,18 @@
 """The configuration of a Prometheus that scrapes the runs, by the files that ddpctl leaves for its file_sd."""
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ddpctl.errors import UsageError
 from ddpctl.monitoring.rule_files import dump
+from ddpctl.words import quote
 
 JOB = "ddp"
 HEAD = """\
 # Made by ddpctl monitor. For a Prometheus that you have: rule_files and the entries of scrape_configs.
 """
-# Exporters that a machine may have beside a run: their own port on the addresses of the nodes.
-NODE_EXPORTER, DCGM_EXPORTER = ("node", 9100), ("dcgm", 9400)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +21,20 @@ class Scraping:
 
     targets: str  # the folder of the file_sd files
     interval_s: float = 10.0
-    exporters: tuple[tuple[str, int], ...] = ()  # job name and port
+    exporters: tuple[tuple[str, int], ...] = ()  # what else the nodes' machines have: job name and port
+
+
+def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """``node=9100``, ``dcgm=9400``. Raises UsageError."""
+    found: dict[str, int] = {}
+    for setting in settings:
+        name, _, port = setting.partition("=")
+        if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
+            raise UsageError(f"--exporter: {quote(name)} is no name for it, or one that is taken: dcgm=9400")
+        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+            raise UsageError(f"--exporter {name}: {quote(port)} is no port: 1 to 65535")
+        found[name] = int(port)
+    return tuple(found.items())
 
 
 def prometheus_yml(scraping: Scraping) -> str:

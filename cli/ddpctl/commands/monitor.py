@@ -1,0 +1,191 @@
+"""``ddpctl monitor``: Prometheus and Grafana for the runs; up, down, status, config."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpctl.errors import UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ddpctl.desk import Desk
+    from ddpctl.monitoring.prometheus import Scraping
+    from ddpctl.prometheus_api import Firing, Scraped
+
+app = typer.Typer(
+    name="monitor",
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="See all runs in Prometheus and Grafana: in a box here, or in those that you have.",
+)
+
+LimitFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit", metavar="NAME=VALUE", help="From where on an alert fires (docs/alerts.md); may be repeated."
+    ),
+]
+ExporterFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exporter",
+        metavar="NAME=PORT",
+        help="Scrape that port of the nodes' machines, too: node=9100, dcgm=9400; may be repeated.",
+    ),
+]
+TargetsFlag = Annotated[
+    Path | None,
+    typer.Option("--targets", metavar="FOLDER", help="Where the runs' file_sd files are [default: where ddpctl is]."),
+]
+IntervalFlag = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two scrapes of a node.")]
+JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+
+
+@app.command()
+def up(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Prometheus' port on 127.0.0.1.")] = 9090,
+    grafana_port: Annotated[
+        int, typer.Option("--grafana-port", min=1, max=65535, help="Grafana's port on 127.0.0.1.")
+    ] = 3000,
+    grafana: Annotated[bool, typer.Option("--grafana/--no-grafana", help="Whether Grafana is started, too.")] = True,
+    retention: Annotated[str, typer.Option("--retention", help="How long Prometheus keeps what it saw.")] = "30d",
+    interval: IntervalFlag = 10.0,
+    targets: TargetsFlag = None,
+    exporter: ExporterFlags = None,
+    limit: LimitFlags = None,
+) -> None:
+    """Start Prometheus and Grafana.
+
+    By docker compose, on this machine's loopback. Again: with other settings, and what was recorded.
+    """
+    import re
+
+    from ddpctl import monitor
+    from ddpctl.monitoring.limits import parse
+    from ddpctl.monitoring.stack import Box
+
+    if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
+        raise UsageError(f"--retention: '{retention}' is no span: a number and h, d, w or y, such as 30d")
+    desk = _desk()
+    scraping = _scraping(desk, targets, interval, exporter)
+    box = Box(
+        targets=Path(scraping.targets),
+        owner=f"{os.getuid()}:{os.getgid()}",
+        prometheus_port=port,
+        grafana_port=grafana_port,
+        retention=retention,
+        folder=monitor.folder_of(desk.root),
+    )
+    services = monitor.SERVICES if grafana else monitor.SERVICES[:1]
+    places = monitor.up(desk, box, scraping, parse(limit or ()), only=services)
+    desk.say(f"Prometheus  {places.prometheus}")
+    if grafana:
+        desk.say(f"Grafana     {places.grafana}")
+    desk.say("ddpctl monitor status says what they see; ddpctl monitor down stops them")
+
+
+@app.command()
+def down(
+    forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False,
+) -> None:
+    """Stop them; what they recorded is kept."""
+    from ddpctl import monitor
+
+    desk = _desk()
+    there = monitor.down(desk, forget=forget)
+    desk.say("Prometheus and Grafana are stopped" if there else "nothing to stop: ddpctl monitor up starts it")
+
+
+@app.command()
+def status(
+    url: Annotated[
+        str | None, typer.Option("--url", help="A Prometheus of yours [default: that of monitor up].")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say which nodes Prometheus sees and which alerts fire."""
+    from ddpctl import monitor, prometheus_api
+    from ddpctl.monitoring.prometheus import JOB
+
+    desk = _desk()
+    places = None if url else monitor.places(desk.root)
+    if not (address := url or (places.prometheus if places else None)):
+        raise UnavailableError("no Prometheus was started here: ddpctl monitor up starts one, --url names yours")
+    nodes, firing = prometheus_api.targets(address, JOB), prometheus_api.alerts(address)
+    grafana = places.grafana if places and prometheus_api.answers(places.grafana) else None
+    if as_json:
+        found = {"prometheus": address, "grafana": grafana}
+        lists = {"nodes": [asdict(one) for one in nodes], "alerts": [asdict(one) for one in firing]}
+        print(json.dumps({**found, **lists}, indent=1))
+        return
+    for line in _status_lines(address, grafana, nodes, firing):
+        print(line)
+
+
+@app.command()
+def config(
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Where to write it.")] = Path("monitoring"),
+    kubernetes: Annotated[
+        bool, typer.Option("--kubernetes", help="Print a PrometheusRule and the dashboards' ConfigMaps instead.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over a prometheus.yml that is not ddpctl's.")] = False,
+    interval: IntervalFlag = 10.0,
+    targets: TargetsFlag = None,
+    exporter: ExporterFlags = None,
+    limit: LimitFlags = None,
+) -> None:
+    """Write the files for those that you have.
+
+    prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
+    """
+    from ddpctl import monitor
+    from ddpctl.monitoring import kubernetes as manifests
+    from ddpctl.monitoring import rule_files, stack
+    from ddpctl.monitoring.limits import parse
+
+    limits = parse(limit or ())
+    if kubernetes:
+        sys.stdout.write(f"{rule_files.prometheus_rule(limits)}---\n{manifests.dashboards()}")
+        return
+    desk = _desk()
+    scraping = _scraping(desk, targets, interval, exporter)
+    monitor.write(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
+    desk.say(f"wrote {folder}: prometheus --config.file={folder}/prometheus.yml, or take over its rule_files and")
+    desk.say(f"scrape_configs; Grafana imports {folder}/dashboards/run.json and fleet.json")
+
+
+def _desk() -> "Desk":
+    from ddpctl.desk import open_desk
+
+    return open_desk(os.environ)
+
+
+def _scraping(desk: "Desk", targets: Path | None, interval_s: float, exporters: list[str] | None) -> "Scraping":
+    from ddpctl import monitor
+    from ddpctl.monitoring.prometheus import Scraping, parse_exporters
+
+    folder = targets.absolute() if targets else monitor.targets_of(desk.root)
+    return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
+
+
+def _status_lines(
+    address: str, grafana: str | None, nodes: "tuple[Scraped, ...]", firing: "tuple[Firing, ...]"
+) -> list[str]:
+    from ddpctl.words import table
+
+    lines = [f"Prometheus  {address}", f"Grafana     {grafana or 'does not answer here'}"]
+    lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
+    if nodes:
+        rows = [(f"  {one.run}", one.node, one.address, "up" if one.up else one.error) for one in nodes]
+        lines += table([("  RUN", "NODE", "ADDRESS", "SAYS"), *rows])
+    lines.append(f"alerts      {len(firing) or 'none'}")
+    return [*lines, *(f"  {one.alert} ({one.severity}, {one.state}): {one.summary}" for one in firing)]
+
+
+def register(program: typer.Typer) -> None:
+    """Add these verbs to the program."""
+    program.add_typer(app)
