@@ -1,4 +1,4 @@
-"""The rules of a dashboard: every panel asks a question, has a unit and says what it shows, of series that there are."""
+"""The rules of a dashboard: each panel asks a question, has a unit and says what it shows, of series that exist."""
 
 import json
 from typing import Any

@@ -50,6 +50,11 @@ def names(expr: str) -> set[str]:
     return {str(one.name) for one in selectors(promql_parser.parse(plain(expr)))}
 
 
+def selectors_of(expr: str) -> list[str]:
+    """The selectors inside, without their windows, as they can be asked for by themselves."""
+    return [one.prettify() for one in selectors(promql_parser.parse(plain(expr)))]
+
+
 def faults(expr: str) -> list[str]:
     """What the expression asks for and nobody sets."""
     series = known()

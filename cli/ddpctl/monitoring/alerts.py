@@ -52,11 +52,12 @@ unless on ({RUN}) max by ({RUN}) (ddp_last_step_timestamp_seconds) > 0""",
             name="DdpStalledStep",
             expr=f"""\
 time() - max by ({RUN}) (ddp_last_step_timestamp_seconds > 0) > {limits.stalled_step:g}
+unless on ({RUN}) (time() - max by ({RUN}) (ddp_heartbeat_timestamp_seconds) < {limits.stalled_step:g})
 and {TRAINING}""",
             hold_s=60,
             severity="critical",
             summary="{{ $labels.run }} has taken no step for {{ $value | humanizeDuration }}",
-            description="No rank has ended a step: one of them hangs and the others wait for it.",
+            description="No rank has ended a step or given another sign of life: one hangs and the others wait for it.",
         ),
         Alert(
             name="DdpHeartbeatMissing",

@@ -20,8 +20,8 @@ class Limits:
         float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
     ] = None
     first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1)] = 900.0
-    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1)] = 300.0
-    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1)] = 300.0
+    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1)] = 180.0
+    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1)] = 180.0
     skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1)] = 1.25
     data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
     checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1)] = 3600.0

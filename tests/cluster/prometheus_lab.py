@@ -1,0 +1,87 @@
+"""A real Prometheus with the configuration that ``ddpctl monitor config`` writes, and what it answers."""
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.road.driver import ddpctl, wait_until
+
+MISSING = (
+    ""
+    if shutil.which("prometheus") and shutil.which("promtool")
+    else "needs prometheus and promtool (apt install prometheus)"
+)
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
+        text: str = answer.read().decode()
+    return text
+
+
+class Lab:
+    """A Prometheus that runs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        found = json.loads(get(f"{self.url}/api/v1/query?query={urllib.parse.quote(expression)}"))
+        result = found["data"]["result"]
+        if found["data"]["resultType"] == "scalar":
+            return [{"metric": {}, "value": result}]
+        assert isinstance(result, list)
+        return result
+
+    def firing(self) -> dict[str, dict[str, str]]:
+        """The labels and the summary of what fires, by the alert's name."""
+        found = json.loads(get(f"{self.url}/api/v1/alerts"))["data"]["alerts"]
+        return {
+            one["labels"]["alertname"]: {**one["labels"], "summary": one["annotations"]["summary"]}
+            for one in found
+            if one["state"] == "firing"
+        }
+
+    def ready(self) -> bool:
+        try:
+            return get(f"{self.url}/-/ready") != ""
+        except OSError:
+            return False
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, *flags: str) -> Iterator[Lab]:
+    """One whose configuration ddpctl wrote with these flags; promtool has looked at it."""
+    done = ddpctl("monitor", "config", str(folder), *flags)
+    assert done.returncode == 0, done.stderr
+    check = ["promtool", "check", "config", f"{folder}/prometheus.yml"]
+    checked = subprocess.run(check, capture_output=True, text=True, timeout=30)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with (folder / "prometheus.log").open("w") as log:
+        server = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={folder}/prometheus.yml",
+                f"--storage.tsdb.path={folder}/data",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        lab = Lab(f"http://127.0.0.1:{port}")
+        wait_until(lambda: server.poll() is not None or lab.ready(), "Prometheus", timeout_s=60)
+        assert server.poll() is None, (folder / "prometheus.log").read_text()
+        yield lab
+    finally:
+        server.terminate()
+        server.wait(30)

@@ -1,0 +1,22 @@
+"""ddptrain at a clock's pace: 0.1 s a step; rank 3 takes three times as long while the file $SLOW is there."""
+
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+from ddptrain.input.batches import Preparation
+
+batch = Preparation.batch
+slow = Path(os.environ["SLOW"]) if os.environ["RANK"] == "3" else None
+
+
+def paced(preparation, indices_B, *, epoch):  # noqa: N803 -- its name there
+    time.sleep(0.3 if slow and slow.exists() else 0.1)
+    return batch(preparation, indices_B, epoch=epoch)
+
+
+Preparation.batch = paced
+sys.argv[0] = "ddptrain"
+runpy.run_module("ddptrain", run_name="__main__")
