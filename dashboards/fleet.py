@@ -7,9 +7,9 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
 
 HERE = 'namespace=~"$namespace"'
-EACH = "namespace, run"
+EACH = "namespace, job_id"
 TRAINING = 'state="training"'
-ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.run}"
+ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.job_id}"
 
 
 def of(name: str, more: str = "") -> str:
@@ -96,13 +96,13 @@ OVER_TIME = [
         "How fast is each run?",
         "suffix: /s",
         "Training samples of all ranks a second.",
-        q(f"sum by ({EACH}) ({rate('ddp_samples_total')})", "{{run}}"),
+        q(f"sum by ({EACH}) ({rate('ddp_samples_total')})", "{{job_id}}"),
     ),
     series(
         "Which run trains for too little of its time?",
         "percentunit",
         "Goodput of the last hour.",
-        q(of("run:ddp_productive:ratio1h"), "{{run}}"),
+        q(of("run:ddp_productive:ratio1h"), "{{job_id}}"),
         top=1,
     ),
     series(
@@ -117,32 +117,32 @@ OVER_TIME = [
         "Which run waits for a slow rank?",
         "suffix: x",
         "The slowest rank's own time of a step by the median: 1 is even.",
-        q(f"max by ({EACH}) ({of('ddp_straggler_skew_ratio')})", "{{run}}"),
+        q(f"max by ({EACH}) ({of('ddp_straggler_skew_ratio')})", "{{job_id}}"),
     ),
     series(
         "Which run waits for data?",
         "percentunit",
         "Share of the steps.",
-        q(of("run:ddp_step_phase:share5m", 'phase="data"'), "{{run}}"),
+        q(of("run:ddp_step_phase:share5m", 'phase="data"'), "{{job_id}}"),
         top=1,
     ),
     series(
         "Which run would lose much?",
         "s",
         "Age of the newest checkpoint.",
-        q(of("run:ddp_checkpoint_age_seconds:min"), "{{run}}"),
+        q(of("run:ddp_checkpoint_age_seconds:min"), "{{job_id}}"),
     ),
     series(
         "Which run starts again and again?",
         "short",
         "Restarts since its nodes started.",
-        q(f"max by ({EACH}) (sum without (reason) ({of('ddp_restarts_total')}))", "{{run}}"),
+        q(f"max by ({EACH}) (sum without (reason) ({of('ddp_restarts_total')}))", "{{job_id}}"),
     ),
     series(
         "Are the GPUs busy?",
         "percentunit",
         "Mean over the GPUs of each run's nodes of the time in which a kernel ran. Needs a GPU.",
-        q(f"avg by ({EACH}) ({of('ddp_device_utilization_ratio')})", "{{run}}"),
+        q(f"avg by ({EACH}) ({of('ddp_device_utilization_ratio')})", "{{job_id}}"),
         top=1,
     ),
 ]

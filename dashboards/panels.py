@@ -96,7 +96,8 @@ def rows_of(
         )
     if link:
         target = {"title": "its dashboard", "url": link}
-        panel = panel.override_by_name("run", [models.DynamicConfigValue("links", [target])])
+        shown = [models.DynamicConfigValue("links", [target]), models.DynamicConfigValue("displayName", "run")]
+        panel = panel.override_by_name("job_id", shown)
     panel = panel.with_transformation(models.DataTransformerConfig(id_val="merge", options={}))
     excluded = dict.fromkeys(hidden, True)
     organize = models.DataTransformerConfig(id_val="organize", options={"excludeByName": excluded})

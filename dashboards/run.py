@@ -52,7 +52,7 @@ HEALTH = [
         "Which alerts fire?",
         "What Prometheus finds wrong with this run; empty is good. docs/alerts.md says what to do about each.",
         {"firing": ("none", q(f'ALERTS{{alertstate="firing", {RUN}}}'))},
-        hidden=("Time", "Value", "__name__", "alertstate", "job", "launcher", "namespace", "run"),
+        hidden=("Time", "Value", "__name__", "alertstate", "job", "launcher", "namespace", "job_id"),
         height=5,
     ),
     series(
@@ -95,7 +95,9 @@ def board() -> str:
         .link(dashboard.DashboardLink("all runs").type(models.DashboardLinkType.LINK).url("/d/ddpctl-fleet"))
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
-        .with_variable(variable("run", "Run", 'label_values(ddp_run_info{namespace=~"$namespace"}, run)', every=False))
+        .with_variable(
+            variable("run", "Run", 'label_values(ddp_run_info{namespace=~"$namespace"}, job_id)', every=False)
+        )
         .with_variable(dashboard.TextBoxVariable("peak").label("Peak TFLOP/s a rank").default_value("989"))
         .annotation(restarts())
     )

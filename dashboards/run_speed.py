@@ -114,7 +114,7 @@ RANKS = [
         "Which rank is slow?",
         "percentunit",
         "The fastest rank's time of a step by each rank's own, without waiting for others. A short bar slows them all.",
-        q(f"sort({of('ddp_rank_relative_speed_ratio')})", "rank {{rank}} on {{node}}"),
+        q(f"sort({of('ddp_rank_relative_speed_ratio')})", "rank {{rank}} on node {{node}}"),
         red_below=0.8,
     ),
     series(
@@ -124,7 +124,7 @@ RANKS = [
         q(
             f"sum by (rank, node) ({rate('ddp_step_phase_seconds_total', OWN)}) "
             f"/ sum by (rank, node) ({rate('ddp_step_duration_seconds_count')})",
-            "rank {{rank}} on {{node}}",
+            "rank {{rank}} on node {{node}}",
         ),
     ),
     series(
@@ -137,6 +137,6 @@ RANKS = [
         "Does every rank live?",
         "s",
         "Seconds since each rank's last sign of life. In a hang the rank that stopped first is on top.",
-        q(f"time() - max by (rank, node) ({of('ddp_heartbeat_timestamp_seconds')})", "rank {{rank}} on {{node}}"),
+        q(f"time() - max by (rank, node) ({of('ddp_heartbeat_timestamp_seconds')})", "rank {{rank}} on node {{node}}"),
     ),
 ]

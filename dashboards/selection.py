@@ -1,6 +1,6 @@
 """The run that the reader chose, inside an expression."""
 
-RUN = 'namespace=~"$namespace", run="$run"'
+RUN = 'namespace=~"$namespace", job_id="$run"'
 
 
 def of(name: str, more: str = "") -> str:

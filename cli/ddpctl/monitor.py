@@ -18,6 +18,7 @@ from ddpctl.monitoring.limits import Limits
 from ddpctl.monitoring.prometheus import HEAD, Scraping
 from ddpctl.prometheus_api import answers
 from ddpwire.folder import write_atomic
+from ddpwire.targets import TARGETS
 
 READY_S = 120.0
 MARK = HEAD.split(".")[0]  # how a file of ours begins
@@ -41,7 +42,7 @@ def folder_of(root: Path) -> Path:
 
 def targets_of(root: Path) -> Path:
     """Where a launch leaves the addresses of its nodes."""
-    return root / ".targets"
+    return root / TARGETS
 
 
 def places(root: Path) -> Places | None:

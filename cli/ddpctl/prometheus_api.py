@@ -51,7 +51,7 @@ def targets(url: str, job: str) -> tuple[Scraped, ...]:
     found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
     return tuple(
         Scraped(
-            run=one["labels"].get("run", ""),
+            run=one["labels"].get("job_id", ""),
             node=one["labels"].get("node", ""),
             address=one["labels"]["instance"],
             up=one["health"] == "up",
@@ -70,7 +70,7 @@ def alerts(url: str) -> tuple[Firing, ...]:
             alert=one["labels"]["alertname"],
             state=one["state"],
             severity=one["labels"].get("severity", ""),
-            run=one["labels"].get("run", ""),
+            run=one["labels"].get("job_id", ""),
             summary=one["annotations"].get("summary", ""),
         )
         for one in found

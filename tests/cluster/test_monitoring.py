@@ -42,24 +42,10 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
         assert done.returncode == 0, done.stderr
         try:
             wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "night")), "the second epoch", 120)
-            publish(tmp_path)
             wait_until(lambda: len(lab.query("ddp_steps_total")) == 4, "four ranks in Prometheus")
             yield lab
         finally:
             ddpctl("stop", "night", "--kill")
-
-
-def publish(tmp_path: Path) -> None:
-    entries = [
-        {
-            "targets": [re.sub(r"^http://|/metrics$", "", node["metrics"])],
-            "labels": {"run": "night", "node": f"node-{node['node']}", "launcher": "local"},
-        }
-        for node in nodes()
-    ]
-    folder = tmp_path / "runs" / ".targets"
-    folder.mkdir()
-    (folder / "night.json").write_text(json.dumps(entries))
 
 
 def nodes() -> list[dict[str, Any]]:
@@ -106,10 +92,8 @@ def test_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
     # A rank that is slow.
     (tmp_path / "slow").touch()
     told = fires("DdpStraggler")
-    assert (told["run"], told["rank"]) == ("night", "3")
-    assert re.fullmatch(
-        r"rank 3 on node \S+ slows night down: \d+(\.\d+)?% of the fastest rank's speed", told["summary"]
-    )
+    assert (told["job_id"], told["node"], told["rank"]) == ("night", "1", "3")
+    assert re.fullmatch(r"rank 3 on node 1 slows night down: \d+(\.\d+)?% of the fastest rank's speed", told["summary"])
     (tmp_path / "slow").unlink()
     resolves("DdpStraggler")
 
@@ -136,7 +120,7 @@ def test_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
     os.kill(nodes()[1]["pid"], signal.SIGKILL)
     told = fires("DdpRanksMissing")
     assert re.fullmatch(r"night runs with [012] ranks, which are fewer than it should have", told["summary"])
-    assert fires("DdpScrapeDown")["run"] == "night"
+    assert fires("DdpScrapeDown")["summary"].startswith("node 1 of night does not answer at ")
     done = ddpctl("monitor", "status", "--url", quick.url)
     assert "nodes       1 of 2 answer" in done.stdout
     assert "  DdpRanksMissing (critical, firing): night runs with " in done.stdout

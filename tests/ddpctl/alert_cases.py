@@ -5,8 +5,8 @@ Values are promtool's: ``2x5`` is six times 2, ``0+60x9`` ten values from 0 on. 
 
 from dataclasses import dataclass, field
 
-NODES = {"node-0": "10.0.0.1:9200", "node-1": "10.0.0.2:9200"}
-RUN = {"job": "ddp", "run": "night"}
+NODES = {"0": "10.0.0.1:9200", "1": "10.0.0.2:9200"}
+RUN = {"job": "ddp", "job_id": "night"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Case:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def s(name: str, values: str, node: str = "node-0", **labels: str) -> tuple[str, str]:
+def s(name: str, values: str, node: str = "0", **labels: str) -> tuple[str, str]:
     matchers = ",".join(f'{key}="{value}"' for key, value in on(node, **labels).items())
     return f"{name}{{{matchers}}}", values
 
@@ -80,9 +80,9 @@ CASES = (
         silent=(5, 13, 14),
         firing=18,
         resolved=23,
-        summary="rank 1 on node node-0 of night has given no sign of life for 8m 0s",
+        summary="rank 1 on node 0 of night has given no sign of life for 8m 0s",
         severity="warning",
-        labels=on("node-0", rank="1"),
+        labels=on("0", rank="1"),
     ),
     Case(
         alert="DdpRanksMissing",
@@ -90,7 +90,7 @@ CASES = (
         series=(
             s("ddp_world_size_expected", "4x40"),
             s("ddp_ranks_alive", "2x40"),
-            s("ddp_ranks_alive", "2x5 0x9 2x20", "node-1"),
+            s("ddp_ranks_alive", "2x5 0x9 2x20", "1"),
         ),
         silent=(5, 8),
         firing=10,
@@ -103,7 +103,7 @@ CASES = (
         series=(
             s("ddp_world_size_expected", "4x40"),
             s("ddp_ranks_alive", "2x40"),
-            s("ddp_ranks_alive", "2x5 stale", "node-1"),
+            s("ddp_ranks_alive", "2x5 stale", "1"),
         ),
         silent=(5, 8),
         firing=10,
@@ -113,13 +113,13 @@ CASES = (
     Case(
         alert="DdpScrapeDown",
         what="a node that does not answer for six minutes",
-        series=(s("up", "1x40"), s("up", "1x3 0x5 1x20", "node-1")),
+        series=(s("up", "1x40"), s("up", "1x3 0x5 1x20", "1")),
         silent=(3, 5),
         firing=7,
         resolved=11,
-        summary="node node-1 of night does not answer at 10.0.0.2:9200",
+        summary="node 1 of night does not answer at 10.0.0.2:9200",
         severity="warning",
-        labels=on("node-1"),
+        labels=on("1"),
     ),
     Case(
         alert="DdpStraggler",
@@ -127,14 +127,14 @@ CASES = (
         series=(
             s("ddp_straggler_skew_ratio", "1.1x3 3x10 1.1x20", rank="0"),
             s("ddp_rank_relative_speed_ratio", "1x40", rank="0"),
-            s("ddp_rank_relative_speed_ratio", "0.95x3 0.33x10 0.95x20", "node-1", rank="3"),
+            s("ddp_rank_relative_speed_ratio", "0.95x3 0.33x10 0.95x20", "1", rank="3"),
         ),
         silent=(3, 8),
         firing=10,
         resolved=15,
-        summary="rank 3 on node node-1 slows night down: 33% of the fastest rank's speed",
+        summary="rank 3 on node 1 slows night down: 33% of the fastest rank's speed",
         severity="warning",
-        labels=on("node-1", rank="3"),
+        labels=on("1", rank="3"),
     ),
     Case(
         alert="DdpDataBound",
@@ -225,7 +225,7 @@ CASES = (
         what="three restarts in three minutes, each told by both nodes",
         series=(
             s("ddp_restarts_total", "0x5 1 2 3x100", reason="oom"),
-            s("ddp_restarts_total", "0x5 1 2 3x100", "node-1", reason="oom"),
+            s("ddp_restarts_total", "0x5 1 2 3x100", "1", reason="oom"),
         ),
         silent=(5, 7),
         firing=10,
@@ -237,8 +237,8 @@ CASES = (
         what="a node with another torch, until it is started anew",
         series=(
             s("ddp_build_info", "1x40", version="0.1.0", torch_version="2.10.0"),
-            s("ddp_build_info", "1x5 stale", "node-1", version="0.1.0", torch_version="2.11.0"),
-            s("ddp_build_info", "_x5 1x20", "node-1", version="0.1.0", torch_version="2.10.0"),
+            s("ddp_build_info", "1x5 stale", "1", version="0.1.0", torch_version="2.11.0"),
+            s("ddp_build_info", "_x5 1x20", "1", version="0.1.0", torch_version="2.10.0"),
         ),
         silent=(0,),
         firing=3,
@@ -249,12 +249,12 @@ CASES = (
     Case(
         alert="DdpClockSkew",
         what="a clock that is behind for six minutes",
-        series=(s("ddp_clock_offset_seconds", "0x40"), s("ddp_clock_offset_seconds", "0x3 -2.5x5 0x20", "node-1")),
+        series=(s("ddp_clock_offset_seconds", "0x40"), s("ddp_clock_offset_seconds", "0x3 -2.5x5 0x20", "1")),
         silent=(3, 4),
         firing=6,
         resolved=10,
-        summary="the clock of node node-1 of night is 2.5s off",
+        summary="node 1 of night has a clock that is 2.5s off",
         severity="warning",
-        labels=on("node-1"),
+        labels=on("1"),
     ),
 )

@@ -9,7 +9,7 @@ import promql_parser
 from ddpctl.monitoring.rules import RECORDINGS
 from ddpwire.catalogue import CATALOGUE
 
-FROM_TARGETS = {"job", "instance", "node", "run", "namespace", "launcher"}
+FROM_TARGETS = {"job", "instance", "node", "job_id", "namespace", "launcher"}
 # Prometheus' own, and what the rules make of the catalogue.
 OTHERS = {
     "up": {},

@@ -28,7 +28,7 @@ def expected(case: Case, minute: int) -> dict[str, Any]:
     """What promtool is to find of the case's alert in that minute."""
     alert = ALERTS[case.alert]
     said = {"summary": case.summary, "description": alert.description, "runbook_url": alert.runbook}
-    labels = {"run": RUN["run"], **case.labels, "severity": case.severity}
+    labels = {"job_id": RUN["job_id"], **case.labels, "severity": case.severity}
     found = [{"exp_labels": labels, "exp_annotations": said}] if minute == case.firing else []
     return {"eval_time": f"{minute}m", "alertname": case.alert, "exp_alerts": found}
 

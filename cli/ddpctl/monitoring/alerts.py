@@ -45,7 +45,7 @@ time() - min by ({RUN}) (ddp_job_start_timestamp_seconds) > {limits.first_step:g
 unless on ({RUN}) max by ({RUN}) (ddp_last_step_timestamp_seconds) > 0""",
             hold_s=60,
             severity="warning",
-            summary="{{ $labels.run }} has taken no step since its start {{ $value | humanizeDuration }} ago",
+            summary="{{ $labels.job_id }} has taken no step since its start {{ $value | humanizeDuration }} ago",
             description="Its nodes wait for each other, its ranks load or download, or the first collective hangs.",
         ),
         Alert(
@@ -56,7 +56,7 @@ unless on ({RUN}) (time() - max by ({RUN}) (ddp_heartbeat_timestamp_seconds) < {
 and {TRAINING}""",
             hold_s=60,
             severity="critical",
-            summary="{{ $labels.run }} has taken no step for {{ $value | humanizeDuration }}",
+            summary="{{ $labels.job_id }} has taken no step for {{ $value | humanizeDuration }}",
             description="No rank has ended a step or given another sign of life: one hangs and the others wait for it.",
         ),
         Alert(
@@ -64,7 +64,7 @@ and {TRAINING}""",
             expr=f"time() - ddp_heartbeat_timestamp_seconds > {limits.heartbeat:g}\nand {TRAINING}",
             hold_s=60,
             severity="warning",
-            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.run }} has given no sign of life "
+            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has given no sign of life "
             "for {{ $value | humanizeDuration }}",
             description="Of several silent ranks the one that is silent for longest hangs, and the others wait for it.",
         ),
@@ -73,7 +73,7 @@ and {TRAINING}""",
             expr=f"run:ddp_ranks_alive:sum < on ({RUN}) max by ({RUN}) (ddp_world_size_expected)",
             hold_s=180,
             severity="critical",
-            summary="{{ $labels.run }} runs with {{ $value }} ranks, which are fewer than it should have",
+            summary="{{ $labels.job_id }} runs with {{ $value }} ranks, which are fewer than it should have",
             description="A rank or a node was lost and has not come back.",
         ),
         Alert(
@@ -81,7 +81,7 @@ and {TRAINING}""",
             expr='up{job="ddp"} == 0',
             hold_s=120,
             severity="warning",
-            summary="node {{ $labels.node }} of {{ $labels.run }} does not answer at {{ $labels.instance }}",
+            summary="node {{ $labels.node }} of {{ $labels.job_id }} does not answer at {{ $labels.instance }}",
             description="The node is gone, its network is, or the run ended and its target was left behind.",
         ),
     )
@@ -96,7 +96,7 @@ bottomk by ({RUN}) (1, ddp_rank_relative_speed_ratio > 0)
 and on ({RUN}) (max by ({RUN}) (ddp_straggler_skew_ratio) > {limits.skew:g})""",
             hold_s=300,
             severity="warning",
-            summary="rank {{ $labels.rank }} on node {{ $labels.node }} slows {{ $labels.run }} down: "
+            summary="rank {{ $labels.rank }} on node {{ $labels.node }} slows {{ $labels.job_id }} down: "
             "{{ $value | humanizePercentage }} of the fastest rank's speed",
             description="Every step takes as long as the slowest rank; its time is counted without waiting for others.",
         ),
@@ -105,7 +105,7 @@ and on ({RUN}) (max by ({RUN}) (ddp_straggler_skew_ratio) > {limits.skew:g})""",
             expr=f'run:ddp_step_phase:share5m{{phase="data"}} > {limits.data_share:g}',
             hold_s=600,
             severity="warning",
-            summary="{{ $labels.run }} spends {{ $value | humanizePercentage }} of its steps waiting for data",
+            summary="{{ $labels.job_id }} spends {{ $value | humanizePercentage }} of its steps waiting for data",
             description="The input is slower than the training.",
         ),
         Alert(
@@ -115,7 +115,7 @@ run:ddp_productive:ratio1h < {limits.ettr:g}
 and on ({RUN}) time() - min by ({RUN}) (ddp_job_start_timestamp_seconds) > 3600""",
             hold_s=900,
             severity="warning",
-            summary="{{ $labels.run }} trained in {{ $value | humanizePercentage }} of the last hour",
+            summary="{{ $labels.job_id }} trained in {{ $value | humanizePercentage }} of the last hour",
             description="The rest went to starts, restores, checkpoints and evaluation: the dashboard says to which.",
         ),
     )
@@ -128,7 +128,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"run:ddp_checkpoint_age_seconds:min > {limits.checkpoint_age:g}\nand {TRAINING}",
             hold_s=60,
             severity="critical",
-            summary="the newest checkpoint of {{ $labels.run }} is {{ $value | humanizeDuration }} old",
+            summary="the newest checkpoint of {{ $labels.job_id }} is {{ $value | humanizeDuration }} old",
             description="All that was trained since then is lost if the run ends now.",
         ),
         Alert(
@@ -136,7 +136,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"sum by ({RUN}, op, reason) (increase(ddp_checkpoint_failures_total[15m])) > 0",
             hold_s=0,
             severity="critical",
-            summary="{{ $labels.run }} could not {{ $labels.op }} a checkpoint: {{ $labels.reason }}",
+            summary="{{ $labels.job_id }} could not {{ $labels.op }} a checkpoint: {{ $labels.reason }}",
             description="Until one is written, work that is done can be lost.",
         ),
         Alert(
@@ -144,7 +144,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"sum by ({RUN}, where) (increase(ddp_nonfinite_total[15m])) > 0",
             hold_s=0,
             severity="critical",
-            summary="the {{ $labels.where }} of {{ $labels.run }} is no number any more",
+            summary="the {{ $labels.where }} of {{ $labels.job_id }} is no number any more",
             description="Training on would spoil the model; ddptrain ends the run, a script of your own may not.",
         ),
         Alert(
@@ -152,7 +152,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"max by ({RUN}) (sum without (reason) (increase(ddp_restarts_total[1h]))) >= {limits.restarts:g}",
             hold_s=0,
             severity="critical",
-            summary="{{ $labels.run }} has started again {{ $value | humanize }} times within an hour",
+            summary="{{ $labels.job_id }} has started again {{ $value | humanize }} times within an hour",
             description="Something fails again and again; each start costs its time and the steps since a checkpoint.",
         ),
     )
@@ -165,7 +165,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
             expr=f"count by ({RUN}) (count by ({RUN}, version, torch_version) (ddp_build_info)) > 1",
             hold_s=60,
             severity="warning",
-            summary="the nodes of {{ $labels.run }} run {{ $value }} different versions",
+            summary="the nodes of {{ $labels.job_id }} run {{ $value }} different versions",
             description="Nodes with different torch or ddpctl may hang in a collective or train something else.",
         ),
         Alert(
@@ -173,7 +173,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
             expr=f"abs(ddp_clock_offset_seconds) > {limits.clock_offset:g}",
             hold_s=60,
             severity="warning",
-            summary="the clock of node {{ $labels.node }} of {{ $labels.run }} is {{ $value | humanizeDuration }} off",
+            summary="node {{ $labels.node }} of {{ $labels.job_id }} has a clock that is {{ $value | humanizeDuration }} off",
             description="Logs, events and the ages of checkpoints cannot be compared between the nodes.",
         ),
     )

@@ -1,12 +1,12 @@
 """Recording rules: what dashboards and alerts ask for again and again, worked out once.
 
-Named as Prometheus advises, level:metric:operation. A run is what has one ``run`` and, on Kubernetes, one
+Named as Prometheus advises, level:metric:operation. A run is what has one ``job_id`` and, on Kubernetes, one
 ``namespace``; nodes and ranks are added up.
 """
 
 from dataclasses import dataclass
 
-RUN = "namespace, run"  # the labels that tell runs apart; elsewhere than on Kubernetes there is no namespace
+RUN = "namespace, job_id"  # what tells runs apart; elsewhere than on Kubernetes there is no namespace
 
 
 @dataclass(frozen=True, kw_only=True)
