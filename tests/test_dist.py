@@ -27,7 +27,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sources() -> set[str]:
     """Our modules, as they are imported."""
     files = [path.relative_to(ROOT / root) for root in ROOTS for path in (ROOT / root).rglob("*") if path.is_file()]
-    return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml")}
+    return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml", ".json")}
 
 
 def test_the_wheel_holds_the_four_packages_and_nothing_else(dist: Path) -> None:

@@ -92,9 +92,7 @@ def up(desk: Desk, box: stack.Box, scraping: Scraping, limits: Limits, *, only: 
         )
     for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
         if service in only:
-            _wait(
-                service, url, lambda url=url: answers(url), f"{' '.join((*compose, 'logs', service))} in {box.folder}"
-            )
+            _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {box.folder}")
     return found
 
 

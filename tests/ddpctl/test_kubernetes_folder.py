@@ -13,7 +13,13 @@ from tests.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
 
 ROOT = Path(__file__).parents[2]
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
-OTHERS = {"Kustomization", "Component", "Cluster", "PodMonitor"}  # kustomize's, kind's, the Prometheus Operator's
+OTHERS = {
+    "Kustomization",
+    "Component",
+    "Cluster",
+    "PodMonitor",
+    "PrometheusRule",
+}  # kustomize's, kind's, the Prometheus Operator's
 OVERLAYS = ("base", "overlays/gpu", "overlays/checkpoints", "overlays/team")
 FILES = sorted(path for path in (ROOT / "k8s").rglob("*.yaml") if path.name != "kustomization.yaml")
 

@@ -67,6 +67,14 @@ def test_what_is_about_images(line: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl monitor ")])
+def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
+    """The configuration is written; what needs Docker or a Prometheus is parsed (tests/cluster has them)."""
+    words = shlex.split(line)[1:]
+    done = ddpctl(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def check_words_for_slurm(words: list[str], folder: Path) -> None:
     """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
     text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
@@ -80,7 +88,7 @@ def test_the_other_verbs() -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
-    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", *on_a_run)]
+    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", "monitor", *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop"}
     for line in lines:
         done = ddpctl(*shlex.split(line)[1:])

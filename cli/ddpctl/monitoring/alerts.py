@@ -64,8 +64,8 @@ and {TRAINING}""",
             expr=f"time() - ddp_heartbeat_timestamp_seconds > {limits.heartbeat:g}\nand {TRAINING}",
             hold_s=60,
             severity="warning",
-            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has given no sign of life "
-            "for {{ $value | humanizeDuration }}",
+            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has given no sign of "
+            "life for {{ $value | humanizeDuration }}",
             description="Of several silent ranks the one that is silent for longest hangs, and the others wait for it.",
         ),
         Alert(
@@ -173,7 +173,8 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
             expr=f"abs(ddp_clock_offset_seconds) > {limits.clock_offset:g}",
             hold_s=60,
             severity="warning",
-            summary="node {{ $labels.node }} of {{ $labels.job_id }} has a clock that is {{ $value | humanizeDuration }} off",
+            summary="node {{ $labels.node }} of {{ $labels.job_id }} has a clock that is "
+            "{{ $value | humanizeDuration }} off",
             description="Logs, events and the ages of checkpoints cannot be compared between the nodes.",
         ),
     )
