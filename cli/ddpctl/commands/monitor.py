@@ -20,7 +20,7 @@ app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="See all runs in Prometheus and Grafana: in a box here, or in those that you have.",
+    help="See all runs in Prometheus and Grafana.",
 )
 
 LimitFlags = Annotated[
