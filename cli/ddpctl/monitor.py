@@ -113,7 +113,7 @@ def down(desk: Desk, *, forget: bool) -> bool:
 def find_compose() -> Verb[tuple[str, ...]]:
     """The compose that is here. Raises UnavailableError."""
     for argv in (("docker", "compose"), ("docker-compose",)):
-        (found,) = yield (Command(argv=(*argv, "version"), probe=True),)
+        (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
             return argv
     raise UnavailableError(f"monitor up needs docker compose, and there is none: install it, or: {BY_HAND}")

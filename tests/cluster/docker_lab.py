@@ -68,6 +68,8 @@ def engine() -> Iterator[dict[str, str]]:
     with dockerd(folder) as env:
         yield env
     if not kept:
+        for left in folder.glob("exec/netns/*"):  # of containers on the host's network
+            subprocess.run(["umount", str(left)], env={"PATH": PATH}, check=False, timeout=10)
         shutil.rmtree(folder)
 
 

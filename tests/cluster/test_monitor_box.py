@@ -47,7 +47,8 @@ def boxed(docker_env: dict[str, str], tmp_path: Path, monkeypatch: pytest.Monkey
     (context / "Dockerfile").write_text(DOCKERFILE)
     docker_lab.docker(docker_env, "build", "--quiet", "--tag", IMAGE, str(context))
     yield
-    ddpctl("monitor", "down")
+    down = ddpctl("monitor", "down", timeout=300)
+    assert down.returncode == 0, down.stderr
     docker_lab.docker(docker_env, "image", "rm", "--force", IMAGE, check=False)
 
 
@@ -55,9 +56,10 @@ def test_the_box_sees_a_run(boxed: None, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
     up = ("monitor", "up", "--no-grafana", "--port", port, "--interval", "1")
-    done = ddpctl(*up)
+    done = ddpctl(*up, timeout=300)
     assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"Prometheus  http://127.0.0.1:{port}"), done.stderr
-    assert ddpctl(*up, "--limit", "skew=2").returncode == 0  # again, with other limits
+    again = ddpctl(*up, "--limit", "skew=2", timeout=300)
+    assert again.returncode == 0, again.stderr
     ddpctl("launch", "-d", "--name", "night", "--nodes", "2", "--", "--epochs", "2000", "--device", "cpu")
     try:
         wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "night")), "the second epoch", 120)
@@ -73,9 +75,9 @@ def test_the_box_sees_a_run(boxed: None, tmp_path: Path) -> None:
     finally:
         ddpctl("stop", "night", "--kill")
     wait_until(lambda: "nodes       0 of 0 answer" in ddpctl("monitor", "status").stdout, "the run to be forgotten", 60)
-    assert ddpctl("monitor", "down").returncode == 0
+    assert ddpctl("monitor", "down", timeout=300).returncode == 0
     assert ddpctl("monitor", "status").returncode == 69
     data = tmp_path / "runs" / ".monitoring" / "data" / "prometheus"
     assert list(data.iterdir())  # what was seen is kept
-    assert ddpctl("monitor", "down", "--forget").returncode == 0
+    assert ddpctl("monitor", "down", "--forget", timeout=300).returncode == 0
     assert not data.exists()
