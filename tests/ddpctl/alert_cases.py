@@ -20,7 +20,6 @@ class Case:
     firing: int
     resolved: int | None  # None: the life is about something else
     summary: str
-    severity: str = "critical"
     labels: dict[str, str] = field(default_factory=dict)
 
 
@@ -32,6 +31,9 @@ def s(name: str, values: str, node: str = "0", **labels: str) -> tuple[str, str]
 def on(node: str, **labels: str) -> dict[str, str]:
     return {**RUN, "node": node, "instance": NODES[node], **labels}
 
+
+WARNINGS = {"DdpNoFirstStep", "DdpHeartbeatMissing", "DdpScrapeDown", "DdpStraggler", "DdpDataBound", "DdpLowGoodput"}
+WARNINGS |= {"DdpMixedVersions", "DdpClockSkew"}  # the others are critical
 
 TRAINING = s("ddp_job_state", "1x300", state="training")
 STARTED = s("ddp_job_start_timestamp_seconds", "1x300")
@@ -45,7 +47,6 @@ CASES = (
         firing=20,
         resolved=30,
         summary="night has taken no step since its start 19m 59s ago",
-        severity="warning",
     ),
     Case(
         alert="DdpStalledStep",
@@ -81,7 +82,6 @@ CASES = (
         firing=18,
         resolved=23,
         summary="rank 1 on node 0 of night has given no sign of life for 8m 0s",
-        severity="warning",
         labels=on("0", rank="1"),
     ),
     Case(
@@ -118,7 +118,6 @@ CASES = (
         firing=7,
         resolved=11,
         summary="node 1 of night does not answer at 10.0.0.2:9200",
-        severity="warning",
         labels=on("1"),
     ),
     Case(
@@ -133,7 +132,6 @@ CASES = (
         firing=10,
         resolved=15,
         summary="rank 3 on node 1 slows night down: 33% of the fastest rank's speed",
-        severity="warning",
         labels=on("1", rank="3"),
     ),
     Case(
@@ -147,7 +145,6 @@ CASES = (
         firing=28,
         resolved=38,
         summary="night spends 50% of its steps waiting for data",
-        severity="warning",
         labels={"phase": "data"},
     ),
     Case(
@@ -162,7 +159,6 @@ CASES = (
         firing=130,
         resolved=200,
         summary="night trained in 33.33% of the last hour",
-        severity="warning",
     ),
     Case(
         alert="DdpLowGoodput",
@@ -176,16 +172,11 @@ CASES = (
         firing=100,
         resolved=None,
         summary="night trained in 33.33% of the last hour",
-        severity="warning",
     ),
     Case(
         alert="DdpCheckpointStale",
         what="no checkpoint for 75 minutes",
-        series=(
-            TRAINING,
-            STARTED,
-            s("ddp_checkpoint_last_success_timestamp_seconds", "0x4 300x75 4860x20", rank="0"),
-        ),
+        series=(TRAINING, STARTED, s("ddp_checkpoint_last_success_timestamp_seconds", "0x4 300x75 4860x20", rank="0")),
         silent=(4, 64, 66),
         firing=70,
         resolved=82,
@@ -244,7 +235,6 @@ CASES = (
         firing=3,
         resolved=7,
         summary="the nodes of night run 2 different versions",
-        severity="warning",
     ),
     Case(
         alert="DdpClockSkew",
@@ -254,7 +244,6 @@ CASES = (
         firing=6,
         resolved=10,
         summary="node 1 of night has a clock that is 2.5s off",
-        severity="warning",
         labels=on("1"),
     ),
 )

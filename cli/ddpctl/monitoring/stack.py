@@ -3,7 +3,6 @@
 compose.yaml is the same everywhere; what differs between machines stands in ``.env`` beside it, which compose reads.
 """
 
-import json
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -119,11 +118,6 @@ class Box:
 def dashboard(name: str) -> str:
     """One of DASHBOARDS, as Grafana reads it."""
     return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
-
-
-def compact_dashboard(name: str) -> str:
-    """The same on one line."""
-    return json.dumps(json.loads(dashboard(name)), separators=(",", ":"))
 
 
 def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
