@@ -17,6 +17,11 @@ def of(name: str, more: str = "") -> str:
     return f"{name}{{{', '.join(filter(None, (HERE, more)))}}}"
 
 
+def each(name: str) -> str:
+    """A recorded series without its name, by which rows of a table would be told apart."""
+    return f"max by ({EACH}) ({of(name)})"
+
+
 def rate(name: str) -> str:
     """How fast they grow, a second."""
     return f"rate({of(name)}[$__rate_interval])"
@@ -66,16 +71,16 @@ NOW = [
         "How is each run?",
         "A row a run; its name leads to its dashboard. Behind: ranks that are missing. Skew: slowest rank by median.",
         {
-            "ranks": ("short", q(of("run:ddp_ranks_alive:sum"))),
+            "ranks": ("short", q(each("run:ddp_ranks_alive:sum"))),
             "step": ("short", q(f"max by ({EACH}) ({of('ddp_last_step')})")),
             "done": (
                 "percentunit",
                 q(f"max by ({EACH}) ({of('ddp_last_step')}) / max by ({EACH}) ({of('ddp_planned_steps')})"),
             ),
-            "samples/s": ("short", q(of("run:ddp_samples:rate5m"))),
-            "goodput": ("percentunit", q(of("run:ddp_productive:ratio"))),
+            "samples/s": ("short", q(each("run:ddp_samples:rate5m"))),
+            "goodput": ("percentunit", q(each("run:ddp_productive:ratio"))),
             "skew": ("short", q(f"max by ({EACH}) ({of('ddp_straggler_skew_ratio')})")),
-            "checkpoint age": ("s", q(of("run:ddp_checkpoint_age_seconds:min"))),
+            "checkpoint age": ("s", q(each("run:ddp_checkpoint_age_seconds:min"))),
             "restarts": ("short", q(f"max by ({EACH}) (sum without (reason) ({of('ddp_restarts_total')}))")),
         },
         link=ITS_BOARD,

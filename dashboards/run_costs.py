@@ -89,7 +89,7 @@ LOST = [
         "Was it asked to stop?",
         "short",
         "Signals to its nodes: a scheduler's preemption or a person's.",
-        q(f"sum by (signal) ({of('ddp_termination_signals_total')}) > 0 or vector(0)", "{{signal}}"),
+        q(f"sum by (signal) ({of('ddp_termination_signals_total')})", "{{signal}}"),
     ),
     series(
         "Why did it start again?",
