@@ -1,6 +1,7 @@
 """The rules of a dashboard: each panel asks a question, has a unit and says what it shows, of series that exist."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -74,6 +75,13 @@ def test_a_panel_asks_a_question_and_explains_itself(panel: dict[str, Any]) -> N
         or len(panel["targets"]) == 1
         or (panel["type"] == "table")
     )
+
+
+def test_rows_of_a_table_are_told_apart_by_labels_alone() -> None:
+    """Grafana makes a column of a plain selector's name, and rows with different names are not one row."""
+    for panel in (panel for name in DASHBOARDS for panel in panels(name) if panel["type"] == "table"):
+        bare = [one["expr"] for one in panel["targets"] if re.fullmatch(r"[\w:]+\{.*?\}", one["expr"])]
+        assert len(bare) <= 1, panel["title"]
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
