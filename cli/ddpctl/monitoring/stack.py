@@ -18,7 +18,7 @@ DASHBOARDS = ("run", "fleet")
 COMPOSE = """\
 # Prometheus and Grafana for the runs of this machine: `ddpctl monitor up` writes this folder and starts it. By hand:
 #
-#   TARGETS=~/.local/state/ddpctl/targets docker compose -f docker/monitoring/compose.yaml up -d
+#   TARGETS=~/.local/state/ddpctl/runs/.targets docker compose -f docker/monitoring/compose.yaml up -d
 #
 # Both are on the host's network, because a run on one machine answers at 127.0.0.1 alone, and listen there alone:
 # to see Grafana from elsewhere, ssh -L 3000:127.0.0.1:3000. Nobody logs in; who reaches it may look and change nothing.
