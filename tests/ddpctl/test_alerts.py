@@ -100,6 +100,7 @@ def test_limits_reach_the_conditions() -> None:
     text = groups(parse(["checkpoint_age=7200", "hold=5"]))
     assert "run:ddp_checkpoint_age_seconds:min > 7200" in text
     assert set(re.findall(r"    for: (\w+)", text)) == {"5s"}
+    assert set(re.findall(r"    for: (\w+)", groups(parse(["hold=0.5"])))) == {"500ms"}
     assert "    for: " not in groups(parse(["hold=0"]))
 
 

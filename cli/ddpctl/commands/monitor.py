@@ -177,7 +177,7 @@ def _status_lines(
 ) -> list[str]:
     from ddpctl.words import table
 
-    lines = [f"Prometheus  {address}", f"Grafana     {grafana or 'does not answer here'}"]
+    lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
     if nodes:
         rows = [(f"  {one.run}", one.node, one.address, "up" if one.up else one.error) for one in nodes]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpctl.errors import UsageError
-from ddpctl.monitoring.rule_files import dump
+from ddpctl.monitoring.rule_files import dump, span
 from ddpctl.words import quote
 
 JOB = "ddp"
@@ -39,7 +39,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 def prometheus_yml(scraping: Scraping) -> str:
     """The whole file; rules.yaml lies beside it."""
-    interval = f"{scraping.interval_s:g}s"
+    interval = span(scraping.interval_s)
     jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
     return HEAD + dump(
         {

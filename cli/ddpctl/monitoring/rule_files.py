@@ -28,6 +28,11 @@ def dump(value: Any) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
+def span(seconds: float) -> str:
+    """As Prometheus writes durations: in whole numbers."""
+    return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
+
+
 def groups(limits: Limits) -> str:
     """The file for Prometheus' ``rule_files``: one group, whose rules are worked out in their order."""
     text = f"{HEAD}groups:\n- name: ddp\n  rules:\n"
@@ -60,7 +65,7 @@ def alert(rule: Alert, limits: Limits) -> dict[str, Any]:
     return {
         "alert": rule.name,
         "expr": rule.expr,
-        **({"for": f"{hold_s:g}s"} if hold_s else {}),
+        **({"for": span(hold_s)} if hold_s else {}),
         "labels": {"severity": rule.severity},
         "annotations": {"summary": rule.summary, "description": rule.description, "runbook_url": rule.runbook},
     }
