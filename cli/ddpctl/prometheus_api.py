@@ -49,7 +49,7 @@ def answers(url: str) -> bool:
 def targets(url: str, job: str) -> tuple[Scraped, ...]:
     """The targets of that scrape job. Raises UnavailableError."""
     found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
-    return tuple(
+    scraped = (
         Scraped(
             run=one["labels"].get("job_id", ""),
             node=one["labels"].get("node", ""),
@@ -60,6 +60,7 @@ def targets(url: str, job: str) -> tuple[Scraped, ...]:
         for one in found
         if one["labels"]["job"] == job
     )
+    return tuple(sorted(scraped, key=lambda one: (one.run, one.node.zfill(5), one.address)))
 
 
 def alerts(url: str) -> tuple[Firing, ...]:

@@ -41,7 +41,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
         done = ddpctl(*args, "--epochs", "5000", "--device", "cpu")
         assert done.returncode == 0, done.stderr
         try:
-            wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "night")), "the second epoch", 120)
+            wait_until(lambda: re.search(r"epoch\s+2/|exit", node_log(tmp_path, "night")), "the second epoch", 120)
+            assert re.search(r"epoch\s+2/", node_log(tmp_path, "night")), node_log(tmp_path, "night")
             wait_until(lambda: len(lab.query("ddp_steps_total")) == 4, "four ranks in Prometheus")
             yield lab
         finally:
