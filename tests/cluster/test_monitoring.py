@@ -62,6 +62,7 @@ def rank_pid(rank: int) -> int:
 def test_every_expression_has_data(quick: Lab) -> None:
     """In a healthy run; but for what needs a GPU or a fault, which are named."""
     wait_until(lambda: quick.query("run:ddp_productive:ratio1h and on () ddp_loss"), "the rules' first results")
+    wait_until(lambda: quick.query("rate(ddp_checkpoint_duration_seconds_count[5m]) > 0"), "a checkpoint to be seen")
     empty = {}
     for board in DASHBOARDS:
         for expr in expressions(board):
