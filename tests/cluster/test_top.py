@@ -14,7 +14,7 @@ from tests.road.driver import ddpctl, node_log, wait_until
 
 pytestmark = pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux (apt install tmux)")
 PATH = os.environ["PATH"]
-SLOW_RANK = Path(__file__).parent / "slow_rank.py"
+HERE = Path(__file__).parent
 
 
 class Terminal:
@@ -41,7 +41,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Termin
     monkeypatch.setenv("PATH", PATH)
     monkeypatch.setenv("LANG", "C.UTF-8")
     launch = ("launch", "--detach", "--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "live")
-    done = ddpctl(*launch, "--", str(SLOW_RANK), "3", "--epochs", "5000")
+    done = ddpctl(*launch, "--", "slow_rank.py", "3", "--epochs", "5000", cwd=HERE)
     assert done.returncode == 0, done.stderr
     command = shlex.join([sys.executable, "-P", "-m", "ddpctl", "top", "live", "--every", "1"])
     opened = Terminal(tmp_path / "tmux", command, columns=110, lines=30)
