@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, pause, reach, runs, setup
+from ddpctl.commands import image, launch, pause, provision, reach, runs, setup
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -65,6 +65,7 @@ runs.register(app)
 reach.register(app)
 pause.register(app)
 image.register(app)
+provision.register(app)
 setup.register(app)
 
 
