@@ -57,7 +57,7 @@ def sentence(result: dict[str, Any], task: str) -> str:
             return found.expand(words)
     if result.get("assertion"):
         return parts[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]
     return f"{task}: {lines[-1] if lines else 'it does not say why'}"
 
 

@@ -128,16 +128,23 @@ def _make(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def bare(machine: Machine, folder: Path, person: Person, fresh: Path, shared: Path) -> Iterator[Bare]:
-    """A fresh machine, in which the person is root by key."""
+def bare(
+    machine: Machine, folder: Path, person: Person, fresh: Path, shared: Path, *, disk: str | None = None
+) -> Iterator[Bare]:
+    """A fresh machine, in which the person is root by key; ``disk``: how large its own is, such as 16m."""
     root, upper = folder / "root", folder / "upper"
-    for path in (root, upper / "files" / "root" / ".ssh", upper / "files" / "etc" / "ssh", upper / "work"):
+    if disk:
+        upper.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "tmpfs", upper], check=True, timeout=30)
+    ssh = upper / "files" / "etc" / "ssh"
+    for path in (root, upper / "files" / "root" / ".ssh", ssh / "sshd_config.d", upper / "work"):
         path.mkdir(parents=True)
-    host_key = make_key(upper / "files" / "etc" / "ssh" / "ssh_host_ed25519_key")
+    host_key = make_key(ssh / "ssh_host_ed25519_key")
     (upper / "files" / "root" / ".ssh" / "authorized_keys").write_text(person.public_key + "\n")
-    extra = upper / "files" / "etc" / "ssh" / "sshd_config.d" / "lab.conf"
-    extra.parent.mkdir()
-    extra.write_text(f"SetEnv PYTHONPATH={PACKAGES}\nMaxStartups 200\nUseDNS no\nPrintLastLog no\n")
+    (ssh / "sshd_config.d" / "lab.conf").write_text(f"SetEnv PYTHONPATH={PACKAGES}\nUseDNS no\nPrintLastLog no\n")
+    # This root may not raise limits, as Docker's init script wants to: there the word does nothing.
+    (upper / "files" / "etc" / "default").mkdir()
+    (upper / "files" / "etc" / "default" / "docker").write_text("ulimit() { :; }\n")
     upper.joinpath("files").chmod(0o755)
     person.trusts(machine.address, host_key)
     seen = _only_outermost([str(ROOT), sys.prefix, sys.base_prefix])
@@ -154,6 +161,8 @@ def bare(machine: Machine, folder: Path, person: Person, fresh: Path, shared: Pa
         process.kill()
         process.wait(10)
         machine.kill()
+        if disk:
+            subprocess.run(["umount", "--lazy", upper], check=True, timeout=30)
 
 
 def _pid_one(outermost: int) -> int:
@@ -173,15 +182,27 @@ def _only_outermost(paths: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def site(folder: Path, number: int) -> Iterator[tuple[Machine, Person, tuple[Bare, ...]]]:
-    """A laptop (this machine's files, a person with a key) and that many fresh machines."""
+def site(folder: Path, number: int, *, small: int = 0) -> Iterator[tuple[Machine, Person, tuple[Bare, ...]]]:
+    """A laptop (this machine's files, a person with a key) and that many fresh machines; the last have a small disk."""
     person = Person(folder / "me")
-    (folder / "shared").mkdir(mode=0o1777)
+    (folder / "shared").mkdir()
     (folder / "shared").chmod(0o1777)
     fresh = base()
     with machines(number + 1, prefix="bare") as made, contextlib.ExitStack() as stack:
         *rest, laptop = made
-        boxes = [stack.enter_context(bare(one, folder / one.name, person, fresh, folder / "shared")) for one in rest]
+        boxes = [
+            stack.enter_context(
+                bare(
+                    one,
+                    folder / one.name,
+                    person,
+                    fresh,
+                    folder / "shared",
+                    disk="16m" if i >= number - small else None,
+                )
+            )
+            for i, one in enumerate(rest)
+        ]
         yield laptop, person, tuple(boxes)
     if "DDPCTL_TEST_BARE_ROOT" not in os.environ:
         shutil.rmtree(fresh.parent)
