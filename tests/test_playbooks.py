@@ -1,4 +1,4 @@
-"""The playbooks of ansible/ as they stand: they parse, the example is an inventory, and what judges them finds faults."""
+"""The playbooks of ansible/: they parse, the example is an inventory, and what judges them finds faults."""
 
 import json
 import os
