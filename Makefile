@@ -27,7 +27,7 @@ check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
 	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint
 	$(BIN)/zizmor --offline --quiet .github/workflows
-	$(BIN)/yamllint --strict ansible
+	cd ansible && $(abspath $(BIN))/yamllint --strict .
 	cd ansible && PATH="$(abspath $(BIN)):$$PATH" LC_ALL=C.UTF-8 ansible-lint -q
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
