@@ -77,7 +77,7 @@ class Site:
         """The command of the README that begins so, with the lab's addresses in the place of its own."""
         (line,) = (line for line in COMMANDS if re.match(start, line))
         RAN.append(line)
-        return self.run(*shlex.split(self.here(line)), *more, code=code)
+        return self.run("env", *shlex.split(self.here(line)), *more, code=code)
 
     def here(self, text: str) -> str:
         for i, box in enumerate(self.good, 1):
@@ -167,7 +167,7 @@ def test_fresh_machines_become_nodes(site: Site) -> None:
 def test_a_second_run_by_hand_changes_nothing(site: Site) -> None:
     (site.folder / "project" / "inventory.yaml").symlink_to(site.folder / "state" / "provision" / "boxes.yaml")
     lab = f"@{site.folder / 'lab.json'}"
-    said = site.shown("ansible-playbook ", "-e", lab, "--skip-tags", "prometheus")
+    said = site.shown("ANSIBLE_CONFIG=", "-e", lab, "--skip-tags", "prometheus")
     assert re.findall(r"^(\S+) +done +(changed=\d+) ", said, re.M) == [(box.address, "changed=0") for box in site.good]
 
 
@@ -185,7 +185,7 @@ def connects(command: list[str], address: str, port: int, source: str = "") -> s
         "except OSError as error: print(error.strerror)\n"
     )
     done = subprocess.run(
-        [*command, "/usr/bin/python3", "-c", script, address, str(port), source],
+        [*command, sys.executable, "-c", script, address, str(port), source],
         capture_output=True,
         text=True,
         timeout=60,
