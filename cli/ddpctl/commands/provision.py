@@ -74,7 +74,7 @@ def provision(
         raise UsageError("provision: --verify goes with neither --check nor --uninstall")
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     desk = open_desk(os.environ)
-    folder = desk.root.parent / "provision"
+    folder = _folder(desk.root.parent / "provision")
     if inventory is None:
         settings = _settings(target, file)
         places = {"controller": controller, "monitor": monitor, "storage": storage}
@@ -150,9 +150,17 @@ def _playbooks() -> Path:
     raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl anew, or work in a checkout")
 
 
+def _folder(path: Path) -> Path:
+    """Where inventories are, and what a playbook leaves for us."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWriteError(f"cannot make the folder {path}: {error.strerror}") from None
+    return path
+
+
 def _write(path: Path, text: str) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
