@@ -40,7 +40,7 @@ CAUSES = (
         "or have it asked for (ddpctl provision -- --ask-become-pass)",
     ),
     (
-        r"(?:No package matching|Package) '([^']+)' (?:is available|has no installation candidate)",
+        r"(?:No package matching '|no available installation candidate for )([\w.+-]+)",
         r"its packages do not have \1: look at its sources with apt-get update",
     ),
     (r"connect to host \S+ port \d+: ([^\n\r]+)", r"it does not answer: \1"),

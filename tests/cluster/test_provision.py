@@ -100,7 +100,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         (text,) = (block for kind, block in BLOCKS if kind == "yaml")
         text = made.here(text).replace(", ddp@10.0.0.3, ddp@10.0.0.4", "").replace("nodes: 4", "nodes: 2")
         own = f"    runtime: none\n    python: {sys.executable}\n"
-        (folder / "project" / "ddpctl.yaml").write_text(text.replace("gpus: 4", "gpus: 2, device: cpu") + own)
+        (folder / "project" / "ddpctl.yaml").write_text(text.replace("gpus: 4", "gpus: 2\n  device: cpu") + own)
         for box in made.good:
             box.sh("for i in 0 1; do mknod /dev/nvidia$i c 195 $i; done")
         laptop.ip("addr", "add", "10.77.0.99/24", "dev", "eth0")

@@ -29,6 +29,7 @@ VERBS = (
     "schema",
     "version",
     "image",
+    "provision",
 )
 
 
