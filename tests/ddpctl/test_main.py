@@ -25,11 +25,11 @@ VERBS = (
     "shell",
     "suspend",
     "resume",
+    "provision",
     "init",
     "schema",
     "version",
     "image",
-    "provision",
 )
 
 
