@@ -27,6 +27,8 @@ check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
 	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint
 	$(BIN)/zizmor --offline --quiet .github/workflows
+	cd ansible && $(abspath $(BIN))/yamllint --strict .
+	cd ansible && PATH="$(abspath $(BIN)):$$PATH" LC_ALL=C.UTF-8 ansible-lint -q
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
 specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/

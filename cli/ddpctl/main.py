@@ -8,7 +8,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import image, launch, monitor, pause, pull, reach, remove, report, runs, setup, timeline, top
+from ddpctl.commands import (
+    image,
+    launch,
+    monitor,
+    pause,
+    provision,
+    pull,
+    reach,
+    remove,
+    report,
+    runs,
+    setup,
+    timeline,
+    top,
+)
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
 
@@ -71,6 +85,7 @@ pause.register(app)
 pull.register(app)
 image.register(app)
 monitor.register(app)
+provision.register(app)
 setup.register(app)
 
 

@@ -30,6 +30,7 @@ VERBS = (
     "suspend",
     "resume",
     "pull",
+    "provision",
     "init",
     "schema",
     "version",

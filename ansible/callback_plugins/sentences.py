@@ -1,0 +1,113 @@
+"""What Ansible did, a line for what matters: what changed where, what is to be known, and why a machine failed.
+
+At the end a line a machine. With $DDPCTL_RECAP that is written to this file as well, as JSON.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+name: sentences
+type: stdout
+short_description: a line for what matters
+description: What changed, what is to be known, and one sentence for every machine that failed.
+"""
+
+# What a failure says, and what it means. The first that is found counts.
+CAUSES = (
+    (r"No space left on device|No usable temporary directory|ENOSPC", "its disk is full: make room there"),
+    (
+        r"IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
+        "its host key has CHANGED: if it was set up anew, ssh-keygen -R it; if not, somebody may be in between",
+    ),
+    (
+        r"Host key verification failed|host key is known",
+        "its host key is not in known_hosts: ssh to it once, and compare the fingerprint before you say yes",
+    ),
+    (
+        r"(\S+): Permission denied \(",
+        r"it refuses every key for \1: ssh-copy-id, or name another user (--login) or the right key",
+    ),
+    (
+        r"sudo: a password is required|Missing sudo password|not in the sudoers|sudo: not found|may not run sudo",
+        "the user may not become root there: log in as root (--login root), let the user use sudo without a password, "
+        "or have it asked for (ddpctl provision -- --ask-become-pass)",
+    ),
+    (
+        r"(?:No package matching '|no available installation candidate for )([\w.+-]+)",
+        r"its packages do not have \1: look at its sources with apt-get update",
+    ),
+    (r"connect to host \S+ port \d+: ([^\n\r]+)", r"it does not answer: \1"),
+)
+
+
+def sentence(result: dict[str, Any], task: str) -> str:
+    """Why a task failed, as a person would say it."""
+    parts = [str(result.get(key) or "") for key in ("msg", "stderr", "module_stderr", "stdout")]
+    parts += [str(item.get("msg") or "") for item in result.get("results", ()) if item.get("failed")]
+    text = "\n".join(parts)
+    for pattern, words in CAUSES:
+        if found := re.search(pattern, text):
+            return found.expand(words)
+    if result.get("assertion"):
+        return parts[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]
+    return f"{task}: {lines[-1] if lines else 'it does not say why'}"
+
+
+class CallbackModule(CallbackBase):
+    """Prints the lines."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "stdout"
+    CALLBACK_NAME = "sentences"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failed: dict[str, str] = {}
+
+    def _line(self, result: Any, word: str, text: str, color: str | None = None) -> None:
+        self._display.display(f"{result._host.get_name():<12} {word:<8} {text}", color=color)
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """A task is done."""
+        said = result._result
+        if said.get("changed"):
+            word = "would" if context.CLIARGS.get("check") else "changed"
+            self._line(result, word, result._task.get_name().replace(" : ", ": "), color="yellow")
+        elif result._task.action in ("debug", "ansible.builtin.debug"):
+            self._line(result, "note", str(said.get("msg", "")))
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """A task failed, and with it this machine."""
+        if not ignore_errors:
+            task = result._task.get_name().replace(" : ", ": ")
+            self._failed[result._host.get_name()] = sentence(result._result, task)
+            self._line(result, "failed", self._failed[result._host.get_name()], color="red")
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """A machine is not there, or does not let us in."""
+        self._failed[result._host.get_name()] = sentence(result._result, "it cannot be reached")
+        self._line(result, "failed", self._failed[result._host.get_name()], color="red")
+
+    def v2_playbook_on_no_hosts_matched(self) -> None:
+        """Nobody is in a play's group: nothing to be said."""
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """The end: a line a machine."""
+        recap = {}
+        for host in sorted(stats.processed):
+            numbers = stats.summarize(host)
+            broken = numbers["failures"] or numbers["unreachable"]
+            why = self._failed.get(host, "it failed") if broken else ""
+            recap[host] = {"changed": numbers["changed"], "failed": why}
+            fine = f"changed={numbers['changed']} ok={numbers['ok']}"
+            self._display.display(f"{host:<12} {'failed' if why else 'done':<8} {why or fine}")
+        if path := os.environ.get("DDPCTL_RECAP"):
+            Path(path).write_text(json.dumps(recap))

@@ -1,0 +1,171 @@
+"""``ddpctl provision``: bare machines become nodes of a target of kind ssh, or of a Slurm cluster."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpctl.commands import flags
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from ddpctl.config import Settings
+    from ddpctl.provision import Playbook
+
+Check = Annotated[bool, typer.Option("--check", help="Only look what would change, and change nothing.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Only look whether runs would start: a sentence a machine.")]
+Uninstall = Annotated[bool, typer.Option("--uninstall", help="Take away what it has set up.")]
+Login = Annotated[
+    str | None, typer.Option("--login", metavar="USER", help="Who logs in to set them up [default: who trains].")
+]
+PublicKey = Annotated[
+    list[Path] | None,
+    typer.Option("--public-key", metavar="FILE", help="A key that may train; repeatable [default: yours]."),
+]
+Place = "The machine, one of the hosts or another,"
+Controller = Annotated[
+    str | None, typer.Option("--controller", metavar="HOST", help=f"{Place} that gets Slurm's controller.")
+]
+Monitor = Annotated[str | None, typer.Option("--monitor", metavar="HOST", help=f"{Place} that gets Prometheus.")]
+Storage = Annotated[str | None, typer.Option("--storage", metavar="HOST", help=f"{Place} that shares a folder by NFS.")]
+Inventory = Annotated[
+    Path | None,
+    typer.Option("--inventory", metavar="FILE", help="An inventory of your own, in the place of the written one."),
+]
+Tags = Annotated[
+    str | None, typer.Option("--tags", metavar="T,...", help="Only these: user, containers, gpu, clock, limits, ...")
+]
+Target = Annotated[
+    str | None, typer.Option("--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="The target of kind ssh.")
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[-- ARGS...]", help="More for ansible-playbook, such as -- -e gpu_install=true."),
+]
+
+
+def provision(
+    extra: Extra = None,
+    check: Check = False,
+    verify: Verify = False,
+    uninstall: Uninstall = False,
+    login: Login = None,
+    public_key: PublicKey = None,
+    controller: Controller = None,
+    monitor: Monitor = None,
+    storage: Storage = None,
+    inventory: Inventory = None,
+    tags: Tags = None,
+    target: Target = None,
+    file: flags.File = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
+) -> None:
+    """Turn bare machines into nodes, by the playbooks of ansible/.
+
+    Every machine is looked at first; what is wrong with one is said, and the others are done.
+    """
+    from ddpctl import provision as provisioning
+    from ddpctl.desk import open_desk
+
+    if verify and (check or uninstall):
+        raise UsageError("provision: --verify goes with neither --check nor --uninstall")
+    playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
+    desk = open_desk(os.environ)
+    folder = _folder(desk.root.parent / "provision")
+    if inventory is None:
+        settings = _settings(target, file)
+        places = {"controller": controller, "monitor": monitor, "storage": storage}
+        site = provisioning.Site(
+            login=login,
+            keys=_keys(settings, public_key),
+            image=provisioning.image_of(settings.options, settings.job),
+            places={group: host for group, host in places.items() if host},
+        )
+        inventory = folder / f"{settings.target}.yaml"
+        _write(inventory, provisioning.inventory_text(settings.options, site))
+        desk.say(f"the machines are those of {inventory}")
+    elif not inventory.is_file():
+        raise NoInputError(f"--inventory: {inventory} is not there")
+    wish = provisioning.Wish(
+        ansible=_ansible(),
+        folder=str(_playbooks()),
+        inventory=str(inventory),
+        recap=str(folder / "recap.json"),
+        playbook=playbook,
+        check=check,
+        tags=tuple(tags.split(",")) if tags else (),
+        extra=tuple(extra or ()),
+    )
+    verb = provisioning.provision(wish)
+    fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    failed = {host: one.failed for host, one in fared.items() if one.failed}
+    for host, why in failed.items():
+        desk.say(f"{host}: {why}")
+    if failed:
+        raise UnavailableError(f"{len(failed)} of {len(fared)} hosts are not ready: {', '.join(failed)}")
+
+
+def _settings(target: str | None, file: Path | None) -> "Settings":
+    from ddpctl import config, targets
+
+    found = config.find_file(file, Path.cwd())
+    settings = config.load(file=found, profile=None, target=target, overrides={}, kinds=targets.kinds())
+    if settings.kind != "ssh":
+        raise ConfigError(
+            f"provision: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target, "
+            "or an inventory with --inventory"
+        )
+    return settings
+
+
+def _keys(settings: "Settings", given: list[Path] | None) -> tuple[str, ...]:
+    """The public keys of those who may train: those that were named, else the hosts', else this person's."""
+    named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
+    paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
+    if not paths:
+        raise NoInputError("there is no public key in ~/.ssh: ssh-keygen makes one, or name one with --public-key")
+    try:
+        return tuple(path.read_text().strip() for path in paths)
+    except OSError as error:
+        raise NoInputError(f"cannot read the public key {error.filename}: {error.strerror}") from None
+
+
+def _ansible() -> str:
+    """The program, of this Python first."""
+    places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    if found := shutil.which("ansible-playbook", path=places):
+        return found
+    raise UnavailableError("ansible-playbook is not there: install it with pip install 'ddpctl[provision]'")
+
+
+def _playbooks() -> Path:
+    """The folder of a checkout, or of an installed wheel."""
+    places = (Path(__file__).parents[3] / "ansible", Path(sys.prefix) / "share" / "ddpctl" / "ansible")
+    for place in places:
+        if (place / "site.yaml").is_file():
+            return place
+    raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl anew, or work in a checkout")
+
+
+def _folder(path: Path) -> Path:
+    """Where inventories are, and what a playbook leaves for us."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWriteError(f"cannot make the folder {path}: {error.strerror}") from None
+    return path
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+
+
+def register(program: typer.Typer) -> None:
+    """Add this verb to the program."""
+    program.command()(provision)

@@ -1,0 +1,128 @@
+"""Bare machines become nodes: the inventory out of a configuration, and the lines that run the playbooks of ansible/.
+
+Values and verbs; touches nothing, and knows Ansible by its command line alone. What is found broken by a first look
+(``--check``) is left alone, and the other machines are done all the same.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import yaml
+
+from ddpctl.command import Command, Verb
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.spec import JobSpec
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+
+Playbook = Literal["site", "verify", "uninstall"]
+GROUPS = ("controller", "monitor", "storage")
+TRAINER = "ddp"  # who trains, where no host names a user
+_HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """What an inventory says beyond a target's hosts."""
+
+    login: str | None  # who logs in to set the machines up; None: who logs in to train
+    keys: tuple[str, ...]  # public keys of those who may train
+    image: str | None  # None: none is looked for
+    places: Mapping[str, str]  # group → the address of its host
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """One call of ``ddpctl provision``."""
+
+    ansible: str  # the program ansible-playbook
+    folder: str  # of the playbooks
+    inventory: str
+    recap: str  # the file in which a playbook says how each machine fared
+    playbook: Playbook = "site"
+    check: bool = False  # look, and change nothing
+    tags: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()  # words for ansible-playbook as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fared:
+    """How one machine fared."""
+
+    changed: int  # tasks that changed something, or would
+    failed: str  # why; empty: it did not
+
+
+def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
+    """The inventory of a target's hosts. Raises ConfigError."""
+    hosts = {host.address: _variables(host, site) for host in options.hosts}
+    if len(hosts) < len(options.hosts):
+        raise ConfigError("provision: two hosts with one address are one machine: list it once")
+    groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
+    for group, address in site.places.items():
+        # A machine that is no node is the administrator's alone.
+        own = {} if address in hosts else _variables(SshHost.from_text(address), site)
+        groups[group] = {"hosts": {SshHost.from_text(address).address: own}}
+    shared = {
+        "ddpctl_authorized_keys": list(site.keys),
+        "ddpctl_containers": options.runtime,
+        "ddpctl_image": site.image or "",
+    }
+    return {"all": {"vars": shared, "children": groups}}
+
+
+def _variables(host: SshHost, site: Site) -> dict[str, Any]:
+    said = {
+        "ansible_host": host.address,
+        "ansible_user": site.login or host.user,
+        "ansible_port": host.port,
+        "ansible_ssh_private_key_file": host.key,
+        "ddpctl_peer": host.peer or host.address,
+        "ddpctl_user": host.user or TRAINER,
+    }
+    return {name: value for name, value in said.items() if value is not None}
+
+
+def inventory_text(options: SshOptions, site: Site) -> str:
+    """The inventory as a file."""
+    return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
+
+
+def image_of(options: SshOptions, job: JobSpec) -> str | None:
+    """The image that the hosts of a target need."""
+    return None if options.runtime == "none" else job.image
+
+
+def playbook_line(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Command:
+    """A run of the playbook; ``only``: on these machines."""
+    argv = [wish.ansible, f"--inventory={wish.inventory}", f"{wish.folder}/{wish.playbook}.yaml"]
+    argv += ["--check"] if check else []
+    argv += [f"--tags={','.join(wish.tags)}"] if wish.tags else []
+    argv += [f"--limit={','.join(only)}"] if only else []
+    env = {"ANSIBLE_CONFIG": f"{wish.folder}/ansible.cfg", "DDPCTL_RECAP": wish.recap, "LC_ALL": "C.UTF-8"}
+    return Command(argv=(*argv, *wish.extra), env=env, mode="tty", timeout_s=None)
+
+
+def provision(wish: Wish) -> Verb[dict[str, Fared]]:
+    """Run the playbook, after a look that changes nothing. Raises UnavailableError."""
+    if wish.playbook == "verify":
+        return (yield from _play(wish, check=False))
+    looked = yield from _play(wish, check=True)
+    sound = tuple(host for host, fared in looked.items() if not fared.failed)
+    if wish.check or not any(looked[host].changed for host in sound):
+        return looked
+    done = yield from _play(wish, check=False, only=() if len(sound) == len(looked) else sound)
+    return {**looked, **done}
+
+
+def _play(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, Fared]]:
+    # What an earlier playbook left is not to be taken for this one's.
+    yield (Command(argv=("rm", "-f", wish.recap)),)
+    (played,) = yield (playbook_line(wish, check=check, only=only),)
+    (recap,) = yield (Command(argv=("cat", wish.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
+    if recap.returncode:
+        raise UnavailableError(
+            f"ansible-playbook ended with {played.returncode} before it came to a machine: its own words stand above"
+        )
+    return {host: Fared(**fared) for host, fared in json.loads(recap.stdout).items()}

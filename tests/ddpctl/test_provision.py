@@ -1,0 +1,185 @@
+"""ddpctl provision: the inventory out of a configuration, the lines, what a first look decides. Starts no Ansible."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.road.driver import ROOT, ddpctl
+
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.provision import Fared, Site, Wish, inventory_text, provision
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+
+SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
+WISH = Wish(ansible="/v/ansible-playbook", folder="/p", inventory="/s/boxes.yaml", recap="/s/recap.json")
+FILE = """\
+job: {name: digits, nodes: 2}
+targets:
+  boxes: {kind: ssh, runtime: none, hosts: [ddp@box1, "ddp@10.0.0.2:2222"]}
+  here: {kind: local}
+"""
+
+
+def play(verb: Verb[dict[str, Fared]], *recaps: object) -> tuple[list[str], dict[str, Fared]]:
+    """The playbooks' command lines, and what the verb returns when they end with these recaps."""
+    lines, left = [], list(recaps)
+    commands = next(verb)
+    try:
+        while True:
+            (command,) = commands
+            lines += [" ".join(command.argv)] if command.argv[0] == WISH.ansible else []
+            commands = verb.send((answer(command, left),))
+    except StopIteration as stop:
+        assert left == []
+        return lines, stop.value
+
+
+def answer(command: Command, left: list[object]) -> Output:
+    if command.argv == ("cat", WISH.recap):
+        recap = left.pop(0)
+        return Output(returncode=1) if recap is None else Output(returncode=0, stdout=json.dumps(recap))
+    assert command.argv[0] in (WISH.ansible, "rm")
+    return Output(returncode=0)
+
+
+def fared(changed: int = 0, failed: str = "") -> dict[str, object]:
+    return {"changed": changed, "failed": failed}
+
+
+def test_an_inventory_says_what_the_configuration_says() -> None:
+    hosts = (
+        SshHost(address="box1", user="ddp", peer="10.0.0.1"),
+        SshHost(address="10.0.0.2", user="ddp", port=2222, key="~/.ssh/boxes"),
+    )
+    site = Site(
+        login="root",
+        keys=("ssh-ed25519 AAAA me@laptop",),
+        image="ghcr.io/me/train:1",
+        places={"controller": "box1", "monitor": "admin@mon1"},
+    )
+    assert inventory_text(SshOptions(hosts=hosts), site) == (
+        "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
+        "all:\n"
+        "  vars:\n"
+        "    ddpctl_authorized_keys:\n"
+        "    - ssh-ed25519 AAAA me@laptop\n"
+        "    ddpctl_containers: docker\n"
+        "    ddpctl_image: ghcr.io/me/train:1\n"
+        "  children:\n"
+        "    nodes:\n"
+        "      hosts:\n"
+        "        box1:\n"
+        "          ansible_host: box1\n"
+        "          ansible_user: root\n"
+        "          ddpctl_peer: 10.0.0.1\n"
+        "          ddpctl_user: ddp\n"
+        "        10.0.0.2:\n"
+        "          ansible_host: 10.0.0.2\n"
+        "          ansible_user: root\n"
+        "          ansible_port: 2222\n"
+        "          ansible_ssh_private_key_file: ~/.ssh/boxes\n"
+        "          ddpctl_peer: 10.0.0.2\n"
+        "          ddpctl_user: ddp\n"
+        "    controller:\n"
+        "      hosts:\n"
+        "        box1: {}\n"
+        "    monitor:\n"
+        "      hosts:\n"
+        "        mon1:\n"
+        "          ansible_host: mon1\n"
+        "          ansible_user: root\n"
+        "          ddpctl_peer: mon1\n"
+        "          ddpctl_user: admin\n"
+    )
+
+
+def test_who_trains_is_ddp_where_nobody_is_named_and_logs_in_as_ssh_has_it() -> None:
+    site = Site(login=None, keys=(), image=None, places={})
+    text = inventory_text(SshOptions(hosts=(SshHost(address="box1"),)), site)
+    assert "ansible_user" not in text
+    assert re.findall("ddpctl_user: .*", text) == ["ddpctl_user: ddp"]
+
+
+def test_one_address_is_one_machine() -> None:
+    hosts = (SshHost(address="box1", port=22), SshHost(address="box1", port=23))
+    with pytest.raises(ConfigError, match=r"^provision: two hosts with one address are one machine: list it once$"):
+        inventory_text(SshOptions(hosts=hosts), SITE)
+
+
+def test_a_look_comes_first_and_what_is_broken_is_left_alone() -> None:
+    looked = {"box1": fared(7), "box2": fared(3, "its disk is full"), "box3": fared(7)}
+    lines, result = play(provision(WISH), looked, {"box1": fared(7), "box3": fared(0, "lost")})
+    assert lines == [
+        "/v/ansible-playbook --inventory=/s/boxes.yaml /p/site.yaml --check",
+        "/v/ansible-playbook --inventory=/s/boxes.yaml /p/site.yaml --limit=box1,box3",
+    ]
+    assert result == {
+        "box1": Fared(changed=7, failed=""),
+        "box2": Fared(changed=3, failed="its disk is full"),
+        "box3": Fared(changed=0, failed="lost"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "recap", "words"),
+    [
+        ({}, fared(0), "/p/site.yaml --check"),  # nothing to do: nothing is done
+        ({}, fared(2, "lost"), "/p/site.yaml --check"),  # nobody is left
+        ({"check": True}, fared(5), "/p/site.yaml --check"),
+        ({"playbook": "verify", "tags": ("user", "slurm")}, fared(0), "/p/verify.yaml --tags=user,slurm"),
+    ],
+)
+def test_one_playbook_is_enough(changes: dict[str, object], recap: dict[str, object], words: str) -> None:
+    lines, _ = play(provision(Wish(**{**vars(WISH), **changes})), {"box1": recap})  # type: ignore[arg-type]
+    assert lines == [f"/v/ansible-playbook --inventory=/s/boxes.yaml {words}"]
+
+
+def test_an_uninstall_looks_first_as_well_and_hands_words_on() -> None:
+    wish = Wish(**{**vars(WISH), "playbook": "uninstall", "extra": ("-e", "user_remove=true")})
+    lines, _ = play(provision(wish), {"box1": fared(1)}, {"box1": fared(1)})
+    assert lines == [
+        "/v/ansible-playbook --inventory=/s/boxes.yaml /p/uninstall.yaml --check -e user_remove=true",
+        "/v/ansible-playbook --inventory=/s/boxes.yaml /p/uninstall.yaml -e user_remove=true",
+    ]
+
+
+def test_an_ansible_that_came_to_nothing_is_said() -> None:
+    said = r"^ansible-playbook ended with 0 before it came to a machine: its own words stand above$"
+    with pytest.raises(UnavailableError, match=said):
+        play(provision(WISH), None)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--target", "here"), 78, "provision: the target here is of kind local: name one of kind ssh with --target, "
+         "or an inventory with --inventory"),
+        (("--inventory", "no.yaml"), 66, "--inventory: no.yaml is not there"),
+        (("--target", "boxes", "--public-key", "no.pub"), 66,
+         "cannot read the public key no.pub: No such file or directory"),
+        (("--verify", "--check"), 2, "provision: --verify goes with neither --check nor --uninstall"),
+    ],
+)  # fmt: skip
+def test_refusals_are_one_line(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text(FILE)
+    done = ddpctl("provision", *words, cwd=tmp_path)
+    assert (done.returncode, done.stderr, done.stdout) == (code, f"ddpctl: {said}\n", "")
+
+
+def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text(FILE)
+    (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
+    done = ddpctl("provision", "-t", "boxes", "--login", "root", "--public-key", "me.pub", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    state = tmp_path / "provision"
+    assert done.stderr == f"the machines are those of {state}/boxes.yaml\n"
+    environ = f"ANSIBLE_CONFIG={ROOT}/ansible/ansible.cfg DDPCTL_RECAP={state}/recap.json LC_ALL=C.UTF-8"
+    lines = [line for line in done.stdout.splitlines() if "ansible-playbook" in line]
+    assert [re.sub(r" \S+/ansible-playbook ", " ansible-playbook ", line) for line in lines] == [
+        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml --check",
+        f"{environ} ansible-playbook --inventory={state}/boxes.yaml {ROOT}/ansible/site.yaml",
+    ]
+    options = SshOptions(hosts=(SshHost.from_text("ddp@box1"), SshHost.from_text("ddp@10.0.0.2:2222")), runtime="none")
+    assert (state / "boxes.yaml").read_text() == inventory_text(options, SITE)

@@ -1,0 +1,60 @@
+"""What Ansible says of a failure, and the one sentence that is made of it."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).parents[2] / "ansible" / "callback_plugins" / "sentences.py"
+
+
+@pytest.fixture(scope="module")
+def plugin() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("sentences", FILE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (
+            {"msg": "Failed to connect to the host via ssh: root@10.0.0.2: Permission denied (publickey,password)."},
+            "it refuses every key for root@10.0.0.2: ssh-copy-id, or name another user (--login) or the right key",
+        ),
+        (
+            {"msg": "Failed to connect to the host via ssh: ssh: connect to host box2 port 22: No route to host"},
+            "it does not answer: No route to host",
+        ),
+        (
+            {"msg": "Failed to connect to the host via ssh: Host key verification failed."},
+            "its host key is not in known_hosts: ssh to it once, and compare the fingerprint before you say yes",
+        ),
+        (
+            {"msg": "@@@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @@@\nHost key verification failed."},
+            "its host key has CHANGED: if it was set up anew, ssh-keygen -R it; if not, somebody may be in between",
+        ),
+        (
+            {"msg": "MODULE FAILURE", "module_stderr": "OSError: [Errno 28] No space left on device"},
+            "its disk is full: make room there",
+        ),
+        (
+            {"msg": "No package matching 'docker.io' is available"},
+            "its packages do not have docker.io: look at its sources with apt-get update",
+        ),
+        (
+            {"msg": "no available installation candidate for docker.io"},
+            "its packages do not have docker.io: look at its sources with apt-get update",
+        ),
+        ({"assertion": "x", "msg": "its clock is wrong"}, "its clock is wrong"),
+        ({"msg": "one\ntwo\n  ^^^^\n"}, "firewall: Write the rules: two"),
+        ({"results": [{"failed": True, "msg": "no such file"}]}, "firewall: Write the rules: no such file"),
+        ({}, "firewall: Write the rules: it does not say why"),
+    ],
+)
+def test_one_sentence(plugin: ModuleType, result: dict[str, object], said: str) -> None:
+    assert plugin.sentence(result, "firewall: Write the rules") == said
