@@ -11,6 +11,7 @@ and the optimizer: workers that start, input, waiting for the other rank.
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import platform
@@ -84,7 +85,9 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
     if rank == 0:
         Path(file).write_text(json.dumps(told))
     dist.barrier()
-    os._exit(0)
+    del batches, loader, model, optim, loss
+    gc.collect()
+    dist.destroy_process_group()
 
 
 def tutorial(epochs, images, batch):
