@@ -218,7 +218,9 @@ def test_a_machine_without_a_gpu_is_asked_for_the_size() -> None:
 
 def test_what_the_docs_show(checkpoints: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[2] / "docs/checkpoints.md").read_text()
-    lines = [line.partition("#")[0].split() for line in re.findall(r"^ddptrain (.*)$", page, re.MULTILINE)]
+    lines = [
+        line.partition("#")[0].split() for line in re.findall(r"^ddptrain ((?:export|fit) .*)$", page, re.MULTILINE)
+    ]
     codes = {}
     for verb, *arguments in lines:
         words = [str(checkpoints) if word == "checkpoints" else word for word in arguments]

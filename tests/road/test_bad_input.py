@@ -88,7 +88,7 @@ TABLE = {
     "unknown target": Bad(
         args="launch -t hpc",
         code=2,
-        says="ddpctl: --target: 'hpc' is no target; there are: local, slurm, kubernetes",
+        says="ddpctl: --target: 'hpc' is no target; there are: local, slurm, kubernetes, kaggle",
     ),
     "unknown profile": Bad(
         args="launch -p quick", code=2, says="ddpctl: --profile: 'quick' is no profile; there is none"

@@ -106,6 +106,5 @@ def test_a_second_version_goes_on_from_the_output_of_the_first(session: Path) ->
     NotebookClient(book, timeout=1000, kernel_name="python3", resources={"metadata": {"path": str(session)}}).execute()
     text = "".join(output.get("text", "") for output in book.cells[0].outputs)
     assert text.startswith("going on from mnist\n")
-    assert (
-        f"resumed from {session}/runs/mnist/checkpoints/step-00000005.pt: going on at step 6 of 10 (epoch 2)\n" in text
-    )
+    resumed = f"resumed from {session}/runs/mnist/checkpoints/step-00000005.pt: going on at step 6 of 10 (epoch 2)"
+    assert f"{resumed}; 2 epochs now, 1 before: the learning rate follows the new length\n" in text
