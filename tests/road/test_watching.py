@@ -74,7 +74,7 @@ def test_the_report_of_a_failure_has_the_last_words_and_no_secret(tmp_path: Path
     (tmp_path / "fails.py").write_text(
         "import os\nprint('with', os.environ['HF_SESSION'], 'and token=abc')\nraise SystemExit(3)\n"
     )
-    (tmp_path / "ddpctl.yaml").write_text("job: {secrets: [HF_SESSION], env: {MY_PASSWORD: hunter22}}\n")
+    (tmp_path / "ddpctl.yaml").write_text("job:\n  secrets: [HF_SESSION]\n  env: {MY_PASSWORD: hunter22}\n")
     done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
     assert ddpctl("report", "fails", cwd=tmp_path).stdout == f"{tmp_path}/fails.html\n"
