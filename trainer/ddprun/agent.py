@@ -229,7 +229,7 @@ class NodeAgent(SimpleElasticAgent):
         else:
             node.journal.update(state="stopping")
             node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
-        node.logs.sum_up(in_a_hurry=self._is_restart)
+        node.logs.forget(in_a_hurry=self._is_restart)
         self._recovery.end_phase("teardown")
         node.losses.ended(time.monotonic(), hung=cause == "hang", beats=node.pulse.beats().values())
         self._agreement.gone()

@@ -127,13 +127,14 @@ class RankLogs:
         with self._turn:
             self._show_held()
 
-    def sum_up(self, *, in_a_hurry: bool) -> None:
-        """Say where the words are that were not shown; the attempt is forgotten."""
-        self.drain(0.0 if in_a_hurry else LAST_WORDS_S)
+    def forget(self, *, in_a_hurry: bool) -> None:
+        """The attempt is over: say where the words are that were not shown, unless the ranks start again at once."""
+        if not in_a_hurry:
+            self.drain(LAST_WORDS_S)
         with self._turn:
             paths = [pipe.path for pipe in self._pipes if pipe.manners.num_left_out]
             self._pipes.clear()
-        if paths:
+        if paths and not in_a_hurry:
             names = [path.name for path in paths]
             logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
             self._console.say(f"what other ranks said as they went down is in {paths[0].parent}: {logs}")
