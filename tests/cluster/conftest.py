@@ -2,11 +2,29 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cluster import docker_lab
+from xdist.scheduler import LoadScopeScheduling
 
 PATH = os.environ["PATH"]
+
+
+class ByServer(LoadScopeScheduling):
+    """With several workers (make cluster): who shares a server has one; a Docker is shared by all who want one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        if "docker_env" in (Path(__file__).parents[2] / file).read_text():
+            return "docker"
+        return nodeid if file.endswith("test_faults.py") else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
+    """See pytest-xdist. (Its own groups, --dist loadgroup of 3.8, are not seen by pytest 9.2.)"""
+    return ByServer(config, log)
 
 
 @pytest.fixture(autouse=True)
