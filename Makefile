@@ -35,7 +35,7 @@ specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
 	PYTHONPATH=. $(BIN)/python tests/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
-	$(BIN)/python -m pytest tests/cluster -n 3 -o addopts="--import-mode=importlib --strict-markers -ra"
+	$(BIN)/python -m pytest tests/cluster -n 3 -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
 	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) -m slow
 
 cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
