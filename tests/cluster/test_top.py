@@ -78,8 +78,8 @@ def test_top_in_a_terminal(terminal: Terminal) -> None:
 
     first = shown[1]
     wait_until(lambda: terminal.shown()[1] != first, "another step", timeout_s=BUSY_S)
-    terminal.run("resize-window", "-x", "46", "-y", "9")
-    wait_until(lambda: terminal.shows(r"^and \d more ranks"), "the small screen")
+    terminal.run("resize-window", "-x", "46", "-y", "12")
+    wait_until(lambda: terminal.shows(r"^and \d more ranks"), "the small screen", timeout_s=BUSY_S)
     assert any(line.split()[:1] == ["3"] for line in terminal.shown()), "the straggler stays in sight"
     terminal.run("resize-window", "-x", "110", "-y", "30")
 
@@ -91,5 +91,5 @@ def test_q_leaves_and_the_run_goes_on(terminal: Terminal) -> None:
     wait_until(lambda: terminal.shows(r"^   3     1 "), "the ranks", timeout_s=BUSY_S)
     terminal.run("send-keys", "q")
     wait_until(lambda: "sleep" in terminal.run("list-panes", "-F", "#{pane_current_command}"), "top's end")
-    assert terminal.shows(r"^live  training")
+    wait_until(lambda: terminal.shows(r"^live  training"), "the last screen")
     assert '"state": "training"' in ddpctl("status", "live", "--json").stdout

@@ -130,9 +130,10 @@ def _health(overview: Overview, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], room: int | None) -> tuple[Sequence[RankRow], int]:
-    """All ranks, or as many as there is room for: the slowest of them."""
+    """All ranks, or as many as there is room for, one at the least: the slowest of them."""
     if room is None or len(ranks) <= room:
         return ranks, 0
+    room = max(room, 2)
     worst = sorted(ranks, key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
     return sorted(worst[: room - 1], key=lambda row: row.rank), len(ranks) - room + 1
 

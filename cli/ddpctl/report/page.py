@@ -75,7 +75,7 @@ def _tiles(found: Material) -> list[tuple[str, str]]:
     tiles = [("from launch to end" if found.status.ended else "since the launch", clock(passed_s))] if passed_s else []
     step, planned = course.last(of_ranks.LAST_STEP.name), course.last(of_ranks.STEPS_PLANNED.name)
     if step is not None:
-        tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned else "")))
+        tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
     loss, accuracy = course.last(of_ranks.LOSS.name), course.last(f"{of_ranks.EVAL_ACCURACY.name}:test")
     tiles += [] if loss is None else [("loss", f"{loss:.4g}")]
     tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
