@@ -1,9 +1,11 @@
-"""What a run has left in one place, and the script that measures it or takes it away. Pure.
+"""What a run has left in one place, and the script that measures it or takes it away. Pure, but that a folder
+here is known by its real name.
 
 The script is the same for this machine, an SSH host and a login node. It goes into no symbolic link: a link is
 removed, and what it leads to stays. The run's record goes last: what is interrupted can be asked for again.
 """
 
+import os
 import shlex
 from dataclasses import dataclass
 
@@ -32,7 +34,10 @@ class Footprint:
 
     def holds(self, place: str) -> bool:
         """Whether a path, or HOST:PATH, is in it. Whichever host: one home may be that of many."""
-        return any(path.startswith(f"{self.path}/") for path in (place, place.partition(":")[2]))
+        found = [(self.path, place), (self.path, place.partition(":")[2])]
+        if not self.host:
+            found.append((os.path.realpath(self.path), os.path.realpath(place)))  # one folder has many names
+        return any(path.startswith(f"{folder}/") for folder, path in found)
 
 
 def script(word: str, *, look: bool) -> str:

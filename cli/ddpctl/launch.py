@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpctl import discovery, runs, targets
 from ddpctl.desk import Desk, Request
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.targets import LogQuery
@@ -28,6 +28,16 @@ def plan_of(request: Request, run: str, folder: Path) -> Plan:
     """The request as a plan for one run."""
     checkpoint_dir = request.resumes.checkpoint_dir if request.resumes else str(folder / CHECKPOINTS)
     return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+
+
+def check_alone(desk: Desk, old: Run) -> None:
+    """See that no run goes on in the checkpoints of one that is to be resumed. Raises UsageError."""
+    sharing = tuple(run for run in runs.load_all(desk.root) if run.checkpoint_dir == old.checkpoint_dir)
+    for state in status(desk, sharing):
+        if not state.ended and (state.state != "unknown" or state.run == old.name):
+            raise UsageError(
+                f"--resume: {state.run} goes on, and two trainings in its checkpoints would mix: stop it first"
+            )
 
 
 def rehearse(desk: Desk, request: Request) -> None:

@@ -25,6 +25,7 @@ from ddpctl.commands import (
 )
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
+from ddpwire.streams import open_closed
 
 
 class OneLineErrors(TyperGroup):
@@ -101,6 +102,7 @@ def _say(error: OSError) -> str:
 
 def main() -> None:
     """The console script."""
+    open_closed()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may be any bytes
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)

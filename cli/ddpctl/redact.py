@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 REDACTED = "[REDACTED]"
 SHORTEST = 6  # characters of a value that is looked for: a shorter one would be found everywhere
-_NAME = r"(?:[\w.-]*(?:secret|token|passw(?:or)?d|credential|api[_-]?key|access[_-]?key|private[_-]?key|auth)[\w.-]*)"
+_WORDS = r"pass(?:phrase|wd|word)|secret|token|credential|(?:api|access|private)[_-]?key|auth"
+_NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a whole word, looked at once: a long line takes no time
 _IS_NAME = re.compile(rf"-*{_NAME}", re.IGNORECASE)
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME}[\"']?\s*[=:]\s*[\"']?)(?P<value>(?:bearer\s+)?[^\s\"',;&]+)", re.IGNORECASE)
-_IN_URL = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)", re.IGNORECASE)
+_IN_URL = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)", re.IGNORECASE)
 
 
 def sounds_secret(name: str) -> bool:

@@ -8,6 +8,7 @@ from ddpctl.desk import Desk
 from ddpctl.errors import DdpctlError, UnavailableError, UsageError
 from ddpctl.footprint import Footprint
 from ddpctl.run import Run, RunStatus
+from ddpwire.folder import RECORD
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,12 @@ class Leaver:
 
 
 def choose(desk: Desk, asked: tuple[Run, ...]) -> tuple[tuple[Leaver, ...], tuple[DdpctlError, ...]]:
-    """Who of them may go, and why the others may not."""
+    """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
+    if asked and (torn := runs.unreadable(desk.root)):
+        raise UsageError(
+            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
+            f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
+        )
     leavers: list[Leaver] = []
     refused: list[DdpctlError] = []
     for run, state in zip(asked, launch.status(desk, asked) if asked else (), strict=True):

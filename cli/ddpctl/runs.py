@@ -114,6 +114,11 @@ def load_all(root: Path) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
+def unreadable(root: Path) -> tuple[Path, ...]:
+    """Folders whose record is there and cannot be read."""
+    return tuple(folder for folder in _folders(root) if (folder / RECORD).exists() and not _read(folder))
+
+
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
     runs = load_all(root)
@@ -151,7 +156,7 @@ def _read(folder: Path) -> Run | None:
         texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version)
         whole = isinstance(run.created, int | float) and isinstance(run.options, Mapping)
         return run if whole and all(isinstance(text, str) for text in texts) else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -76,10 +76,7 @@ def launch(
         )
     else:
         old = runs.load(desk.root, resume)
-        if not verbs.status(desk, (old,))[0].ended:
-            raise UsageError(
-                f"--resume: {old.name} goes on, and two trainings in its checkpoints would mix: stop it first"
-            )
+        verbs.check_alone(desk, old)
         request = resumed(flags, old, name)
     request = with_array(request, array)
     _warn(request)

@@ -74,23 +74,29 @@ def provision(
         raise UsageError("provision: --verify goes with neither --check nor --uninstall")
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     desk = open_desk(os.environ)
-    folder = _folder(desk.root.parent / "provision")
+    folder = desk.root.parent / "provision"
+    if not dry_run:
+        _make(folder)
     if inventory is None:
         settings = _settings(target, file)
         places = {"controller": controller, "monitor": monitor, "storage": storage}
         site = provisioning.Site(
             login=login,
-            keys=_keys(settings, public_key),
+            keys=_keys(settings, public_key, asked=playbook == "site" and not dry_run),
             image=provisioning.image_of(settings.options, settings.job),
             places={group: host for group, host in places.items() if host},
         )
         inventory = folder / f"{settings.target}.yaml"
-        _write(inventory, provisioning.inventory_text(settings.options, site))
-        desk.say(f"the machines are those of {inventory}")
+        text = provisioning.inventory_text(settings.options, site)
+        if dry_run:
+            print(f"# {inventory} would be:\n{text}")
+        else:
+            _write(inventory, text)
+            desk.say(f"the machines are those of {inventory}")
     elif not inventory.is_file():
         raise NoInputError(f"--inventory: {inventory} is not there")
     wish = provisioning.Wish(
-        ansible=_ansible(),
+        ansible=_ansible(asked=not dry_run),
         folder=str(_playbooks()),
         inventory=str(inventory),
         recap=str(folder / "recap.json"),
@@ -121,11 +127,14 @@ def _settings(target: str | None, file: Path | None) -> "Settings":
     return settings
 
 
-def _keys(settings: "Settings", given: list[Path] | None) -> tuple[str, ...]:
-    """The public keys of those who may train: those that were named, else the hosts', else this person's."""
+def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tuple[str, ...]:
+    """The public keys of those who may train: those that were named, else the hosts', else this person's.
+
+    Raises NoInputError where there is none, and it is ``asked`` for.
+    """
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
-    if not paths:
+    if not paths and asked:
         raise NoInputError("there is no public key in ~/.ssh: ssh-keygen makes one, or name one with --public-key")
     try:
         return tuple(path.read_text().strip() for path in paths)
@@ -133,11 +142,13 @@ def _keys(settings: "Settings", given: list[Path] | None) -> tuple[str, ...]:
         raise NoInputError(f"cannot read the public key {error.filename}: {error.strerror}") from None
 
 
-def _ansible() -> str:
-    """The program, of this Python first."""
+def _ansible(*, asked: bool) -> str:
+    """The program, of this Python first. Raises UnavailableError where it is not there, and ``asked`` for."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     if found := shutil.which("ansible-playbook", path=places):
         return found
+    if not asked:
+        return "ansible-playbook"
     raise UnavailableError("ansible-playbook is not there: install it with pip install 'ddpctl[provision]'")
 
 
@@ -150,13 +161,12 @@ def _playbooks() -> Path:
     raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl anew, or work in a checkout")
 
 
-def _folder(path: Path) -> Path:
-    """Where inventories are, and what a playbook leaves for us."""
+def _make(path: Path) -> None:
+    """The folder where inventories are, and what a playbook leaves for us."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CannotWriteError(f"cannot make the folder {path}: {error.strerror}") from None
-    return path
 
 
 def _write(path: Path, text: str) -> None:

@@ -44,9 +44,10 @@ def rm(
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         desk.say(str(error))
+    places = [place for one in leavers for place in one.left]
     for one in leavers:
         found = one.left if dry_run else removal.remove(desk, one)
-        for line in show.removed_lines(one.run, found, dry_run=dry_run):
+        for line in show.removed_lines(one.run, found, dry_run=dry_run, others=places):
             print(line)
     if not leavers:
         desk.say(f"nothing to remove: no ended run was started more than {older_than} ago")

@@ -97,15 +97,17 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     return [logs] if state.ended and not can_resume else [logs, checkpoints]
 
 
-def removed_lines(run: Run, found: Sequence[Footprint], *, dry_run: bool) -> list[str]:
-    """``ddpctl rm``: what a run has been, or would be, removed with; and what of it stays."""
+def removed_lines(
+    run: Run, found: Sequence[Footprint], *, dry_run: bool, others: Sequence[Footprint] = ()
+) -> list[str]:
+    """``ddpctl rm``: what a run has been, or would be, removed with, beside ``others``; and what of it stays."""
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoint among it"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run {run.name} {what}: {freed}", *(f"  folder  {one}" for one in found)]
     lines += [f"  stays   {path}, which a link in {one} leads to" for one in found for path in one.stays]
-    if run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in found):
+    if run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
         lines.append(f"  stays   {run.checkpoint_dir}, its checkpoints")
     return lines
 

@@ -1,11 +1,11 @@
 """The tables of a report: what the nodes had, what was asked for, what happened. Pure; secrets are taken out here."""
 
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from html import escape
 
 from ddpctl import redact
+from ddpctl.plan import command_line
 from ddpctl.report.scale import clock
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec
@@ -46,7 +46,7 @@ def configuration(run: Run, values: Iterable[str]) -> str:
     """The job and its target as they were asked for. ``values``: of secrets, wherever they stand."""
     known, job, plain = tuple(values), run.job, JobSpec()
     command = redact.words(job.command, known)
-    shown = {"program": shlex.join(command) if command else "ddptrain"}
+    shown = {"program": command_line(replace(job, command=tuple(command)))}
     for item in fields(JobSpec):
         value = getattr(job, item.name)
         if item.name in ("command", "name", "env") or (value == getattr(plain, item.name) and item.name not in ALWAYS):
