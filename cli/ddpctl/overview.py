@@ -15,6 +15,13 @@ from ddpwire import rank_catalogue as of_ranks
 
 SLOW, SLOW_S = 1.5, 0.005  # times the ranks' median, and more than it by: less is the noise of a machine
 SILENT_S, SILENT_STEPS = 30.0, 10
+# What a node says of itself, and what that is of a run; the first that any node says counts.
+_STATES: tuple[tuple[str, State], ...] = (
+    ("stopping", "stopping"),
+    ("restarting", "rendezvous"),
+    ("rendezvous", "rendezvous"),
+    ("training", "training"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,12 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "world_size": _whole(_largest(now, catalogue.WORLD_SIZE.name)),
         "ranks": rows(now, earlier),
     }
+
+
+def state(now: Sequence[Reading]) -> State | None:
+    """How far the slowest of the nodes is by its own word; None: none says that it runs."""
+    said = {word for reading in now for word, on in reading.by("state", catalogue.JOB_STATE.name).items() if on}
+    return next((state for word, state in _STATES if word in said), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:

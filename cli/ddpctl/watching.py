@@ -13,7 +13,7 @@ from ddpctl import launch
 from ddpctl.course import Course
 from ddpctl.desk import Desk
 from ddpctl.look import Look, Seen
-from ddpctl.overview import Overview, nothing_told, numbers
+from ddpctl.overview import Overview, nothing_told, numbers, state
 from ddpctl.reading import Reading, read
 from ddpctl.run import Run, RunStatus
 from ddpwire import rank_catalogue as of_ranks
@@ -68,6 +68,7 @@ class Watcher:
             self._keep(reading)
         before = self._before(readings)
         overview = replace(nothing_told(status, now), **numbers(readings, before))  # type: ignore[arg-type]
+        overview = replace(overview, state=state(readings) or overview.state)  # fresher than what was asked for
         told = {reading.node for reading in readings}
         silent = tuple(
             f"node {one.node}: {one.failure}" for one in seen if one.node not in told and one.failure and readings

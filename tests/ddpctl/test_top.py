@@ -9,11 +9,12 @@ from rich.console import Console
 from ddpctl.commands.pictures import meter, shares, sparkline
 from ddpctl.commands.top_screen import duration, line, number, screen
 from ddpctl.look import Seen
-from ddpctl.overview import Overview, nothing_told, numbers
+from ddpctl.overview import Overview, nothing_told, numbers, state
 from ddpctl.reading import Reading, read
 from ddpctl.run import RunStatus
 from ddpwire.rank_catalogue import STEP_PHASES
 
+STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
 TRAINING = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
 
 
@@ -203,3 +204,17 @@ def test_numbers_in_words() -> None:
         "nan",
     ]
     assert [duration(value) for value in (None, 0.0123, 0.25, 3.14159)] == ["-", "12.3 ms", "250 ms", "3.14 s"]
+
+
+def test_a_run_is_as_far_as_its_slowest_node_says() -> None:
+    def says(*words: str) -> Reading:
+        text = "".join(f'ddp_job_state{{state="{word}"}} {int(word in words)}\n' for word in STATES)
+        found = read(Seen(node=0, time=1.0, metrics=text))
+        assert found is not None
+        return found
+
+    assert state((says("training"), says("training"))) == "training"
+    assert state((says("training"), says("restarting"))) == "rendezvous"
+    assert state((says("stopping"), says("training"))) == "stopping"
+    assert state((says("succeeded"),)) is None
+    assert state(()) is None
