@@ -78,7 +78,11 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert (seen["state"], seen["silent"], [row["node"] for row in seen["ranks"]]) == ("training", [], [0, 0, 1, 1])
     assert site.ddpctl("top", "next", "--once").splitlines()[1].startswith("job ")
     spent = json.loads(site.ddpctl("timeline", "night", "--json"))["seconds"]
-    assert list(spent)[:4] == ["queue", "start", "preflight", "rendezvous"]
+    assert [word for word in spent if word != "queue"][:3] == [
+        "start",
+        "preflight",
+        "rendezvous",
+    ]  # a short queue is none
     assert json.loads(site.ddpctl("timeline", "next", "--json"))["seconds"].keys() == {"queue"}
     assert site.ddpctl("ps").splitlines()[1].split()[:2] == ["next", "pending"]
     assert site.ddpctl("exec", "night", "--node", "1", "--", "hostname").strip() == "node-1"
