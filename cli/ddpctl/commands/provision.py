@@ -87,7 +87,11 @@ def provision(
             places={group: host for group, host in places.items() if host},
         )
         inventory = folder / f"{settings.target}.yaml"
-        text = provisioning.inventory_text(settings.options, site)
+        try:
+            text = provisioning.inventory_text(settings.options, site)
+        except ValueError as error:  # a machine that was named by a flag
+            named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
+            raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
             print(f"# {inventory} would be:\n{text}")
         else:
