@@ -12,6 +12,7 @@ from dataclasses import replace
 from ddpctl import launch
 from ddpctl.course import Course
 from ddpctl.desk import Desk
+from ddpctl.errors import UnavailableError
 from ddpctl.look import Look, Seen
 from ddpctl.overview import Overview, nothing_told, numbers, state
 from ddpctl.reading import Reading, read
@@ -33,9 +34,19 @@ class Watcher:
         self._asked_at = 0.0
         self._rows: dict[int, list[Row]] | None = None  # of each node; None: not read yet
         self._window: deque[tuple[float, tuple[Reading, ...]]] = deque()
+        self._last: Overview | None = None
 
     def look(self) -> Overview:
-        """The run now. Raises DdpctlError where nobody can be asked at all."""
+        """The run now; where nobody answers any more, as it was seen last. Raises DdpctlError if nobody ever did."""
+        try:
+            self._last = self._look()
+        except UnavailableError as error:  # a network has its moments: what watches goes on
+            if self._last is None:
+                raise
+            return replace(self._last, silent=(f"no answer at present: {error}",))
+        return self._last
+
+    def _look(self) -> Overview:
         status = self._ask(again=False)
         if status.ended:
             return self._after_the_end(status)

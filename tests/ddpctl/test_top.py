@@ -1,17 +1,26 @@
 """What ``ddpctl top`` makes of what nodes export, and how it looks: whole screens."""
 
 import io
+import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.ddpctl.test_local import RUN
 
+from ddpctl.command import Output
 from ddpctl.commands.pictures import meter, shares, sparkline
 from ddpctl.commands.top_screen import duration, line, number, screen
+from ddpctl.desk import Desk
+from ddpctl.errors import UnavailableError
 from ddpctl.look import Seen
 from ddpctl.overview import Overview, nothing_told, numbers, state
 from ddpctl.reading import Reading, read
 from ddpctl.run import RunStatus
+from ddpctl.runner import Runner
+from ddpctl.watching import Watcher
 from ddpwire.rank_catalogue import STEP_PHASES
 
 STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
@@ -218,3 +227,49 @@ def test_a_run_is_as_far_as_its_slowest_node_says() -> None:
     assert state((says("stopping"), says("training"))) == "stopping"
     assert state((says("succeeded"),)) is None
     assert state(()) is None
+
+
+class Flaky(Runner):
+    """A runner whose target answers, and after the third question no more."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__({})
+        self.left = answers
+
+    def perform(self, verb: Any, on_interrupt: Any = None) -> Any:  # noqa: ARG002
+        if not self.left:
+            raise UnavailableError("cannot ask the nodes: no answer within 45 s")
+        self.left -= 1
+        answers = iter(
+            (
+                '{"dir": "", "alive": true, "node": null, "outcome": null}\n',
+                json.dumps({"time": 1000.0, "metrics": said(0, steps=5, own_s=0.1), "files": {}, "failure": ""}),
+            )[2 - self.left - 1 :]
+        )
+        return super().perform(Answered(verb, next(answers)))  # type: ignore[arg-type]
+
+
+class Answered:
+    """A verb whose one command has been answered."""
+
+    def __init__(self, verb: Any, stdout: str) -> None:
+        next(verb)
+        self._verb, self._stdout = verb, stdout
+
+    def __next__(self) -> tuple[()]:
+        return ()
+
+    def send(self, _: object) -> Any:
+        return self._verb.send((Output(returncode=0, stdout=self._stdout),))
+
+
+def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> None:
+    run = replace(RUN, job=replace(RUN.job, nodes="1", gpus=1))
+    desk = Desk(runner=Flaky(2), root=tmp_path, say=print)
+    watcher = Watcher(desk, run)
+    first = watcher.look()
+    assert [row.step for row in first.ranks] == [5]
+    again = watcher.look()
+    assert again == replace(first, silent=("no answer at present: cannot ask the nodes: no answer within 45 s",))
+    with pytest.raises(UnavailableError):
+        Watcher(replace(desk, runner=Flaky(0)), run).look()

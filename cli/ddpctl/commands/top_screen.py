@@ -166,7 +166,7 @@ def _table(rows: Sequence[RankRow], width: int) -> Table:
             cells.append(duration(row.own_s))
             cells += [_percent(row.device_share)] if devices else []
             cells += [_size(row.memory_bytes)] if memory else []
-        table.add_row(*cells, _mark(row))
+        table.add_row(*cells, _mark(row, short=width < MIDDLE))
     return table
 
 
@@ -186,10 +186,12 @@ def _legend() -> Text:
     return text
 
 
-def _mark(row: RankRow) -> Text:
+def _mark(row: RankRow, *, short: bool = False) -> Text:
     if row.silent_s is not None:
-        return Text(f"no step for {ago(row.silent_s)}", style="bold red")
-    return Text(f"slow: {row.slow:.1f} x the others", style="bold red") if row.slow else Text()
+        return Text(f"no step for {ago(row.silent_s)}"[: 8 if short else None], style="bold red")
+    if not row.slow:
+        return Text()
+    return Text(f"slow: {row.slow:.1f} x{'' if short else ' the others'}", style="bold red")
 
 
 def line(overview: Overview) -> str:
