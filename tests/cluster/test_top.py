@@ -59,6 +59,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Termin
 
 def test_top_in_a_terminal(terminal: Terminal) -> None:
     wait_until(lambda: terminal.shows(r"^loss "), "the loss", timeout_s=BUSY_S)
+    wait_until(lambda: terminal.shows(r"^throughput [\d,]+ samples"), "the second look", timeout_s=BUSY_S)
     wait_until(
         lambda: terminal.shows(r"^   3     1 +\d.*slow: \d+\.\d x the others$"), "the straggler", timeout_s=BUSY_S
     )
