@@ -43,7 +43,9 @@ def fabric(setting: Setting, *, bf16: bool) -> Steps:
 
 def accelerate(setting: Setting, *, bf16: bool) -> Steps:
     from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate.state import AcceleratorState
 
+    AcceleratorState._reset_state()  # it holds one precision a process; autocast is settled when a model is prepared
     accelerator = Accelerator(
         cpu=setting.device == "cpu",
         mixed_precision="bf16" if bf16 else "no",

@@ -22,13 +22,6 @@ def options(tmp_path: Path, *arguments: str) -> DataOptions:
     return parse(["--data-dir", str(tmp_path), *arguments], {}).data
 
 
-@pytest.fixture
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that refuses: what a machine without a network looks like to urllib."""
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
-
-
 def told(error: pytest.ExceptionInfo[TrainError], tmp_path: Path) -> tuple[int, str]:
     return error.value.code, error.value.message.replace(str(tmp_path), "data")
 

@@ -193,10 +193,9 @@ def test_pretrained_weights_that_are_none(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("no_network")
 def test_weights_that_cannot_be_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    for name in ("http_proxy", "https_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
     with pytest.raises(TrainError) as error:
         pretrained.fetch(ModelOptions(name="resnet18", pretrained="imagenet"))
     where = tmp_path / "hub" / "checkpoints" / "resnet18-f37072fd.pth"
