@@ -29,9 +29,9 @@ def browse(page: Path, *options: str) -> tuple[str, list[str]]:
 
 @pytest.fixture
 def report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The report of a short training."""
+    """The report of a training that is long enough for a row of its history in several epochs."""
     monkeypatch.setenv("PATH", PATH)
-    done = ddpctl(*LAUNCH, "--", "--epochs", "6", timeout=280)
+    done = ddpctl(*LAUNCH, "--", "--epochs", "24", timeout=280)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "read.html"
     assert ddpctl("report", "read", "-o", str(path)).returncode == 0
