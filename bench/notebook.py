@@ -65,7 +65,9 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
         batches = iter(loader)
         first = next(batches)
         start = time.perf_counter() - began
+        step = 0
         while first is not None:
+            step += 1
             phases.begin()
             inputs, labels = first
             phases.mark("data")
@@ -79,7 +81,7 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
             phases.mark("optimizer")
             first = next(batches, None)
             phases.mark("data")
-            phases.end()
+            phases.end(step)
         spent = {name: phases.totals[name] - before[name] for name in before}
         told.append({"epoch": time.perf_counter() - began, "start": start, **spent})
     if rank == 0:
@@ -143,7 +145,7 @@ def ours_rank(epochs, images, batch):
             share = share_of(indices, rank=rank, world_size=2)
             step += 1
             train_step(job, share, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
-            phases.end()
+            phases.end(step)
         spent = {name: phases.totals[name] - before[name] for name in before}
         told.append({"epoch": time.perf_counter() - began, "start": 0.0, **spent})
     return told

@@ -103,7 +103,7 @@ def test_a_signal_to_one_rank_saves_stops_all_and_loses_nothing(
     newest = max((tmp_path / "checkpoints").glob("step-*.pt"))
     step = int(newest.name[5:13])
     assert rank_0.out.splitlines()[-1] == (
-        f"stopped by SIGTERM after step {step} of 360: saved checkpoints/{newest.name}; "
+        f"stopped by SIGTERM to rank 1 after step {step} of 360: saved checkpoints/{newest.name}; "
         "the same command goes on from there"
     )
     again = train(*DETERMINISTIC, size=2)
