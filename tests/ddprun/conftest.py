@@ -53,9 +53,9 @@ class Node:
         return ""
 
     def said(self) -> list[str]:
-        """ddprun's own lines, without the address of the metrics and the folder, which differ from run to run."""
+        """ddprun's own lines, without what differs from run to run: the metrics' address, the folder, waits."""
         lines = self.stderr.read_text().replace(str(self.folder.parent), "RUN").splitlines()
-        return [line for line in lines if "metrics at" not in line]
+        return [line for line in lines if "metrics at" not in line and not line.endswith(" s so far")]
 
 
 @dataclass(kw_only=True)

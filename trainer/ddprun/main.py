@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddprun import contract as contracts
-from ddprun import deadline, machine, options, preflight, zygote
+from ddprun import deadline, machine, options, preflight, progress, zygote
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
 from ddprun.journal import Journal
@@ -116,7 +116,8 @@ def main() -> NoReturn:
             if not contract.patient:
                 way = preflight.find_way(contract, report)
             if contract.forks:
-                zygote.warm(own.threads)
+                with progress.of_imports(console.say_at_once, "importing torch"):
+                    zygote.warm(own.threads)
             ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
         finally:
             signals.listen()
