@@ -209,12 +209,17 @@ class Pipe:
     def show(self, lines: list[bytes]) -> None:
         """Hand them on to the console."""
         for line in lines:
-            self._console.put(1, self._prefix + line + b"\n")
+            self._console.put(1, self._prefix + without_torchs_prefix(line, self.rank) + b"\n")
 
     def close(self) -> None:
         """Let go of both ends."""
         os.close(self.descriptor)
         self._file.close()
+
+
+def without_torchs_prefix(line: bytes, rank: int) -> bytes:
+    """A rank's line without the ``[rank3]: `` of torch's own, where ours stands before it."""
+    return re.sub(rb"^\[rank%d\]: ?" % rank, b"", line)
 
 
 def last_lines(path: Path, num_lines: int) -> list[str]:
