@@ -119,6 +119,21 @@ TABLE = {
     "resume nothing": Bad(
         args="launch --resume x", code=66, says="ddpctl: no run yet in {tmp}/runs: start one with ddpctl launch"
     ),
+    **{
+        f"a spec for {kind} without its script": Bad(
+            args=f"render -t {kind} -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"
+        )
+        for kind in ("local", "slurm", "kubernetes")
+    },
+    "a dry run without its script": Bad(
+        args="launch --dry-run -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"
+    ),
+    "an inventory that is a device": Bad(
+        args="provision --inventory /dev/null", code=66, says="ddpctl: --inventory: /dev/null is no file"
+    ),
+    "an inventory that is not there": Bad(
+        args="provision --inventory no.yaml", code=66, says="ddpctl: --inventory: no.yaml is not there"
+    ),
     "stop what": Bad(args="stop", code=2, says="ddpctl: stop: name a run, or --all (ddpctl ps lists them)"),
 }
 
@@ -130,6 +145,30 @@ def test_bad_input(bad: Bad, tmp_path: Path) -> None:
     done = ddpctl(*bad.args.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (bad.code, "", bad.says.format(tmp=tmp_path) + "\n")
     assert [path.name for path in tmp_path.glob("runs/*")] == []
+
+
+@pytest.mark.parametrize("verb", ["rm", "status", "logs"])
+def test_an_empty_name_is_no_runs_beginning(verb: str, tmp_path: Path) -> None:
+    done = ddpctl(verb, "", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        66,
+        "",
+        "ddpctl: a run's name is not empty: name a run (ddpctl ps lists them)\n",
+    )
+
+
+def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text(
+        "targets:\n  image: {kind: kubernetes, project: []}\n  slurm: {kind: slurm, runtime: apptainer}\n"
+        "job: {image: train.sif}\n"
+    )
+    for words in (
+        ("-t", "image", "--", "no.py"),
+        ("-t", "kubernetes", "--", "/app/no.py"),
+        ("-t", "slurm", "--", "/app/no.py"),
+    ):
+        done = ddpctl("render", *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_secret_among_the_variables_is_told(tmp_path: Path) -> None:
