@@ -174,12 +174,24 @@ def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
 def test_a_secret_among_the_variables_is_told(tmp_path: Path) -> None:
     (tmp_path / "ddpctl.yaml").write_text("job: {env: {WANDB_API_KEY: abc, EMPTY_TOKEN: '', MONKEY: a}}\n")
     for verb in (("render",), ("launch", "--dry-run")):
-        done = ddpctl(*verb, "--env", "db_password=x", cwd=tmp_path)
+        done = ddpctl(*verb, "--env", "db_password=x", "--env", "TOKEN=abc", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[0] == (
-            "ddpctl: env: the value of WANDB_API_KEY, db_password stands in specs and records as it is: "
-            "secrets: [WANDB_API_KEY, db_password] takes it from your environment and keeps it out of them"
+            "ddpctl: env: the value of WANDB_API_KEY, db_password, TOKEN stands in specs and records as it is: "
+            "secrets: [WANDB_API_KEY, db_password, TOKEN] takes it from your environment and keeps it out of them"
         )
+
+
+def test_a_secret_among_the_arguments_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for verb in (("render",), ("launch", "--dry-run")):
+        done = ddpctl(*verb, "--", "train.py", "--hf-token", "abc", "--db.password=x", "--lr", "0.1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [line for line in done.stderr.splitlines() if line.startswith("ddpctl: ")] == [
+            "ddpctl: the value of --hf-token, --db.password stands in specs, records and every machine's list of "
+            "processes: secrets: [HF_TOKEN, DB_PASSWORD] takes it from your environment, where the script can read it, "
+            "and keeps it out of them"
+        ]
 
 
 def test_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,9 +148,9 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.secrets import exposed
+    from ddpctl.secrets import exposed, exposed_arguments
 
-    if warning := exposed(request.job):
+    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job))):
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 
