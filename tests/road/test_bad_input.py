@@ -125,9 +125,6 @@ TABLE = {
         )
         for kind in ("local", "slurm", "kubernetes")
     },
-    "a dry run without its script": Bad(
-        args="launch --dry-run -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"
-    ),
     "an inventory that is a device": Bad(
         args="provision --inventory /dev/null", code=66, says="ddpctl: --inventory: /dev/null is no file"
     ),
@@ -145,6 +142,11 @@ def test_bad_input(bad: Bad, tmp_path: Path) -> None:
     done = ddpctl(*bad.args.split(), cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (bad.code, "", bad.says.format(tmp=tmp_path) + "\n")
     assert [path.name for path in tmp_path.glob("runs/*")] == []
+
+
+def test_a_dry_run_without_its_script(tmp_path: Path) -> None:
+    done = ddpctl("launch", "--dry-run", "--", "no.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (66, f"ddpctl: no.py: no such script in {tmp_path}\n")
 
 
 @pytest.mark.parametrize("verb", ["rm", "status", "logs"])
