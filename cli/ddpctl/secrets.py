@@ -43,7 +43,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
 
 def _options(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
     """Names and values: --name value, --name=value, name=value."""
-    for word, following in zip(command, (*command[1:], ""), strict=True):
+    for word, following in zip(command, (*command, "")[1:], strict=True):
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name):
             yield name, value

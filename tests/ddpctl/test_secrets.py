@@ -34,3 +34,7 @@ def test_the_variables_that_look_secret() -> None:
         "secrets: [TOKEN, SIGN_KEY] takes it from your environment and keeps it out of them"
     )
     assert exposed(JobSpec(env={"NCCL_DEBUG": "INFO"})) is None
+
+
+def test_our_own_trainer_has_no_words() -> None:
+    assert exposed_arguments(JobSpec()) is None
