@@ -13,5 +13,5 @@ def find_script(plan: Plan) -> Verb[None]:
     if (script := script_of(plan.job.command)) is None:
         return
     (found,) = yield (Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),)
-    if found.returncode:
+    if found.returncode == 1:  # else test(1) is not here, and has said nothing
         raise NoInputError(f"{script}: no such script in {plan.cwd}")

@@ -15,6 +15,7 @@ from ddpctl.footprint import Footprint
 from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
 from ddpctl.plan import Plan, counted, script_of
 from ddpctl.run import Run, RunStatus
+from ddpctl.script import find_script
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.slurm import looks, places, questions, sending
@@ -47,7 +48,7 @@ class SlurmTarget:
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
-            yield from looks.find_script(plan, None)
+            yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Look where the run may be, then give the script to sbatch; inside of an allocation, to bash."""
