@@ -122,6 +122,8 @@ def unreadable(root: Path) -> tuple[Path, ...]:
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
     runs = load_all(root)
+    if name == "":
+        raise NoInputError("a run's name is not empty: name a run (ddpctl ps lists them)")
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
     if name is None:

@@ -104,6 +104,7 @@ SHOWN = re.findall(r"^\$ ddpctl (launch|render) (.*?)(?:\s+#.*)?$", PAGE, re.M)
 @pytest.mark.parametrize("line", [rest for _, rest in SHOWN])
 def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train.py").write_text("")
     words = [word for word in shlex.split(line) if word != "--dry-run"]
     done = subprocess.run(
         [sys.executable, "-P", "-m", "ddpctl", "render", *words],

@@ -22,7 +22,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a store that goes with 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 90.0) -> Any:
+def until(condition: Callable[[], Any], timeout_s: float = 240.0) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + timeout_s
     while not (answer := condition()):
@@ -38,7 +38,7 @@ class Node:
     stdout: Path
     stderr: Path
 
-    def end(self, timeout_s: float = 60.0) -> int:
+    def end(self, timeout_s: float = 240.0) -> int:
         return self.process.wait(timeout_s)
 
     def state(self) -> NodeState:
@@ -53,9 +53,9 @@ class Node:
         return ""
 
     def said(self) -> list[str]:
-        """ddprun's own lines, without the address of the metrics and the folder, which differ from run to run."""
+        """ddprun's own lines, without what differs from run to run: the metrics' address, the folder, waits."""
         lines = self.stderr.read_text().replace(str(self.folder.parent), "RUN").splitlines()
-        return [line for line in lines if "metrics at" not in line]
+        return [line for line in lines if "metrics at" not in line and not line.endswith(" s so far")]
 
 
 @dataclass(kw_only=True)

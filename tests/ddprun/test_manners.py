@@ -52,7 +52,8 @@ def test_the_console_of_a_failure_has_the_one_who_is_to_blame(runs) -> None:
     assert node.said() == [
         "[node0] ranks 0 to 2 of 3 started (attempt 1)",
         "[node0] what other ranks said as they went down is in RUN/node-0: rank-0.log, rank-2.log",
-        "[node0] rank 1 on node 0 exited with 1: ValueError: bad label 17 (exit code 1; logs in RUN/node-0)",
+        "[node0] rank 1 on node 0 exited with 1: ValueError: bad label 17 "
+        "(exit code 1; the log of rank 1 is RUN/node-0/rank-1.log)",
     ]
 
 
@@ -63,5 +64,5 @@ def test_a_rank_that_was_heard_long_ago_is_heard_again(runs) -> None:
     assert node.said()[1:] == [
         "[node0] rank 1 said: ready",
         "[node0] rank 1 said: no picture in /data",
-        "[node0] rank 1 on node 0 exited with 3 (exit code 3; logs in RUN/node-0)",
+        "[node0] rank 1 on node 0 exited with 3 (exit code 3; the log of rank 1 is RUN/node-0/rank-1.log)",
     ]

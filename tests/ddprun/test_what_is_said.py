@@ -25,7 +25,7 @@ def test_the_last_lines_of_the_rank_that_failed_are_not_said_twice(runs):
     assert "[node0 rank1] ready" in node.stdout.read_text().splitlines()
     assert node.said() == [
         "[node0] ranks 0 to 1 of 2 started (attempt 1)",
-        "[node0] rank 1 on node 0 exited with 3 (exit code 3; logs in RUN/node-0)",
+        "[node0] rank 1 on node 0 exited with 3 (exit code 3; the log of rank 1 is RUN/node-0/rank-1.log)",
     ]
 
 

@@ -119,6 +119,18 @@ TABLE = {
     "resume nothing": Bad(
         args="launch --resume x", code=66, says="ddpctl: no run yet in {tmp}/runs: start one with ddpctl launch"
     ),
+    **{
+        f"a spec for {kind} without its script": Bad(
+            args=f"render -t {kind} -- no.py", code=66, says="ddpctl: no.py: no such script in {tmp}"
+        )
+        for kind in ("local", "slurm", "kubernetes")
+    },
+    "an inventory that is a device": Bad(
+        args="provision --inventory /dev/null", code=66, says="ddpctl: --inventory: /dev/null is no file"
+    ),
+    "an inventory that is not there": Bad(
+        args="provision --inventory no.yaml", code=66, says="ddpctl: --inventory: no.yaml is not there"
+    ),
     "stop what": Bad(args="stop", code=2, says="ddpctl: stop: name a run, or --all (ddpctl ps lists them)"),
 }
 
@@ -132,15 +144,56 @@ def test_bad_input(bad: Bad, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("runs/*")] == []
 
 
+def test_a_dry_run_without_its_script(tmp_path: Path) -> None:
+    done = ddpctl("launch", "--dry-run", "--", "no.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (66, f"ddpctl: no.py: no such script in {tmp_path}\n")
+
+
+@pytest.mark.parametrize("verb", ["rm", "status", "logs"])
+def test_an_empty_name_is_no_runs_beginning(verb: str, tmp_path: Path) -> None:
+    done = ddpctl(verb, "", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (
+        66,
+        "",
+        "ddpctl: a run's name is not empty: name a run (ddpctl ps lists them)\n",
+    )
+
+
+def test_a_spec_may_name_a_script_of_its_image(tmp_path: Path) -> None:
+    (tmp_path / "ddpctl.yaml").write_text(
+        "targets:\n  image: {kind: kubernetes, project: []}\n  slurm: {kind: slurm, runtime: apptainer}\n"
+        "job: {image: train.sif}\n"
+    )
+    for words in (
+        ("-t", "image", "--", "no.py"),
+        ("-t", "kubernetes", "--", "/app/no.py"),
+        ("-t", "slurm", "--", "/app/no.py"),
+    ):
+        done = ddpctl("render", *words, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_secret_among_the_variables_is_told(tmp_path: Path) -> None:
     (tmp_path / "ddpctl.yaml").write_text("job: {env: {WANDB_API_KEY: abc, EMPTY_TOKEN: '', MONKEY: a}}\n")
     for verb in (("render",), ("launch", "--dry-run")):
-        done = ddpctl(*verb, "--env", "db_password=x", cwd=tmp_path)
+        done = ddpctl(*verb, "--env", "db_password=x", "--env", "TOKEN=abc", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert done.stderr.splitlines()[0] == (
-            "ddpctl: env: the value of WANDB_API_KEY, db_password stands in specs and records as it is: "
-            "secrets: [WANDB_API_KEY, db_password] takes it from your environment and keeps it out of them"
+            "ddpctl: env: the value of WANDB_API_KEY, db_password, TOKEN stands in specs and records as it is: "
+            "secrets: [WANDB_API_KEY, db_password, TOKEN] takes it from your environment and keeps it out of them"
         )
+
+
+def test_a_secret_among_the_arguments_is_told(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    for verb in (("render",), ("launch", "--dry-run")):
+        done = ddpctl(*verb, "--", "train.py", "--hf-token", "abc", "--db.password=x", "--lr", "0.1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert [line for line in done.stderr.splitlines() if line.startswith("ddpctl: ")] == [
+            "ddpctl: the value of --hf-token, --db.password stands in specs, records and every machine's list of "
+            "processes: secrets: [HF_TOKEN, DB_PASSWORD] takes it from your environment, where the script can read it, "
+            "and keeps it out of them"
+        ]
 
 
 def test_more_gpus_than_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,8 @@ def check_words_for_slurm(words: list[str], folder: Path) -> None:
     """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
     text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
     (folder / "ddpctl.yaml").write_text(text)
+    for name in (word for word in words if word.endswith(".py")):
+        (folder / name).write_text("")
     done = ddpctl("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("#!/usr/bin/env bash\n")

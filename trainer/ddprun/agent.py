@@ -74,6 +74,7 @@ class NodeAgent(SimpleElasticAgent):
         self._waits_for_beat = False
         self.outcome: Outcome | None = None
         node.ranks.on_exit = self._on_exit
+        node.ranks.say = node.journal.say
         node.ranks.on_plain = lambda why: node.journal.say(f"ranks are executed, which takes longer than a fork: {why}")
         node.ranks.on_keeper_lost = lambda: node.journal.say("the keeper of the ranks was killed, and they with it")
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddprun import exporter, inventory, preflight
+from ddprun import exporter, inventory, preflight, progress
 from ddprun.contract import Contract
 from ddprun.exposed import Exposed
 from ddprun.journal import Journal
@@ -48,12 +48,13 @@ def bring_up(
 
     preflight.check_limits(contract, report)
 
-    from ddprun.agent import NodeAgent
-    from ddprun.agreement import Agreement
-    from ddprun.checks import Checks
-    from ddprun.environment import Surroundings
-    from ddprun.node import Node
-    from ddprun.rendezvous import FixedRankRendezvous
+    with progress.of_imports(journal.say, "importing torch elastic" if contract.forks else "importing torch"):
+        from ddprun.agent import NodeAgent
+        from ddprun.agreement import Agreement
+        from ddprun.checks import Checks
+        from ddprun.environment import Surroundings
+        from ddprun.node import Node
+        from ddprun.rendezvous import FixedRankRendezvous
 
     pulse = Pulse(node_dir, contract.node_rank)
     exposed = Exposed(contract, node_dir, journal, pulse, environ)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ddprun import presence
+from ddprun.logs import without_torchs_prefix
 from ddpwire.folder import NODE_LOG, OUTCOME
 
 APPEAR_S = 10.0  # how long to wait for the first file
@@ -20,8 +21,8 @@ RANK_LOG = re.compile(r"rank-(\d+)\.log")
 class Tail:
     """One growing file, read line by line."""
 
-    def __init__(self, path: Path, prefix: bytes, tail: int | None) -> None:
-        self.prefix = prefix
+    def __init__(self, path: Path, place: tuple[int, int] | None, tail: int | None) -> None:
+        self._place = place
         self._file = path.open("rb")
         self._rest = b""
         self._skip_to_last = tail
@@ -35,7 +36,10 @@ class Tail:
             whole = whole[max(0, len(whole) - self._skip_to_last) :]
             self._skip_to_last = None
         for line in whole:
-            yield self.prefix + line + b"\n"
+            if self._place:
+                node, rank = self._place
+                line = f"[node{node} rank{rank}] ".encode() + without_torchs_prefix(line, rank)
+            yield line + b"\n"
 
     def close(self) -> None:
         """Let go of the file."""
@@ -48,16 +52,16 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
     return sorted((node, path) for node, path in found if not nodes or node in nodes)
 
 
-def sources(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> dict[Path, bytes]:
-    """The logs that are there, and what to put before their lines."""
-    found = {}
+def sources(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> dict[Path, tuple[int, int] | None]:
+    """The logs that are there, and of which node's which rank; None: ddprun has put that before the lines."""
+    found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         if not ranks and (folder / NODE_LOG).exists():
-            found[folder / NODE_LOG] = b""  # ddprun has prefixed them
+            found[folder / NODE_LOG] = None
         for path in sorted(folder.glob("rank-*.log")):
             match = RANK_LOG.fullmatch(path.name)
             if match and int(match[1]) in ranks:
-                found[path] = f"[node{node} rank{match[1]}] ".encode()
+                found[path] = (node, int(match[1]))
     return found
 
 
@@ -72,9 +76,9 @@ def print_logs(
     while True:
         # Whoever asked may be gone: then nobody reads this.
         last = not follow or os.getppid() != asker or (ended() if tails else time.monotonic() - started > APPEAR_S)
-        for path, prefix in sources(run_dir, nodes, ranks).items():
+        for path, place in sources(run_dir, nodes, ranks).items():
             if path not in tails:
-                tails[path] = Tail(path, prefix, tail)
+                tails[path] = Tail(path, place, tail)
         for source in tails.values():
             sys.stdout.buffer.writelines(source.lines(last=last))
         sys.stdout.buffer.flush()

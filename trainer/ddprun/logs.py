@@ -9,6 +9,7 @@ import contextlib
 import os
 import queue
 import re
+import select
 import selectors
 import threading
 import time
@@ -50,6 +51,13 @@ class Console:
         """A line of ddprun's own, for a person."""
         self.put(2, f"[{self._name}] {text}\n".encode())
 
+    def say_at_once(self, text: str) -> None:
+        """The same before ``start``, written by this thread, as long as the reader need not be waited for."""
+        self.say(text)
+        with contextlib.suppress(OSError, ValueError):  # a stream is closed
+            while not self._thread and self._lines.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:
+                self._write()
+
     def put(self, descriptor: int, line: bytes) -> None:
         """Write a line as soon as may be. It waits a second at the most, and only once for a reader that is stuck."""
         try:
@@ -78,11 +86,14 @@ class Console:
 
     def _run(self) -> None:
         while True:
-            descriptor, line = self._lines.get()
-            with contextlib.suppress(OSError):  # the reader is gone: the files go on
-                while line:
-                    line = line[os.write(descriptor, line) :]
-            self._lines.task_done()
+            self._write()
+
+    def _write(self) -> None:
+        descriptor, line = self._lines.get()
+        with contextlib.suppress(OSError):  # the reader is gone: the files go on
+            while line:
+                line = line[os.write(descriptor, line) :]
+        self._lines.task_done()
 
 
 class RankLogs:
@@ -198,12 +209,17 @@ class Pipe:
     def show(self, lines: list[bytes]) -> None:
         """Hand them on to the console."""
         for line in lines:
-            self._console.put(1, self._prefix + line + b"\n")
+            self._console.put(1, self._prefix + without_torchs_prefix(line, self.rank) + b"\n")
 
     def close(self) -> None:
         """Let go of both ends."""
         os.close(self.descriptor)
         self._file.close()
+
+
+def without_torchs_prefix(line: bytes, rank: int) -> bytes:
+    """A rank's line without the ``[rank3]: `` of torch's own, where ours stands before it."""
+    return re.sub(rb"^\[rank%d\]: ?" % rank, b"", line)
 
 
 def last_lines(path: Path, num_lines: int) -> list[str]:

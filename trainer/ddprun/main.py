@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ddprun import contract as contracts
-from ddprun import deadline, machine, options, preflight, zygote
+from ddprun import deadline, machine, options, preflight, progress, zygote
 from ddprun.contract import Contract
 from ddprun.errors import NodeError, refused
+from ddprun.farewell import farewell
 from ddprun.journal import Journal
-from ddprun.logs import NUM_LAST_LINES, Console, last_lines
+from ddprun.logs import NUM_LAST_LINES, Console, last_lines, without_torchs_prefix
 from ddprun.losses import Losses
 from ddprun.nodedir import NodeDir, claim, leave_word
 from ddprun.push import push
@@ -72,11 +73,14 @@ class Ending:
         push(self.contract, outcome, started=self.journal.state.started, say=self.console.say)
         if outcome.code:
             if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
-                lines = last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES)
+                log = last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES)
+                lines = [without_torchs_prefix(line.encode(), outcome.rank).decode() for line in log]
                 if lines and not self.console.has_just_said(f"[node{node} rank{outcome.rank}] {lines[-1]}\n"):
                     for line in lines:
                         self.console.say(f"rank {outcome.rank} said: {line}")
-            self.console.say(f"{outcome.message} (exit code {outcome.code}; logs in {self.folder.path})")
+            here = self.contract.on_one_machine
+            if word := farewell(outcome, node=node, folder=self.folder.path, on_one_machine=here):
+                self.console.say(word)
         elif self.folder.is_temporary:
             shutil.rmtree(self.folder.path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
@@ -116,7 +120,8 @@ def main() -> NoReturn:
             if not contract.patient:
                 way = preflight.find_way(contract, report)
             if contract.forks:
-                zygote.warm(own.threads)
+                with progress.of_imports(console.say_at_once, "importing torch"):
+                    zygote.warm(own.threads)
             ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
         finally:
             signals.listen()

@@ -9,17 +9,21 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddprun import processes, zygote
 from ddprun.keeper import NOT_FOR_US
+from ddprun.progress import Progress
 
 ROOT = str(Path(__file__).parents[1])
 # Isolated and without site-packages: up in 20 ms, whatever the user's environment holds.
 KEEPER = "import sys; sys.path.append(sys.argv[1]); from ddprun.keeper import main; main()"
-ANSWER_TIMEOUT_S = 60.0  # the first comes after the keeper's imports, maybe from a cold disk; the next at once
+ANSWER_TIMEOUT_S = 60.0  # it comes at once,
+IMPORT_TIMEOUT_S = 300.0  # but the first after the keeper's imports: from a cold disk, or on a busy machine
+LOOK_S = 1.0
 KILLED = -9
 
 
@@ -33,6 +37,7 @@ class Ranks:
     on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
     on_keeper_lost: Callable[[], None]
     on_plain: Callable[[str], None]  # why ranks are executed although they were to be forked; called once
+    say: Callable[[str], None]  # what a person hears of a keeper that takes long
 
     def __init__(self, *, lock_fd: int, fork: bool) -> None:
         """Start the keeper. The owner sets the callbacks before the first rank is started.
@@ -40,10 +45,11 @@ class Ranks:
         ``fork``: the keeper is a fork of this process, which must not have a thread yet, and forks the ranks.
         """
         self.on_keeper_lost = lambda: None
+        self.say = lambda _: None
         self._lock_fd = lock_fd
         self._fork = fork
         self._why_plain = ""
-        self._said_plain = False
+        self._said_plain = self._has_answered = False
         self._alive: set[str] = set()
         self._sending = threading.Lock()
         self._asking = threading.Lock()  # one question at a time: answers come in their order
@@ -112,13 +118,24 @@ class Ranks:
     def _ask(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         with self._asking:
             self._send(order, descriptors)
-            try:
-                answer = self._answers.get(timeout=ANSWER_TIMEOUT_S)
-            except queue.Empty:
-                raise KeeperLostError(f"the keeper of the ranks did not answer within {ANSWER_TIMEOUT_S:g} s") from None
+            answer = self._answer()
         if answer is None:
             raise KeeperLostError("the keeper of the ranks was killed")
         return answer
+
+    def _answer(self) -> dict[str, Any] | None:
+        imports = self._fork and not self._has_answered
+        limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
+        progress = Progress(self.say, "importing what the ranks need of torch")
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                answer = self._answers.get(timeout=LOOK_S)
+                self._has_answered = True
+                return answer
+            if imports:
+                progress.look()
+        raise KeeperLostError(f"the keeper of the ranks did not answer within {limit_s:g} s")
 
     def _send(self, order: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(order).encode() + b"\n"

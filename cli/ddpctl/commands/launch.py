@@ -126,12 +126,15 @@ def render(
     from ddpctl import targets
     from ddpctl.commands.request import of_flags, overrides, with_array
     from ddpctl.desk import open_desk
+    from ddpctl.runner import Runner
 
     flags = overrides(nodes, gpus, device, env, port, image, program)
     request = with_array(of_flags(flags, file, profile, target, name, workload), array)
     _warn(request)
     plan = verbs.plan_of(request, request.name or request.job.name, Path())
     made = targets.make(request.kind, request.options)
+    if isinstance(made, targets.Expecting):
+        Runner(os.environ).perform(made.expect(plan))
     if out is None:
         print(made.render(plan), end="")
         return
@@ -145,9 +148,9 @@ def render(
 
 
 def _warn(request: "Request") -> None:
-    from ddpctl.secrets import exposed
+    from ddpctl.secrets import exposed, exposed_arguments
 
-    if warning := exposed(request.job):
+    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job))):
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 

@@ -98,7 +98,7 @@ def provision(
             _write(inventory, text)
             desk.say(f"the machines are those of {inventory}")
     elif not inventory.is_file():
-        raise NoInputError(f"--inventory: {inventory} is not there")
+        raise NoInputError(f"--inventory: {inventory} is {'no file' if inventory.exists() else 'not there'}")
     wish = provisioning.Wish(
         ansible=_ansible(asked=not dry_run),
         folder=str(_playbooks()),

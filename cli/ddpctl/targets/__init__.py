@@ -98,6 +98,14 @@ class Rehearsing(Protocol):
 
 
 @runtime_checkable
+class Expecting(Protocol):
+    """What a target does besides, if the spec that it renders counts on a script in the project's folder."""
+
+    def expect(self, plan: Plan) -> Verb[None]:
+        """Look whether it is there, by the rule of a launch. Raises NoInputError."""
+
+
+@runtime_checkable
 class Pulling(Protocol):
     """What a target does besides, if what its runs write can only be fetched through it."""
 

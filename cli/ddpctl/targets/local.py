@@ -16,6 +16,7 @@ from ddpctl.local_script import LOOPBACK, render_script
 from ddpctl.look import TIMEOUT_S, Look, Seen
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
 from ddpctl.run import Run, RunStatus, fold, report_of
+from ddpctl.script import find_script
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import LogQuery, Submission
@@ -52,6 +53,10 @@ class LocalTarget:
     def render(self, plan: Plan) -> str:
         """A bash script that does what ``submit`` does, attached to its terminal."""
         return render_script(plan, self.options.python or "python3")
+
+    def expect(self, plan: Plan) -> Verb[None]:
+        """The script runs where the project is."""
+        return find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Look what this machine has, choose the port, start one ddprun a node."""

@@ -12,9 +12,10 @@ from ddpctl.words import one_line
 MOST_NAMES = 10
 
 
-def of_spec(draft: Draft) -> Iterator[str]:
-    """What a spec that is applied without ddpctl needs beside it."""
+def of_spec(draft: Draft, operator: str) -> Iterator[str]:
+    """What a spec that is applied without ddpctl needs beside it; ``operator``: what makes pods of its job."""
     job, options = draft.plan.job, draft.options
+    yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
         what = one_line(script_of(job.command) or "the project")
         yield f"The image must have {what} in {WORKSPACE}: ddpctl launch sends it as a ConfigMap, this file does not."
@@ -24,7 +25,29 @@ def of_spec(draft: Draft) -> Iterator[str]:
         yield (
             f"First: printf '%s\\n' {words} | {kubectl} create secret generic {draft.name} --from-env-file=/dev/stdin"
         )
-    yield from (f"Note: {line}." for line in _of_pods(draft))
+    yield from (f"Note: {line}." for line in (*_of_checkpoints(draft), *_of_pods(draft)))
+
+
+def _needs(draft: Draft) -> Iterator[str]:
+    """What must be in the cluster, and is not in the spec."""
+    job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
+    yield f"the image {job.image}, where every machine can pull it"
+    for mount in mounts:
+        if mount.kind == "pvc":
+            modes = "ReadOnlyMany or ReadWriteMany" if mount.read_only else "ReadWriteMany"
+            mode = f", of a storage class that offers {modes}" if job.max_nodes > 1 else ""
+            yield f"the PersistentVolumeClaim {mount.source} (at {mount.path}){mode}"
+    secrets = [*options.image_pull_secrets, *(place.split("/", 1)[0] for place in options.env_secrets.values())]
+    named = {
+        "Secret": [*secrets, *(mount.source for mount in mounts if mount.kind == "secret")],
+        "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
+        "PriorityClass": [options.priority_class] if options.priority_class else [],
+        "queue": [options.queue] if options.queue else [],
+    }
+    for kind, names in named.items():
+        yield from (f"the {kind} {name}" for name in dict.fromkeys(names))
+    if options.gang:
+        yield "a gang scheduler that the operator was started with (--gang-scheduler-name)"
 
 
 def of_launch(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
@@ -38,9 +61,12 @@ def of_launch(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -
             f"left out, since their names say that they hold secrets: {_some(left_out)} (one that the target's "
             "'project' names itself goes along)"
         )
+    yield from (*_of_checkpoints(draft), *_of_pods(draft))
+
+
+def _of_checkpoints(draft: Draft) -> Iterator[str]:
     if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
         yield f"checkpoints go with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them"
-    yield from _of_pods(draft)
 
 
 def _of_pods(draft: Draft) -> Iterator[str]:

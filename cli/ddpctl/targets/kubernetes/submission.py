@@ -29,7 +29,7 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
     draft = Draft(plan=plan, options=options, project={})
     _refuse(draft, workload)
     lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
-    lines += [f"# {line}" for line in remarks.of_spec(draft)]
+    lines += [f"# {line}" for line in remarks.of_spec(draft, workload.operator)]
     return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
 

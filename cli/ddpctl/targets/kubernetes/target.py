@@ -11,13 +11,14 @@ from ddpctl.errors import ConfigError, NoInputError
 from ddpctl.look import Look, Seen
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
+from ddpctl.script import find_script
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kubernetes import looking, submission
 from ddpctl.targets.kubernetes.answers import check, error_of
 from ddpctl.targets.kubernetes.discovery import find_cluster, workload_of
 from ddpctl.targets.kubernetes.kubectl import Kubectl, items
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.pod import RUN_LABEL
+from ddpctl.targets.kubernetes.pod import RUN_LABEL, needs_project
 from ddpctl.targets.kubernetes.status import fold, newest_pods, unexplained
 from ddpctl.targets.kubernetes.task import Task
 from ddpctl.targets.kubernetes.workloads import WORKLOADS
@@ -37,6 +38,11 @@ class KubernetesTarget:
     def render(self, plan: Plan) -> str:
         """The manifests: kubectl apply -f."""
         return submission.render(plan, self.options)
+
+    def expect(self, plan: Plan) -> Verb[None]:
+        """The script is in the project, unless the image has it: by its full path, or where ``project`` is empty."""
+        if needs_project(plan.job) and self.options.project:
+            yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- others end with it
         """Let the cluster judge the job and its pod, then make them. The run never ends with its ddpctl."""

@@ -31,6 +31,7 @@ class Workload:
 
     word: Word  # in the options
     kind: str
+    operator: str  # who makes pods of it
     resource: str  # for kubectl
     api: str  # its path, which the cluster answers if it serves it
     container: str  # the name that the operator looks for
@@ -202,6 +203,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             word="pytorchjob",
             kind="PyTorchJob",
+            operator="Kubeflow's training-operator 1.7 to 1.9 in the cluster",
             resource="pytorchjobs.kubeflow.org",
             api="/apis/kubeflow.org/v1",
             container="pytorch",
@@ -214,6 +216,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             word="trainjob",
             kind="TrainJob",
+            operator="Kubeflow Trainer 2.2 or later in the cluster",
             resource="trainjobs.trainer.kubeflow.org",
             api="/apis/trainer.kubeflow.org/v1alpha1",
             container="node",
@@ -226,6 +229,7 @@ WORKLOADS: Mapping[str, Workload] = {
         Workload(
             word="job",
             kind="Job",
+            operator="Kubernetes 1.27 or later, and no operator",
             resource="jobs.batch",
             api="/apis/batch/v1",
             container="main",

@@ -61,7 +61,7 @@ tail=$2
 shift 2
 code=66
 while [ $# -gt 1 ]; do
-  [ ! -f "$2" ] || { code=0; tail -n "$tail" "$2" | sed "s/^/$1/"; }
+  [ ! -f "$2" ] || { code=0; tail -n "$tail" "$2" | sed -E "s/^([[]rank[0-9]+[]]: ?)?/$1/"; }
   shift 2
 done
 exit $code
@@ -72,7 +72,7 @@ FOLLOW = f"""\
 shift 2
 pids=
 while [ $# -gt 1 ]; do
-  tail -q -n "$tail" -F --pid=$$ "$2" 2>/dev/null | sed -u "s/^/$1/" &
+  tail -q -n "$tail" -F --pid=$$ "$2" 2>/dev/null | sed -uE "s/^([[]rank[0-9]+[]]: ?)?/$1/" &
   pids="$pids $!"
   shift 2
 done

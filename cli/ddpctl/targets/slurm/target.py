@@ -13,8 +13,9 @@ from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.footprint import Footprint
 from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
-from ddpctl.plan import Plan, counted
+from ddpctl.plan import Plan, counted, script_of
 from ddpctl.run import Run, RunStatus
+from ddpctl.script import find_script
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.slurm import looks, places, questions, sending
@@ -41,6 +42,13 @@ class SlurmTarget:
         """A script for sbatch."""
         self._check(plan)
         return render_script(plan, self.options)
+
+    def expect(self, plan: Plan) -> Verb[None]:
+        """The script is in the folder that sbatch is called in; one with a full path may be in the image, or there."""
+        path = PurePath(script_of(plan.job.command) or "")
+        in_image = self.options.runtime != "none" and path.is_absolute()
+        if self._host is None and not in_image:
+            yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Look where the run may be, then give the script to sbatch; inside of an allocation, to bash."""

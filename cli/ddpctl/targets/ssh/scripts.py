@@ -15,6 +15,7 @@ from ddpwire.folder import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
 BUSY = 75  # the code of a script that found the host taken
 _END = "END_OF_FILE"
+_BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # torch's own prefix makes room for ours
 
 
 def path_word(path: str) -> str:
@@ -178,7 +179,7 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
     if not follow:
         lines = [f"cd {folder} 2>/dev/null || exit 66", "found=66"]
         for name, prefix in files.items():
-            mark = f" | sed 's/^/{prefix}/'" if prefix else ""
+            mark = f" | sed -E '{_BEGINNING}{prefix}/'" if prefix else ""
             lines.append(f"if [ -e {name} ]; then found=0; tail -n {begin} {name}{mark}; fi")
         return "\n".join([*lines, "exit $found"]) + "\n"
     lines = [
@@ -190,7 +191,7 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
         "trap 'kill \"$ends\" 2>/dev/null' EXIT",
     ]
     for name, prefix in files.items():
-        mark = f" | sed -u 's/^/{prefix}/'" if prefix else ""
+        mark = f" | sed -uE '{_BEGINNING}{prefix}/'" if prefix else ""
         lines.append(f'tail --pid="$ends" -s 0.1 -n {begin} -F {name} 2>/dev/null{mark} & tails="${{tails:-}} $!"')
     return "\n".join([*lines, "wait $tails"]) + "\n"
 
