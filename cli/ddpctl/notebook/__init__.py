@@ -17,6 +17,7 @@ never need it; torch they never import.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from ddpctl.errors import DdpctlError
 from ddpctl.notebook.failure import RankError
 
 __all__ = ["RankError", "launch"]
@@ -45,23 +46,25 @@ def launch(
     ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest, on Kaggle that of
     a former version's output among this notebook's inputs. The other arguments are those of ddpctl.yaml.
 
-    Raises RankError when a rank fails, with its traceback; ConfigError for what cannot travel or cannot be; and
-    KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
+    Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
+    cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
     """
+    __tracebackhide__ = True  # IPython leaves this frame out
     from ddpctl.notebook.session import Wish, run
 
-    return run(
-        what,
-        Wish(
-            gpus=gpus,
-            args=tuple(args),
-            kwargs=dict(kwargs or {}),
-            device=device,
-            env=dict(env or {}),
-            name=name,
-            resume=resume,
-            max_restarts=max_restarts,
-            time_limit=time_limit,
-            grace=grace,
-        ),
+    wish = Wish(
+        gpus=gpus,
+        args=tuple(args),
+        kwargs=dict(kwargs or {}),
+        device=device,
+        env=dict(env or {}),
+        name=name,
+        resume=resume,
+        max_restarts=max_restarts,
+        time_limit=time_limit,
+        grace=grace,
     )
+    try:
+        return run(what, wish)
+    except (DdpctlError, KeyboardInterrupt) as error:  # where in ddpctl it was raised says nothing to its caller
+        raise error.with_traceback(None) from error.__cause__

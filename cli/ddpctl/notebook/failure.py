@@ -17,15 +17,17 @@ class RankError(DdpctlError):
         cell: str | None = None,
         line: int | None = None,
         code: int = Exit.SCRIPT,
-        details: str = "",
+        traceback: str = "",
     ) -> None:
-        super().__init__(message)
+        text = traceback.rstrip("\n")
+        super().__init__(f"{message}\n{text}" if text else message)
+        self.message = message  # the one line without the traceback
         self.rank = rank  # whose failure was the first; None: nobody's, as when a node was killed
         self.cell = cell  # "Cell In[3]", or the file
         self.line = line  # in it
         self.code = code  # what the run exited with
-        self.details = details  # the rank's traceback, or its last lines
+        self.traceback = text  # the rank's own, or the last lines of its log; empty: it left none
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints in the place of our own frames, which say nothing about the rank."""
-        return [*self.details.rstrip("\n").splitlines(), f"{type(self).__name__}: {self}"]
+        return [*self.traceback.splitlines(), f"{type(self).__name__}: {self.message}"]
