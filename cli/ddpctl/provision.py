@@ -20,6 +20,7 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 Playbook = Literal["site", "verify", "uninstall"]
 _TAKEN = frozenset({"all", "ungrouped", "nodes", "controller", "monitor", "storage"})
 TRAINER = "ddp"  # who trains, where no host names a user
+_INTERRUPTED = 99  # of ansible-playbook, when Ctrl-C has ended it
 _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
 
 
@@ -137,7 +138,7 @@ def playbook_line(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Com
 
 
 def provision(wish: Wish) -> Verb[dict[str, Fared]]:
-    """Run the playbook, after a look that changes nothing. Raises UnavailableError."""
+    """Run the playbook, after a look that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
     if wish.playbook == "verify":
         return (yield from _play(wish, check=False))
     looked = yield from _play(wish, check=True)
@@ -153,6 +154,8 @@ def _play(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[s
     yield (Command(argv=("rm", "-f", wish.recap)),)
     (played,) = yield (playbook_line(wish, check=check, only=only),)
     (recap,) = yield (Command(argv=("cat", wish.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
+    if played.returncode == _INTERRUPTED:
+        raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
             f"ansible-playbook ended with {played.returncode} before it came to a machine: its own words stand above"

@@ -118,7 +118,11 @@ def provision(
         extra=tuple(extra or ()),
     )
     verb = provisioning.provision(wish)
-    fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    try:
+        fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    except KeyboardInterrupt:
+        desk.say("what was begun on a machine may be half done: run it again, it does what is left")
+        raise
     failed = {host: one.failed for host, one in fared.items() if one.failed}
     for host, why in failed.items():
         desk.say(f"{host}: {why}")
