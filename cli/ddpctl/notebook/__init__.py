@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.notebook.failure import RankError
+from ddpctl.notebook.failure import RankError, as_the_caller_sees
 
 __all__ = ["RankError", "launch"]
 
@@ -49,7 +49,6 @@ def launch(
     Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
     cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
     """
-    __tracebackhide__ = True  # IPython leaves this frame out
     from ddpctl.notebook.session import Wish, run
 
     wish = Wish(
@@ -66,5 +65,5 @@ def launch(
     )
     try:
         return run(what, wish)
-    except (DdpctlError, KeyboardInterrupt) as error:  # where in ddpctl it was raised says nothing to its caller
-        raise error.with_traceback(None) from error.__cause__
+    except (DdpctlError, KeyboardInterrupt) as error:
+        raise as_the_caller_sees(error) from error.__cause__
