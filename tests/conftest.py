@@ -18,3 +18,11 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer"))))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What a test has recorded under ``took``: seconds that are asked for, and not asserted on a busy machine."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "took":
+                terminalreporter.write_line(f"{report.nodeid}: {value}")

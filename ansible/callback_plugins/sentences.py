@@ -43,6 +43,7 @@ CAUSES = (
         r"(?:No package matching '|no available installation candidate for )([\w.+-]+)",
         r"its packages do not have \1: look at its sources with apt-get update",
     ),
+    (r"Could not resolve hostname (\S+): ([^\n\r]+)", r"its name \1 leads to no address (\2): name its address"),
     (r"connect to host \S+ port \d+: ([^\n\r]+)", r"it does not answer: \1"),
 )
 

@@ -7,6 +7,7 @@ Values and verbs; touches nothing, and knows Ansible by its command line alone. 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Literal
 
 import yaml
@@ -17,8 +18,9 @@ from ddpctl.spec import JobSpec
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 Playbook = Literal["site", "verify", "uninstall"]
-GROUPS = ("controller", "monitor", "storage")
+_TAKEN = frozenset({"all", "ungrouped", "nodes", "controller", "monitor", "storage"})
 TRAINER = "ddp"  # who trains, where no host names a user
+_INTERRUPTED = 99  # of ansible-playbook, when Ctrl-C has ended it
 _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
 
 
@@ -59,10 +61,18 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
     hosts = {host.address: _variables(host, site) for host in options.hosts}
     if len(hosts) < len(options.hosts):
         raise ConfigError("provision: two hosts with one address are one machine: list it once")
+    for host in options.hosts:
+        _check_name(host.address)
+        if len(hosts) > 1 and _loopback(host.peer or host.address):
+            raise ConfigError(
+                f"provision: {host.peer or host.address} is every machine's name for itself: name this one by an "
+                "address at which the others reach it (`peer`)"
+            )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
         # A machine that is no node is the administrator's alone.
         own = {} if address in hosts else _variables(SshHost.from_text(address), site)
+        _check_name(SshHost.from_text(address).address)
         groups[group] = {"hosts": {SshHost.from_text(address).address: own}}
     shared = {
         "ddpctl_authorized_keys": list(site.keys),
@@ -70,6 +80,29 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
         "ddpctl_image": site.image or "",
     }
     return {"all": {"vars": shared, "children": groups}}
+
+
+def _check_name(address: str) -> None:
+    """See that Ansible takes it for one machine. Raises ConfigError."""
+    if address in _TAKEN:
+        raise ConfigError(
+            f"provision: {address} is the name of a group of Ansible's, and can be no host's: name the machine by its "
+            "address, or by its whole name"
+        )
+    if ":" in address and _ip(address) is None:
+        raise ConfigError(f"provision: {address!r} is neither a host name nor an IP address: a port has its own key")
+
+
+def _loopback(address: str) -> bool:
+    found = _ip(address)
+    return address == "localhost" or bool(found and found.is_loopback)
+
+
+def _ip(address: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(address)
+    except ValueError:
+        return None
 
 
 def _variables(host: SshHost, site: Site) -> dict[str, Any]:
@@ -105,7 +138,7 @@ def playbook_line(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Com
 
 
 def provision(wish: Wish) -> Verb[dict[str, Fared]]:
-    """Run the playbook, after a look that changes nothing. Raises UnavailableError."""
+    """Run the playbook, after a look that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
     if wish.playbook == "verify":
         return (yield from _play(wish, check=False))
     looked = yield from _play(wish, check=True)
@@ -121,6 +154,8 @@ def _play(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[s
     yield (Command(argv=("rm", "-f", wish.recap)),)
     (played,) = yield (playbook_line(wish, check=check, only=only),)
     (recap,) = yield (Command(argv=("cat", wish.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
+    if played.returncode == _INTERRUPTED:
+        raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
             f"ansible-playbook ended with {played.returncode} before it came to a machine: its own words stand above"

@@ -15,9 +15,9 @@ def one_line(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
-def either(words: tuple[str, ...]) -> str:
+def either(words: tuple[str, ...], joint: str = "or") -> str:
     """``a, b or c``."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:

@@ -103,7 +103,9 @@ def test_fresh_machines_become_nodes(site: Site) -> None:
 
 
 def test_a_second_run_by_hand_changes_nothing(site: Site) -> None:
-    (site.folder / "project" / "inventory.yaml").symlink_to(site.folder / "state" / "provision" / "boxes.yaml")
+    (site.folder / "project" / "inventory.yaml").symlink_to(
+        site.folder / "state" / "runs" / ".provision" / "boxes.yaml"
+    )
     lab = f"@{site.folder / 'lab.json'}"
     said = site.shown("ANSIBLE_CONFIG=", "-e", lab, "--skip-tags", "prometheus")
     assert re.findall(r"^(\S+) +done +(changed=\d+) ", said, re.M) == [(box.address, "changed=0") for box in site.good]

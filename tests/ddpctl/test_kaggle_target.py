@@ -104,8 +104,13 @@ def test_a_script_and_its_files_travel_in_cells() -> None:
     with pytest.raises(ConfigError) as refused:
         KaggleTarget(options).render(plan)
     assert str(refused.value) == (
-        "train.py, model.py travels in the notebook, and is read when it is written: "
+        "train.py and model.py travel in the notebook, and are read when it is written: "
         "ddpctl render --target kaggle --out FOLDER"
+    )
+    with pytest.raises(ConfigError) as refused:
+        KaggleTarget(replace(options, files=())).render(plan)
+    assert str(refused.value) == (
+        "train.py travels in the notebook, and is read when it is written: ddpctl render --target kaggle --out FOLDER"
     )
 
 

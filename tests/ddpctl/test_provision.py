@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from tests.road.driver import ROOT, ddpctl
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.provision import Fared, Site, Wish, inventory_text, provision
+from ddpctl.provision import Fared, Site, Wish, inventory, inventory_text, provision
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 SITE = Site(login="root", keys=("ssh-ed25519 AAAA me@laptop",), image=None, places={})
@@ -95,6 +98,60 @@ def test_an_inventory_says_what_the_configuration_says() -> None:
     )
 
 
+def options(*texts: str) -> SshOptions:
+    return SshOptions(hosts=tuple(SshHost.from_text(text) for text in texts))
+
+
+@pytest.mark.parametrize("name", ["all", "ungrouped", "nodes", "controller", "monitor", "storage"])
+def test_a_host_named_as_a_group_of_ansibles_is_refused(name: str) -> None:
+    said = (
+        f"provision: {name} is the name of a group of Ansible's, and can be no host's: name the machine by its "
+        "address, or by its whole name"
+    )
+    with pytest.raises(ConfigError) as refused:
+        inventory_text(options("box1", name), SITE)
+    assert str(refused.value) == said
+    with pytest.raises(ConfigError) as refused:
+        inventory_text(options("box1"), replace(SITE, places={"monitor": name}))
+    assert str(refused.value) == said
+
+
+@pytest.mark.parametrize("name", ["localhost", "127.0.1.1", "::1"])
+def test_a_name_that_every_machine_has_for_itself_is_refused_among_others(name: str) -> None:
+    own = SshHost(address=name)
+    with pytest.raises(ConfigError) as refused:
+        inventory_text(SshOptions(hosts=(own, SshHost(address="box1"))), SITE)
+    assert str(refused.value) == (
+        f"provision: {name} is every machine's name for itself: name this one by an address at which the others reach "
+        "it (`peer`)"
+    )
+    reached = SshOptions(hosts=(replace(own, peer="10.0.0.1"), SshHost(address="box1")))
+    assert list(inventory(reached, SITE)["all"]["children"]["nodes"]["hosts"]) == [name, "box1"]
+    assert list(inventory(SshOptions(hosts=(own,)), SITE)["all"]["children"]["nodes"]["hosts"]) == [name]
+
+
+def test_a_port_within_a_name_is_refused() -> None:
+    with pytest.raises(ConfigError) as refused:
+        inventory_text(SshOptions(hosts=(SshHost(address="box1:22"),)), SITE)
+    assert str(refused.value) == "provision: 'box1:22' is neither a host name nor an IP address: a port has its own key"
+
+
+def test_names_that_yaml_might_take_for_values_reach_ansible_as_they_are(tmp_path: Path) -> None:
+    names = ["yes", "1e3", "10", "null", "0x1f", "1_000", "2026-11-20", "fd00::1", "1.5"]
+    file = tmp_path / "inventory.yaml"
+    file.write_text(inventory_text(SshOptions(hosts=tuple(SshHost(address=name) for name in names)), SITE))
+    done = subprocess.run(
+        [Path(sys.executable).parent / "ansible-inventory", "-i", file, "--list"],
+        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LC_ALL": "C.UTF-8"},
+        capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+    assert said["nodes"]["hosts"] == names, done.stderr
+    for name in names:
+        values = said["_meta"]["hostvars"][name]
+        assert (values["ansible_host"], values["ddpctl_peer"], values["ansible_user"]) == (name, name, "root")
+
+
 def test_who_trains_is_ddp_where_nobody_is_named_and_logs_in_as_ssh_has_it() -> None:
     site = Site(login=None, keys=(), image=None, places={})
     text = inventory_text(SshOptions(hosts=(SshHost(address="box1"),)), site)
@@ -159,11 +216,18 @@ def test_an_ansible_that_came_to_nothing_is_said() -> None:
         (("--inventory", "no.yaml"), 66, "--inventory: no.yaml is not there"),
         (("--target", "boxes", "--public-key", "no.pub"), 66,
          "cannot read the public key no.pub: No such file or directory"),
+        (("--target", "boxes", "--login", "a b"), 2,
+         "provision: --login 'a b': a log-in name has letters, digits, '_', '.' and '-', no '-' first"),
+        (("--target", "boxes", "--login", "-x"), 2,
+         "provision: --login '-x': a log-in name has letters, digits, '_', '.' and '-', no '-' first"),
+        (("--target", "boxes", "--public-key", "me.pub", "--monitor", "a b"), 2,
+         "provision: --monitor 'a b': an entry is USER@ADDRESS:PORT, of which ADDRESS is enough, or keys and values"),
         (("--verify", "--check"), 2, "provision: --verify goes with neither --check nor --uninstall"),
     ],
 )  # fmt: skip
 def test_refusals_are_one_line(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
     (tmp_path / "ddpctl.yaml").write_text(FILE)
+    (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
     done = ddpctl("provision", *words, cwd=tmp_path)
     assert (done.returncode, done.stderr, done.stdout) == (code, f"ddpctl: {said}\n", "")
 
@@ -173,7 +237,7 @@ def test_a_dry_run_shows_the_lines_and_the_inventory(tmp_path: Path) -> None:
     (tmp_path / "me.pub").write_text("ssh-ed25519 AAAA me@laptop\n")
     done = ddpctl("provision", "-t", "boxes", "--login", "root", "--public-key", "me.pub", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    state = tmp_path / "provision"
+    state = tmp_path / "runs" / ".provision"
     assert (done.stderr, state.exists()) == ("", False)
     environ = f"ANSIBLE_CONFIG={ROOT}/ansible/ansible.cfg DDPCTL_RECAP={state}/recap.json LC_ALL=C.UTF-8"
     lines = [line for line in done.stdout.splitlines() if "ansible-playbook" in line]

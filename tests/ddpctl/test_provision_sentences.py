@@ -17,6 +17,13 @@ SAID = [
         "it does not answer: No route to host",
     ),
     (
+        {
+            "msg": "Task failed: Failed to connect to the host via ssh: ssh: Could not resolve hostname box1: "
+            "Name or service not known"
+        },
+        "its name box1 leads to no address (Name or service not known): name its address",
+    ),
+    (
         {"msg": "Failed to connect to the host via ssh: Host key verification failed."},
         "its host key is not in known_hosts: ssh to it once, and compare the fingerprint before you say yes",
     ),

@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -21,15 +21,17 @@ from tests.road.kernel import close_loop
 from ddpctl.run import RunStatus
 from ddpctl.targets.kaggle.answers import with_log
 
-# The client's own warnings change from version to version. A busy machine gets time: with 14 processes waiting for two
-# cores a notebook took 5 minutes.
-pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
+# The client's own warnings change from version to version. A busy machine gets time: what a notebook is to take on a
+# quiet one, 60 s, is printed at the end, and not asserted.
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(900)]
 
 EXAMPLES = ROOT / "examples" / "kaggle"
+TIMEOUT_S = 600
+IMAGES = 2  # in each of CIFAR's files
 # What a papermill would put after the cell tagged parameters: less of the same.
 FEWER = {
-    "resnet18": ["--recipe", "cifar10-resnet18", "--epochs", "1", "--batch-size", "20"],
-    "imageclassifier": ["--recipe", "cifar10-imageclassifier", "--epochs", "1", "--batch-size", "20"],
+    "resnet18": ["--recipe", "cifar10-resnet18", "--epochs", "1", "--batch-size", "4"],
+    "imageclassifier": ["--recipe", "cifar10-imageclassifier", "--epochs", "1", "--batch-size", "4"],
     "mnist": ["--recipe", "mnist-convnet", "--epochs", "2", "--batch-size", "10"],
 }
 
@@ -39,8 +41,8 @@ def write_cifar(folder: Path) -> None:
     folder.mkdir(parents=True)
     generator = np.random.default_rng(0)
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
-        rows = generator.integers(0, 256, (10, 3072), dtype=np.uint8)
-        batch = {"data": rows, "labels": [int(label) for label in generator.integers(0, 10, 10)]}
+        rows = generator.integers(0, 256, (IMAGES, 3072), dtype=np.uint8)
+        batch = {"data": rows, "labels": [int(label) for label in generator.integers(0, 10, IMAGES)]}
         (folder / name).write_bytes(pickle.dumps(batch, protocol=2))
     (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": [f"class {n}" for n in range(10)]}, protocol=2))
 
@@ -73,18 +75,20 @@ def execute(name: str, working: Path, args: list[str]) -> str:
     nbformat.validate(book)
     at = next(number for number, cell in enumerate(book.cells) if "parameters" in cell.metadata.get("tags", ()))
     book.cells.insert(at + 1, nbformat.v4.new_code_cell(f"args = {args!r}"))
-    NotebookClient(book, timeout=1000, kernel_name="python3", resources={"metadata": {"path": str(working)}}).execute()
+    NotebookClient(
+        book, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(working)}}
+    ).execute()
     outputs = [output for cell in book.cells if cell.cell_type == "code" for output in cell.outputs]
     return "".join(output.get("text", "") for output in outputs)
 
 
 @pytest.mark.parametrize("name", FEWER)
-def test_a_notebook_runs_from_top_to_bottom(name: str, session: Path) -> None:
+def test_a_notebook_runs_from_top_to_bottom(
+    name: str, session: Path, record_property: Callable[[str, object], None]
+) -> None:
     began = time.monotonic()
     text = execute(name, session, FEWER[name])
-    print(
-        f"{name}: {time.monotonic() - began:.0f} s"
-    )  # asked: less than 60 on a quiet machine; a busy one takes longer
+    record_property("took", f"{time.monotonic() - began:.0f} s")
     assert f"run {name} succeeded: every rank exited with 0\n" in text
     found = with_log(RunStatus(run=name, state="succeeded", message="", code=0), text)
     assert (found.state, found.message) == ("succeeded", "every rank exited with 0")
@@ -103,7 +107,9 @@ def test_a_second_version_goes_on_from_the_output_of_the_first(session: Path) ->
         "from ddpctl.notebook import launch\n"
         f"launch('ddptrain', args={FEWER['mnist']!r} + ['--allow-changed-config'], name='mnist-2', resume=True)"
     )])  # fmt: skip
-    NotebookClient(book, timeout=1000, kernel_name="python3", resources={"metadata": {"path": str(session)}}).execute()
+    NotebookClient(
+        book, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": str(session)}}
+    ).execute()
     text = "".join(output.get("text", "") for output in book.cells[0].outputs)
     assert text.startswith("going on from mnist\n")
     resumed = f"resumed from {session}/runs/mnist/checkpoints/step-00000005.pt: going on at step 6 of 10 (epoch 2)"

@@ -78,31 +78,77 @@ def test_a_cells_function_runs_on_two_ranks_and_gives_its_result_again_and_again
     assert left.text == "[]\n[Errno 10] No child processes\n"
 
 
-def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(kernel: Kernel) -> None:
+def plain(text: str) -> str:
+    """Without colours."""
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+def ddpctl_here(*words: str) -> str:
+    """What ddpctl says of the kernel's runs."""
+    done = subprocess.run([sys.executable, "-m", "ddpctl", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_ranks_exception_names_rank_cell_and_line_and_the_kernel_goes_on(kernel: Kernel, tmp_path: Path) -> None:
     assert kernel.run(TRAIN).error == ""  # cell 1
     assert kernel.run(BAD).error == ""  # cell 2
     answer = kernel.run("launch(bad, gpus=2, args=(17,), name='bad')")
     assert answer.error == "RankError"
-    assert answer.value == "rank 1 failed in Cell In[2], line 5: ValueError: bad label 17"
-    assert re.sub(r"\x1b\[[0-9;]*m", "", answer.traceback) == (
+    message = "rank 1 failed in Cell In[2], line 5: ValueError: bad label 17"
+    story = (
         "Traceback (most recent call last):\n"
         '  File "Cell In[2]", line 5, in bad\n'
         '    raise ValueError(f"bad label {label}")\n'
-        "ValueError: bad label 17\n"
-        "RankError: rank 1 failed in Cell In[2], line 5: ValueError: bad label 17"
+        "ValueError: bad label 17"
+    )
+    assert answer.value == f"{message}\n{story}"
+    assert plain(answer.traceback) == f"{story}\nRankError: {message}"
+    assert answer.text.endswith(
+        f"\n  logs         {tmp_path}/runs/bad\n  checkpoints  {tmp_path}/runs/bad/checkpoints\n"
     )
     caught = kernel.run(
         "try:\n    launch(bad, gpus=2, args=(18,))\nexcept RankError as error:\n"
-        "    print(error.rank, error.cell, error.line, error.code, repr(error.__cause__))"
+        "    print(error.rank, error.cell, error.line, error.code, repr(error.__cause__))\n"
+        "    print(error.traceback)\n"
+        "    import traceback; print(len(traceback.extract_tb(error.__traceback__)))"
     )
-    assert caught.text.splitlines()[-1] == "1 Cell In[2] 5 1 ValueError('bad label 18')"
+    # Of the frames here, the cell's and that of launch are left.
+    assert caught.text.splitlines()[-6:] == [
+        "1 Cell In[2] 5 1 ValueError('bad label 18')", *story.replace("17", "18").splitlines(), "2"
+    ]  # fmt: skip
     assert not processes_of("bad")
+
+
+def test_a_function_is_called_by_its_name_wherever_runs_are_listed(kernel: Kernel) -> None:
+    kernel.run("from ddpctl.notebook import launch\ndef fine_tune():\n    return 5")
+    answer = kernel.run("launch(fine_tune, gpus=1)")
+    (name,) = re.findall(r"^run (fine-tune-[a-z]+): 1 node x 1 rank of fine_tune\(\) on local", answer.text)
+    listed = [ddpctl_here("ps").splitlines()[1].split()[-1], ddpctl_here("status", name).splitlines()[1].split(",")[0]]
+    assert listed == ["fine_tune", "  1 node x 1 rank of fine_tune on local"]
+
+
+def test_what_is_refused_in_a_cell_shows_the_cells_frames_alone(kernel: Kernel) -> None:
+    answer = kernel.run("from ddpctl.notebook import launch\ndef go():\n    launch(7)\ngo()")
+    assert plain(answer.traceback) == (
+        "Traceback (most recent call last):\n"
+        '  File "Cell In[1]", line 4, in <module>\n'
+        "    go()\n"
+        '  File "Cell In[1]", line 3, in go\n'
+        "    launch(7)\n"
+        "UsageError: launch: int is neither a function nor the name of a script"
+    )
 
 
 def test_an_interruption_lets_the_ranks_save_and_leaves_nothing_but_the_kernel(kernel: Kernel, tmp_path: Path) -> None:
     kernel.run(TRAIN + SLOW)
     answer = kernel.run("launch(slow, gpus=2, name='slow', grace=20)", interrupt_at="begun 1")
-    assert answer.error == "KeyboardInterrupt"
+    assert plain(answer.traceback) == (
+        "Traceback (most recent call last):\n"
+        '  File "Cell In[2]", line 1, in <module>\n'
+        "    launch(slow, gpus=2, name='slow', grace=20)\n"
+        "KeyboardInterrupt"
+    )
     assert "stopping slow: its ranks have 20 s to save" in answer.text
     assert "run slow stopped, exit code 143" in answer.text
     saved = {path.name for path in (tmp_path / "runs" / "slow" / "checkpoints").iterdir()}
@@ -138,9 +184,8 @@ def test_what_cannot_travel_is_named(kernel: Kernel) -> None:
         "'generator' object: make it inside of train(), or give what it is made from as an argument"
     )
     answer = kernel.run("launch(lambda: (n for n in range(3)), gpus=1)")
-    assert answer.value.endswith(
-        "TypeError: the result, a generator, cannot travel back to the notebook: cannot pickle 'generator' object"
-    )
+    reason = "TypeError: the result, a generator, cannot travel back to the notebook: cannot pickle 'generator' object"
+    assert answer.value == f"rank 0 failed in Cell In[5], line 1: {reason}\n{reason}"
     assert kernel.run("launch(train, gpus=0)").value == "launch: gpus is 0: a whole number from 1 to 64 is allowed"
     assert kernel.run("launch(7)").value == "launch: int is neither a function nor the name of a script"
     assert kernel.run("import sys; 'torch' in sys.modules").text == "False\n"  # nor has anything of CUDA been touched
@@ -158,9 +203,9 @@ def test_a_script_from_a_cell(kernel: Kernel, tmp_path: Path) -> None:
     assert "[node0 rank1] rank 1 ['0']\n" in answer.text
     answer = kernel.run("launch('train.py', gpus=2, args=[3])")
     assert (answer.error, answer.traceback.splitlines()[-1]) == (
-        "RankError", f"RankError: {answer.value}"
+        "RankError", f"RankError: {answer.value.splitlines()[0]}"
     )  # fmt: skip
-    assert re.fullmatch(r"rank [01] on node 0 exited with 3", answer.value)
+    assert re.fullmatch(r"rank ([01]) on node 0 exited with 3\nrank \1 \['3'\]", answer.value)
     assert kernel.run("launch('no.py')").value.startswith("no.py: no such script in ")
 
 

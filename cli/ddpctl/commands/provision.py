@@ -10,10 +10,13 @@ import typer
 
 from ddpctl.commands import flags
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError, UsageError
+from ddpctl.words import quote
 
 if TYPE_CHECKING:
     from ddpctl.config import Settings
     from ddpctl.provision import Playbook
+
+FOLDER = ".provision"  # beside the runs, in the same state directory
 
 Check = Annotated[bool, typer.Option("--check", help="Only look what would change, and change nothing.")]
 Verify = Annotated[bool, typer.Option("--verify", help="Only look whether runs would start: a sentence a machine.")]
@@ -33,7 +36,11 @@ Monitor = Annotated[str | None, typer.Option("--monitor", metavar="HOST", help=f
 Storage = Annotated[str | None, typer.Option("--storage", metavar="HOST", help=f"{Place} that shares a folder by NFS.")]
 Inventory = Annotated[
     Path | None,
-    typer.Option("--inventory", metavar="FILE", help="An inventory of your own, in the place of the written one."),
+    typer.Option(
+        "--inventory",
+        metavar="FILE",
+        help="An inventory of your own; without it one is written to the state directory's .provision, by target.",
+    ),
 ]
 Tags = Annotated[
     str | None, typer.Option("--tags", metavar="T,...", help="Only these: user, containers, gpu, clock, limits, ...")
@@ -72,9 +79,10 @@ def provision(
 
     if verify and (check or uninstall):
         raise UsageError("provision: --verify goes with neither --check nor --uninstall")
+    _check_login(login)
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     desk = open_desk(os.environ)
-    folder = desk.root.parent / "provision"
+    folder = desk.root / FOLDER
     if not dry_run:
         _make(folder)
     if inventory is None:
@@ -110,12 +118,28 @@ def provision(
         extra=tuple(extra or ()),
     )
     verb = provisioning.provision(wish)
-    fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    try:
+        fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    except KeyboardInterrupt:
+        desk.say("what was begun on a machine may be half done: run it again, it does what is left")
+        raise
     failed = {host: one.failed for host, one in fared.items() if one.failed}
     for host, why in failed.items():
         desk.say(f"{host}: {why}")
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(fared)} hosts are not ready: {', '.join(failed)}")
+
+
+def _check_login(login: str | None) -> None:
+    from ddpctl.targets.ssh.options import check_user
+
+    try:
+        if login is not None:
+            check_user(login)
+    except ValueError:
+        raise UsageError(
+            f"provision: --login {quote(login)}: a log-in name has letters, digits, '_', '.' and '-', no '-' first"
+        ) from None
 
 
 def _settings(target: str | None, file: Path | None) -> "Settings":
@@ -153,7 +177,10 @@ def _ansible(*, asked: bool) -> str:
         return found
     if not asked:
         return "ansible-playbook"
-    raise UnavailableError("ansible-playbook is not there: install it with pip install 'ddpctl[provision]'")
+    raise UnavailableError(
+        "ansible-playbook is not there: install it with pip install 'ddpctl[provision]', in a clone with "
+        "pip install -e '.[provision]'"
+    )
 
 
 def _playbooks() -> Path:

@@ -17,7 +17,8 @@ never need it; torch they never import.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ddpctl.notebook.failure import RankError
+from ddpctl.errors import DdpctlError
+from ddpctl.notebook.failure import RankError, as_the_caller_sees
 
 __all__ = ["RankError", "launch"]
 
@@ -45,23 +46,24 @@ def launch(
     ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest, on Kaggle that of
     a former version's output among this notebook's inputs. The other arguments are those of ddpctl.yaml.
 
-    Raises RankError when a rank fails, with its traceback; ConfigError for what cannot travel or cannot be; and
-    KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
+    Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
+    cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
     """
     from ddpctl.notebook.session import Wish, run
 
-    return run(
-        what,
-        Wish(
-            gpus=gpus,
-            args=tuple(args),
-            kwargs=dict(kwargs or {}),
-            device=device,
-            env=dict(env or {}),
-            name=name,
-            resume=resume,
-            max_restarts=max_restarts,
-            time_limit=time_limit,
-            grace=grace,
-        ),
+    wish = Wish(
+        gpus=gpus,
+        args=tuple(args),
+        kwargs=dict(kwargs or {}),
+        device=device,
+        env=dict(env or {}),
+        name=name,
+        resume=resume,
+        max_restarts=max_restarts,
+        time_limit=time_limit,
+        grace=grace,
     )
+    try:
+        return run(what, wish)
+    except (DdpctlError, KeyboardInterrupt) as error:
+        raise as_the_caller_sees(error) from error.__cause__

@@ -1,4 +1,7 @@
-"""How a rank's failure looks in a cell. Knows nothing of how it came here."""
+"""How a rank's failure looks in a cell, and a refusal of ours. Knows nothing of how it came here."""
+
+import traceback as tracebacks
+from pathlib import Path
 
 from ddpctl.errors import DdpctlError
 from ddpwire.exits import Exit
@@ -17,15 +20,42 @@ class RankError(DdpctlError):
         cell: str | None = None,
         line: int | None = None,
         code: int = Exit.SCRIPT,
-        details: str = "",
+        traceback: str = "",
     ) -> None:
-        super().__init__(message)
+        text = traceback.rstrip("\n")
+        super().__init__(f"{message}\n{text}" if text else message)
+        self.message = message  # the one line without the traceback
         self.rank = rank  # whose failure was the first; None: nobody's, as when a node was killed
         self.cell = cell  # "Cell In[3]", or the file
         self.line = line  # in it
         self.code = code  # what the run exited with
-        self.details = details  # the rank's traceback, or its last lines
+        self.traceback = text  # the rank's own, or the last lines of its log; empty: it left none
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints in the place of our own frames, which say nothing about the rank."""
-        return [*self.details.rstrip("\n").splitlines(), f"{type(self).__name__}: {self}"]
+        return [*self.traceback.splitlines(), f"{type(self).__name__}: {self.message}"]
+
+
+def as_the_caller_sees(error: BaseException) -> BaseException:
+    """The error without our own frames, which say nothing to whoever called ``launch``.
+
+    Raised anew, it has launch's frame again; IPython, which would show it, prints what ``_render_traceback_`` says.
+    """
+    if not hasattr(error, "_render_traceback_"):
+        error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
+    return error.with_traceback(None)
+
+
+def _of_cells(error: BaseException) -> list[str]:
+    """Its traceback from the first cell on, up to our own package."""
+    from ddpctl.notebook.parcel import cell_of
+
+    package = str(Path(__file__).parent)
+    frames = [frame for frame in tracebacks.extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    first = next((index for index, frame in enumerate(frames) if cell_of(frame.filename) != frame.filename), 0)
+    shown = [
+        tracebacks.FrameSummary(cell_of(frame.filename), frame.lineno, frame.name, line=frame.line)
+        for frame in frames[first:]
+    ]
+    text = f"Traceback (most recent call last):\n{''.join(tracebacks.format_list(shown))}"
+    return [*text.splitlines(), f"{type(error).__name__}: {error}".removesuffix(": ")]

@@ -17,7 +17,9 @@ from ddpwire import folder
 
 POLL_S = 0.1
 SAID = re.compile(r"\[node0\] rank [0-9]+ said: ")
-LOOK_S = 2.0  # so often it is asked whether the run is alive, while its outcome is not written
+# So often it is asked whether the run is alive, while its outcome is not written: more and more seldom, since it is the
+# start of a Python each time, in sessions of 12 hours.
+LOOK_S, LOOK_SELDOM_S = 2.0, 15.0
 
 
 class Tail:
@@ -48,14 +50,14 @@ def follow(desk: Desk, run: Run) -> tuple[RunStatus, bool]:
     node = Path(run.folder) / folder.node_name(0)
     tail, stopper = Tail(node / folder.NODE_LOG), verbs.Stopper(desk, run)
     progress = Progress(node / folder.NODE, screen())
-    looked = time.monotonic()
+    looked, patience = time.monotonic(), LOOK_S
     state = None
     while state is None:
         try:
             _print(tail.lines())
             progress.update()
-            if (node / folder.OUTCOME).exists() or time.monotonic() - looked > LOOK_S:
-                looked = time.monotonic()
+            if (node / folder.OUTCOME).exists() or time.monotonic() - looked > patience:
+                looked, patience = time.monotonic(), min(2 * patience, LOOK_SELDOM_S)
                 (found,) = verbs.status(desk, (run,))
                 state = found if found.ended else None
             if state is None:

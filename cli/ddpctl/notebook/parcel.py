@@ -63,9 +63,14 @@ def _ipython() -> Any:
     return module.get_ipython() if module else None
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """``train``."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
 def title(function: Callable[..., Any]) -> str:
     """``train()``."""
-    return f"{getattr(function, '__name__', type(function).__name__)}()"
+    return f"{name_of(function)}()"
 
 
 def _device_of(value: object) -> str:

@@ -12,6 +12,7 @@ import pickle
 import sys
 import traceback
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from ddpwire import names
@@ -29,28 +30,33 @@ def main() -> int:
     sys.path += [entry for entry in parcel["path"] if entry not in sys.path]
     for file, text in parcel["sources"].items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    function = None
     try:
         function, args, kwargs = pickle.loads(parcel["call"])  # noqa: S301
         result = function(*args, **kwargs)
         if rank == 0:
             write_atomic(parcel_file.parent / RESULT, _dumps(result))
     except Exception as error:
-        story = _story(error, parcel["cells"])
+        story = _story(error, parcel["cells"], getattr(function, "__code__", None))
         write_atomic(parcel_file.parent / FAILURE.format(rank=rank), pickle.dumps(story))
         print(story["traceback"], end="", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-def _story(error: Exception, cells: dict[str, str]) -> dict[str, Any]:
-    """Where and how it failed, in plain values: the last frame of a cell, or of a file that travelled."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if frame.filename in cells]
-    at = own[-1] if own else frames[-1]
-    skip = next((index for index, frame in enumerate(frames) if frame.filename in cells), 0)
+def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
+    """Where and how it failed, in plain values: the last frame of a cell, or of a file that travelled.
+
+    Where there is none, as with a result that cannot travel, it is the first line of the function's ``code``.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [index for index, frame in enumerate(frames) if frame.filename in cells]
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("the function's parcel", 1)
+    if own:
+        file, line = frames[own[-1]].filename, frames[own[-1]].lineno or line
     limited = traceback.TracebackException.from_exception(error)
-    limited.stack = traceback.StackSummary.from_list(list(limited.stack)[skip:])
-    text = "".join(limited.format())
+    limited.stack = traceback.StackSummary.from_list(frames[own[0] if own else 0 :])
+    text = "".join(limited.format() if frames else limited.format_exception_only())
     for file, cell in cells.items():
         text = text.replace(f'File "{file}"', f'File "{cell}"')
     try:
@@ -58,8 +64,8 @@ def _story(error: Exception, cells: dict[str, str]) -> dict[str, Any]:
     except Exception:  # it holds something that stays here
         original = b""
     message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    cell = cells.get(at.filename, at.filename)
-    return {"message": message, "cell": cell, "line": at.lineno, "traceback": text, "original": original}
+    cell = cells.get(file, file)
+    return {"message": message, "cell": cell, "line": line, "traceback": text, "original": original}
 
 
 def _dumps(value: object) -> bytes:
@@ -82,7 +88,7 @@ def _dumps(value: object) -> bytes:
         Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:
         kind = type(value).__name__
-        raise TypeError(f"the result, a {kind}, cannot travel back to the notebook: {error}") from error
+        raise TypeError(f"the result, a {kind}, cannot travel back to the notebook: {error}") from None
     return buffer.getvalue()
 
 

@@ -6,6 +6,7 @@ The order of things is ``ddpctl.launch``'s; here stands only what a notebook nee
 import json
 import os
 import pickle
+import re
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -86,6 +87,9 @@ def run(what: Callable[..., Any] | str, wish: Wish) -> Any:
     )
     try:
         record = _start(desk, request)
+        if not isinstance(what, str):
+            record = replace(record, job=replace(job, command=(parcel.name_of(what),)))  # what ps and status call it
+            runs.save(record)
         state, interrupted = follow(desk, record)
         _tell(desk, record, state)
         if interrupted:
@@ -144,7 +148,8 @@ def _job(what: Callable[..., Any] | str, wish: Wish) -> JobSpec:
             check_time(wish.time_limit)
     except ValueError as error:
         raise UsageError(f"launch: {error}") from None
-    name = Path(what).stem.lower() if isinstance(what, str) else getattr(what, "__name__", "call").lower()
+    called = Path(what).stem if isinstance(what, str) else parcel.name_of(what)
+    name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
     return JobSpec(
         name=name if NAME_PATTERN.fullmatch(name) else "train",
         gpus=wish.gpus,
@@ -193,6 +198,8 @@ def _tell(desk: Desk, record: Run, state: RunStatus) -> None:
     """The last lines, and on Kaggle the one that ddpctl on a laptop reads."""
     outcome = state.outcome
     desk.say(f"run {record.name} {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}")
+    if state.code:
+        desk.say(f"  logs         {record.logs_at}")
     desk.say(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
         desk.say("  go on with   launch(..., resume=True), on Kaggle with this version's output among the inputs")
@@ -210,11 +217,11 @@ def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
     story = calls / FAILURE.format(rank=rank) if calls and rank is not None else None
     if story is not None and story.exists():
         raise _as_told(pickle.loads(story.read_bytes()), rank, int(state.code))  # noqa: S301 (our own rank wrote it)
-    details = ""
+    last = ""
     if rank is not None and outcome is not None:
         log = Path(record.folder) / node_name(outcome.node or 0) / rank_log(rank)
-        details = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]) if log.exists() else ""
-    raise RankError(state.message, rank=rank, code=int(state.code), details=details)
+        last = "\n".join(log.read_text(errors="replace").splitlines()[-LAST_LINES:]) if log.exists() else ""
+    raise RankError(state.message, rank=rank, code=int(state.code), traceback=last)
 
 
 def _as_told(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
@@ -226,7 +233,7 @@ def _as_told(story: Mapping[str, Any], rank: int | None, code: int) -> RankError
         cell=story["cell"],
         line=story["line"],
         code=code,
-        details=story["traceback"],
+        traceback=story["traceback"],
     )
     if story["original"]:
         try:

@@ -16,6 +16,7 @@ from ddpctl.targets.kaggle.answers import read_push, read_status, read_user, wit
 from ddpctl.targets.kaggle.cells import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
 from ddpctl.targets.kaggle.refusals import refusal
+from ddpctl.words import either
 from ddpwire import folder, kaggle
 from ddpwire.version import __version__
 
@@ -36,8 +37,9 @@ class KaggleTarget:
     def render(self, plan: Plan) -> str:
         """The notebook, of a job that needs no file. Raises ConfigError for one that does."""
         if needed := self._needs(plan):
+            travel, are = ("travel", "are") if len(needed) > 1 else ("travels", "is")
             raise ConfigError(
-                f"{', '.join(needed)} travels in the notebook, and is read when it is written: "
+                f"{either(needed, 'and')} {travel} in the notebook, and {are} read when it is written: "
                 "ddpctl render --target kaggle --out FOLDER"
             )
         return cells.notebook(plan, Cargo())
