@@ -4,11 +4,11 @@ from pathlib import PurePath
 from types import MappingProxyType
 
 from ddpctl.commands.timeline import lines, span
-from ddpctl.course import Course
-from ddpctl.material import Material
-from ddpctl.phases import Span, spans, totals
 from ddpctl.run import Run, RunStatus
 from ddpctl.spec import JobSpec
+from ddpctl.watch.course import Course
+from ddpctl.watch.material import Material
+from ddpctl.watch.phases import Span, spans, totals
 from ddpwire.events import Event
 from ddpwire.history import Row
 

@@ -6,8 +6,6 @@ from html.parser import HTMLParser
 
 from tests.ddpctl.test_phases import START, material
 
-from ddpctl.course import Course
-from ddpctl.phases import Span
 from ddpctl.report import page
 from ddpctl.report.course_plots import plots
 from ddpctl.report.plot import Line, Mark, gantt, lines
@@ -15,6 +13,8 @@ from ddpctl.report.scale import clock, short, ticks, time_ticks
 from ddpctl.report.tables import MOST_EVENTS, configuration, environments, happenings
 from ddpctl.run import RunStatus
 from ddpctl.spec import JobSpec
+from ddpctl.watch.course import Course
+from ddpctl.watch.phases import Span
 from ddpwire.events import Event
 
 HOSTILE = "</pre><script>alert(1)</script>&"

@@ -16,11 +16,11 @@ from ddpctl.commands.top_screen import duration, line, number, screen
 from ddpctl.desk import Desk
 from ddpctl.errors import UnavailableError
 from ddpctl.look import Seen
-from ddpctl.overview import Overview, nothing_told, numbers, state
-from ddpctl.reading import Reading, read
 from ddpctl.run import RunStatus
 from ddpctl.runner import Runner
-from ddpctl.watching import Watcher
+from ddpctl.watch.overview import Overview, nothing_told, numbers, state
+from ddpctl.watch.reading import Reading, read
+from ddpctl.watch.watcher import Watcher
 from ddpwire.rank_catalogue import STEP_PHASES
 
 STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")

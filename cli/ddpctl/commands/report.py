@@ -23,9 +23,10 @@ def report(
     and what was asked for. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
     of the variables that the job names as secrets, and what stands beside a name such as token or password.
     """
-    from ddpctl import material, runs
+    from ddpctl import runs
     from ddpctl.desk import open_desk
     from ddpctl.report import page
+    from ddpctl.watch import material
     from ddpwire.folder import write_atomic
 
     desk = open_desk(os.environ)

@@ -13,8 +13,8 @@ import typer
 from ddpctl.commands.runs import Json, RunName
 
 if TYPE_CHECKING:
-    from ddpctl.material import Material
-    from ddpctl.phases import Span
+    from ddpctl.watch.material import Material
+    from ddpctl.watch.phases import Span
 
 DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
@@ -26,9 +26,10 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
     A bar for each phase, from the queue over rendezvous and imports to training and what was lost; below them what
     went wrong, and when.
     """
-    from ddpctl import material, runs
+    from ddpctl import runs
     from ddpctl.desk import open_desk
-    from ddpctl.phases import totals
+    from ddpctl.watch import material
+    from ddpctl.watch.phases import totals
 
     desk = open_desk(os.environ)
     found = material.gather(desk, runs.load(desk.root, run))
@@ -53,8 +54,8 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
 
 def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
     """The bars, a row a phase, and below them what happened."""
-    from ddpctl.notable import notable, words
-    from ddpctl.phases import totals
+    from ddpctl.watch.notable import notable, words
+    from ddpctl.watch.phases import totals
 
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpctl.run import Run
-    from ddpctl.watching import Watcher
+    from ddpctl.watch.watcher import Watcher
 
 ONCE_S = 1.0  # between the two looks of --once, from which it has a pace
 
@@ -35,7 +35,7 @@ def top(
     """
     from ddpctl import runs
     from ddpctl.desk import open_desk
-    from ddpctl.watching import Watcher
+    from ddpctl.watch.watcher import Watcher
 
     desk = open_desk(os.environ)
     record = runs.load(desk.root, run)

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ddpctl.commands.pictures import meter, shares, sparkline
 from ddpctl.commands.show import ago
-from ddpctl.overview import Overview, RankRow
+from ddpctl.watch.overview import Overview, RankRow
 from ddpwire.rank_catalogue import STEP_PHASES
 
 WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on there is room for more

@@ -6,15 +6,15 @@ from html import escape
 from string import Template
 
 from ddpctl import redact
-from ddpctl.material import Material
-from ddpctl.notable import BAD, notable, words
-from ddpctl.phases import totals
 from ddpctl.plan import title
 from ddpctl.report.course_plots import plots
 from ddpctl.report.plot import Mark, gantt
 from ddpctl.report.scale import clock, short
 from ddpctl.report.style import STYLE
 from ddpctl.report.tables import configuration, environments, happenings
+from ddpctl.watch.material import Material
+from ddpctl.watch.notable import BAD, notable, words
+from ddpctl.watch.phases import totals
 from ddpwire import rank_catalogue as of_ranks
 
 LAST_LINES, MOST_MARKS = 40, 20

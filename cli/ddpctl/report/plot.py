@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ddpctl.phases import Span
 from ddpctl.report.scale import clock, short, ticks, time_ticks
+from ddpctl.watch.phases import Span
 
 WIDTH, HEIGHT, ROW = 960, 220, 26
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24

@@ -7,7 +7,7 @@ step before it until the ranks are where they had been.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddpctl.course import Course
+from ddpctl.watch.course import Course
 from ddpwire import rank_catalogue as of_ranks
 from ddpwire.events import Event
 from ddpwire.history import TIME

@@ -7,11 +7,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpctl import launch
-from ddpctl.course import Course
 from ddpctl.desk import Desk
 from ddpctl.look import Look, Seen
-from ddpctl.phases import Span, spans
 from ddpctl.run import Run, RunStatus
+from ddpctl.watch.course import Course
+from ddpctl.watch.phases import Span, spans
 from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
 from ddpwire.folder import ENVIRONMENT, NODE_LOG, rank_log
 from ddpwire.history import HISTORY, read_history

@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpctl.reading import Reading
 from ddpctl.run import RunStatus, State
+from ddpctl.watch.reading import Reading
 from ddpwire import catalogue
 from ddpwire import rank_catalogue as of_ranks
 
