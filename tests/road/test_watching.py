@@ -77,11 +77,21 @@ def test_the_report_of_a_failure_has_the_last_words_and_no_secret(tmp_path: Path
     (tmp_path / "ddpctl.yaml").write_text("job:\n  secrets: [HF_SESSION]\n  env: {MY_PASSWORD: hunter22}\n")
     done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert ddpctl("report", "fails", cwd=tmp_path).stdout == f"{tmp_path}/fails.html\n"
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    assert (written.stdout, written.stderr) == (f"{tmp_path}/fails.html\n", "")
     page = (tmp_path / "fails.html").read_text()
     assert "<h2>What rank 0 on node 0 said last</h2>\n<pre>with [REDACTED] and token=[REDACTED]</pre>" in page
     assert "fails.py --api-key &#x27;[REDACTED]&#x27;" in page
     assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
+    monkeypatch.delenv("HF_SESSION")
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    assert written.stderr == (
+        "HF_SESSION: not set here, or shorter than 6 characters, so that the report may hold the value: "
+        "make it where they are set, or look into it before you mail it\n"
+    )
+    assert (
+        "<h2>Secrets that could not be looked for</h2>\n<p>HF_SESSION: not set" in (tmp_path / "fails.html").read_text()
+    )
 
 
 def test_what_there_is_to_be_seen_of_a_script_that_tells_nothing() -> None:

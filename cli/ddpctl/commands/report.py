@@ -25,6 +25,7 @@ def report(
     """
     from ddpctl import runs
     from ddpctl.desk import open_desk
+    from ddpctl.redact import SHORTEST, can_be_sought
     from ddpctl.report import page
     from ddpctl.watch import material
     from ddpwire.folder import write_atomic
@@ -33,7 +34,9 @@ def report(
     record = runs.load(desk.root, run)
     found = material.gather(desk, record)
     path = (output or Path(f"{record.name}.html")).absolute()
-    text = page(found, values=[os.environ[name] for name in record.job.secrets if name in os.environ])
+    values = {name: os.environ.get(name, "") for name in record.job.secrets}
+    unsought = [name for name, value in values.items() if not can_be_sought(value)]
+    text = page(found, values=values.values(), unsought=unsought)
     try:
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())
@@ -41,6 +44,11 @@ def report(
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
     for silent in found.silent:
         desk.say(silent)
+    if unsought:
+        desk.say(
+            f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so that the report may hold "
+            "the value: make it where they are set, or look into it before you mail it"
+        )
     print(path)
 
 

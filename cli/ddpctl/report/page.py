@@ -42,9 +42,10 @@ $sections
 """)
 
 
-def page(found: Material, *, values: Iterable[str] = ()) -> str:
-    """The whole file. ``values``: of secrets, which must not be in it."""
+def page(found: Material, *, values: Iterable[str] = (), unsought: Sequence[str] = ()) -> str:
+    """The whole file. ``values``: of secrets, which must not be in it; ``unsought``: those whose value nobody knew."""
     known = tuple(values)
+    sections = _sections(found, known, unsought)
     run, status = found.run, found.status
     ending = f" (exit code {status.code})" if status.code else ""
     return PAGE.substitute(
@@ -57,7 +58,7 @@ def page(found: Material, *, values: Iterable[str] = ()) -> str:
         launched=_date(run.created),
         tiles="".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
                       for what, value in _tiles(found)),
-        sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in _sections(found, known)),
+        sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in sections),
         made=_date(found.now),
     )  # fmt: skip
 
@@ -90,7 +91,7 @@ def _tiles(found: Material) -> list[tuple[str, str]]:
     return tiles
 
 
-def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
+def _sections(found: Material, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
     begin, seconds = found.run.created, _end(found) - found.run.created
     told = notable(found.events)
     marks = [
@@ -110,8 +111,11 @@ def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
         said = "; ".join(found.silent)
         sections.append(("Nodes that could not be asked", f"<p>{escape(redact.text(said, known))}</p>"))
     if found.environments:
-        sections.append(("The nodes", environments(found.environments)))
+        sections.append(("The nodes", environments(found.environments, known)))
     sections.append(("What was asked for", configuration(found.run, known)))
+    if unsought:
+        said = f"{', '.join(unsought)}: not set where this was made, or too short: look for the value by yourself."
+        sections.append(("Secrets that could not be looked for", f"<p>{escape(said)}</p>"))
     if found.events:
         sections.append(("What happened", happenings(found.events, begin, known)))
     return sections

@@ -15,8 +15,10 @@ ALWAYS = ("nodes", "gpus", "device")  # of a job; what else is as everybody has 
 MOST_EVENTS = 300
 
 
-def environments(found: Mapping[int, Mapping[str, str]]) -> str:
+def environments(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
     """A column a node; nodes that have the same are one column, and what differs stands out."""
+    known = tuple(values)
+    found = {node: redact.mapping(had, known) for node, had in given.items()}
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for node, words in sorted(found.items()):
         groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
