@@ -42,8 +42,8 @@ def report(
         path.chmod(0o666 & ~_umask())
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
-    for silent in found.silent:
-        desk.say(silent)
+    for said in (*found.silent, *found.torn):
+        desk.say(said)
     if unsought:
         desk.say(
             f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so that the report may hold "
