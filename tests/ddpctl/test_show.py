@@ -57,6 +57,16 @@ def test_who_is_alive_and_where() -> None:
     ]
 
 
+def test_what_a_node_says_moves_no_cursor() -> None:
+    report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
+    state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
+    lines = show.status_lines(RUN, state, can_resume=False)
+    assert (lines[0], lines[4]) == (
+        "night  failed, exit code 1: \\x1b[2Jgone",
+        "  0     \\x1b[2J  -    -         -",
+    )
+
+
 def test_what_is_left_of_a_run_that_has_ended() -> None:
     assert ended(can_resume=False) == ["  logs         /runs/night"]
     assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]

@@ -9,7 +9,7 @@ from ddpctl.footprint import Footprint
 from ddpctl.images import human_size
 from ddpctl.plan import command_line, title
 from ddpctl.run import Run, RunStatus
-from ddpctl.words import table
+from ddpctl.words import one_line, span, table
 from ddpwire.exits import Exit
 
 
@@ -47,7 +47,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
-        f"{run.name}  {state.state}{ending}: {state.message}",
+        f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
         *_places(run, state, can_resume=can_resume),
     ]
@@ -55,7 +55,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     for report in state.nodes:
         node = report.state
         if node is None:
-            said = report.note or ("no word yet" if report.alive else "no word")
+            said = one_line(report.note) or ("no word yet" if report.alive else "no word")
             rows.append((f"  {report.node}", said, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
@@ -63,10 +63,10 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
         rows.append(
             (
                 f"  {report.node}",
-                node.state if report.alive else gone,
+                one_line(node.state) if report.alive else gone,
                 str(node.pid) if report.alive else "-",
                 ranks,
-                (node.metrics or "-") if report.alive else "-",
+                one_line(node.metrics or "-") if report.alive else "-",
             )
         )
     return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
@@ -85,7 +85,9 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
-    lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
+    lines = [
+        f"run {run.name} {state.state}{ending}, after {span(time.time() - run.created)}: {one_line(state.message)}"
+    ]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
     return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]

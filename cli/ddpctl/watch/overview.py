@@ -66,7 +66,8 @@ class Overview:
     world_size: int | None = None
     ranks: tuple[RankRow, ...] = ()
     silent: tuple[str, ...] = ()  # nodes that do not answer, and why
-    throughput: tuple[float | None, ...] = ()  # of the run until now, for a small picture
+    moments: tuple[float, ...] = ()  # of the run until now, to which the next two belong
+    throughput: tuple[float | None, ...] = ()  # from the moment before
     losses: tuple[float | None, ...] = ()
 
 

@@ -123,7 +123,8 @@ class Watcher:
         moments = course.moments(NUM_POINTS)
         return replace(
             overview,
-            throughput=(None, *course.rate(of_ranks.SAMPLES.name, moments)),  # from each moment to the next
+            moments=moments,
+            throughput=(None, *course.rate(of_ranks.SAMPLES.name, moments)) if moments else (),
             losses=course.gauge(of_ranks.LOSS.name, moments),
             left_s=_left_s(course, overview),
         )
