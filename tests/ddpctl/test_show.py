@@ -1,6 +1,7 @@
 """How a run looks on a terminal."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ddpctl import runs
@@ -65,6 +66,13 @@ def test_what_a_node_says_moves_no_cursor() -> None:
         "night  failed, exit code 1: \\x1b[2Jgone",
         "  0     \\x1b[2J  -    -         -",
     )
+
+
+def test_what_was_asked_for_moves_no_cursor() -> None:
+    run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
+    state = RunStatus(run="night", state="lost", message="")
+    for line in (*show.runs_table([(run, state)], 0.0), *show.status_lines(run, state, can_resume=False)):
+        assert line.isprintable(), line
 
 
 def test_what_is_left_of_a_run_that_has_ended() -> None:

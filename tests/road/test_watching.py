@@ -45,7 +45,8 @@ def look_back(tmp_path: Path) -> None:
     assert (document["run"], document["state"]) == ("seen", "stopped")
     spans = document["spans"]
     assert [before["end"] for before in spans[:-1]] == [after["begin"] for after in spans[1:]]
-    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training"}
+    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training", "end"}
+    assert "lost" not in document["seconds"], "a stop that was asked for loses nothing"
     drawn = ddpctl("timeline", "seen").stdout.splitlines()
     assert re.fullmatch(r"seen  stopped, exit code 143: \d.* since its launch", drawn[0])
     path = tmp_path / "sub" / "seen.html"
@@ -99,4 +100,4 @@ def test_what_there_is_to_be_seen_of_a_script_that_tells_nothing() -> None:
     assert ddpctl("top", "mute").stdout == "mute  succeeded: every rank exited with 0\n"
     found = json.loads(ddpctl("timeline", "mute", "--json").stdout)
     assert list(found["seconds"])[:3] == ["start", "preflight", "rendezvous"]
-    assert "running" in found["seconds"]
+    assert list(found["seconds"])[3:] == ["import", "running"]

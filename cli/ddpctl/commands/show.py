@@ -33,9 +33,9 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
                     state.state,
                     "-" if state.code is None else str(state.code),
                     f"{run.job.nodes} x {run.job.gpus}",
-                    run.target,
+                    one_line(run.target),
                     f"{ago(now - run.created)} ago",
-                    command_line(run.job),
+                    one_line(command_line(run.job)),
                 )
                 for run, state in rows
             ),
@@ -48,7 +48,7 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
-        f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
+        f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
         *_places(run, state, can_resume=can_resume),
     ]
     rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
@@ -95,7 +95,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Where its logs are; and its checkpoints, unless it has ended without any."""
-    logs, checkpoints = f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"
+    logs, checkpoints = f"  logs         {one_line(run.logs_at)}", f"  checkpoints  {one_line(run.checkpoint_dir)}"
     return [logs] if state.ended and not can_resume else [logs, checkpoints]
 
 

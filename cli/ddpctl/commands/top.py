@@ -135,9 +135,10 @@ def _plain(console: "Console") -> bool:
 
 def _title(run: "Run") -> str:
     from ddpctl.plan import title
+    from ddpctl.words import one_line
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
-    return f"{title(run.job)} on {where}"
+    return one_line(f"{title(run.job)} on {where}")
 
 
 def register(app: typer.Typer) -> None:

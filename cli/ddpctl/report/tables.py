@@ -78,7 +78,7 @@ def configuration(run: Run, values: Iterable[str]) -> str:
     shown |= {f"{run.kind} {key}": value for key, value in redact.mapping(options, known).items()}
     shown |= {"folder": run.cwd, "checkpoints": run.checkpoint_dir, "started by": f"ddpctl {run.version}"}
     rows = (
-        f'<tr><th>{escape(key)}</th><td class="mono">{escape(redact.text(value, known))}</td></tr>'
+        f'<tr><th>{escape(key)}</th><td class="mono">{escape(one_line(redact.text(value, known)))}</td></tr>'
         for key, value in shown.items()
     )
     return f"<table>{''.join(rows)}</table>"
