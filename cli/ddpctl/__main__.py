@@ -1,5 +1,5 @@
 """``python -m ddpctl``."""
 
-from ddpctl.main import main
+from ddpctl.entry import main
 
 main()

@@ -10,6 +10,7 @@ from ddpctl import runs
 from ddpctl.run import Run
 from ddpctl.runner import Runner
 from ddpctl.spec import JobSpec
+from ddpctl.words import plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,4 +38,8 @@ class Request:
 
 def open_desk(environ: Mapping[str, str]) -> Desk:
     """The desk of this process."""
-    return Desk(runner=Runner(environ), root=runs.state_dir(environ), say=lambda line: print(line, file=sys.stderr))
+    return Desk(runner=Runner(environ), root=runs.state_dir(environ), say=_say)
+
+
+def _say(line: str) -> None:
+    print(plain(line), file=sys.stderr)  # it may quote what a program of somebody said

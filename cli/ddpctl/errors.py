@@ -17,7 +17,8 @@ from ddpwire.exits import Exit
 class DdpctlError(Exception):
     """A fault of ours, and the root of all that ddpctl raises on purpose.
 
-    The text is one line: what is wrong, the value given, what is allowed, what to do next.
+    The text is one line: what is wrong, the value given, what is allowed, what to do next. An empty one: whoever it
+    happened to has said it already.
     """
 
     exit_code: ClassVar[int] = Exit.SOFTWARE

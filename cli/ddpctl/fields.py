@@ -5,6 +5,7 @@ values and neither YAML nor pydantic; a field of another kind is a fault of ours
 a frozen dataclass, whose ``from_text``, if it has one, is the short form of an entry.
 """
 
+import math
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, is_dataclass
@@ -66,6 +67,25 @@ class Field:
         if self.kind == "choice":
             words = either(self.choices)
         return " ".join(filter(None, (words, self.range_words))) + (" or null" if self.optional else "")
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value that JSON kept is of this kind, whatever its range."""
+        if value is None:
+            return self.optional
+        match self.kind:
+            case "list":
+                return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+            case "table":
+                return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+            case "records":
+                return isinstance(value, list | tuple) and all(isinstance(entry, Mapping) for entry in value)
+            case "number":
+                return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            case "whole number":
+                return isinstance(value, int) and not isinstance(value, bool)
+            case "truth value":
+                return isinstance(value, bool)
+        return isinstance(value, str)
 
 
 class FieldDoc(NamedTuple):

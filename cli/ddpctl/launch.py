@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ddpctl import discovery, runs, targets
 from ddpctl.desk import Desk, Request
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.plan import Plan, title
 from ddpctl.run import Run, RunStatus
 from ddpctl.targets import LogQuery
@@ -114,7 +114,8 @@ def follow(desk: Desk, run: Run, *, tail: int | None = None) -> tuple[RunStatus,
         except KeyboardInterrupt:
             return RunStatus(run=run.name, state="training", message=target.farewell(run)), Exit.INTERRUPTED
     else:
-        desk.runner.perform(logs, on_interrupt=stopper)
+        with suppress(CannotWriteError):  # the run goes on, whoever reads its log
+            desk.runner.perform(logs, on_interrupt=stopper)
     state = _see_the_end(desk, run, stopper)
     if state.state == "unknown":
         desk.say(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
@@ -236,7 +237,12 @@ def status(desk: Desk, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
         if run.name not in found:
             groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
     for group in map(tuple, groups.values()):
-        for state in desk.runner.perform(target_of(group[0]).status(group, now=time.time())):
+        try:
+            target = target_of(group[0])
+        except ConfigError as error:  # one record that makes no sense keeps nobody from the others
+            found |= {run.name: RunStatus(run=run.name, state="unknown", message=str(error)) for run in group}
+            continue
+        for state in desk.runner.perform(target.status(group, now=time.time())):
             found[state.run] = state
     discovery.keep(desk.root, ((run, found[run.name]) for run in asked))
     return tuple(found[run.name] for run in asked)
@@ -246,7 +252,10 @@ def target_of(run: Run) -> targets.Target:
     """The target that a run was started on. Raises ConfigError for another version's."""
     if run.kind not in targets.kinds():
         raise ConfigError(f"{run.name}: {_strange(run)}")
-    return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+    try:
+        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+    except ConfigError as error:
+        raise ConfigError(f"{run.name}: {error}") from None
 
 
 def _strange(run: Run) -> str:

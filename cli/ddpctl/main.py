@@ -23,7 +23,9 @@ from ddpctl.commands import (
     timeline,
     top,
 )
+from ddpctl.entry import verb_begins, verb_is_over
 from ddpctl.errors import DdpctlError
+from ddpctl.words import plain
 from ddpwire.exits import Exit
 from ddpwire.streams import open_closed
 
@@ -34,19 +36,26 @@ class OneLineErrors(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command; turn what it raises into a person's words."""
         try:
-            return super().invoke(ctx)
+            verb_begins()
+            result = super().invoke(ctx)
+            sys.stdout.flush()  # here, where it can be said that it does not work
+            return result
         except DdpctlError as error:
-            print(f"{error.prefix}{error}", file=sys.stderr)
+            if str(error):  # else whoever it happened to has said it
+                print(plain(f"{error.prefix}{error}"), file=sys.stderr)
             raise typer.Exit(int(error.exit_code)) from None
         except KeyboardInterrupt:
-            print("ddpctl: interrupted", file=sys.stderr)
             raise typer.Exit(int(Exit.INTERRUPTED)) from None
         except BrokenPipeError:  # the reader (head, less) has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go_of_stdout()
             raise typer.Exit(int(Exit.OK)) from None
         except OSError as error:
+            if not error.filename:
+                _let_go_of_stdout()
             print(f"ddpctl: {_say(error)}", file=sys.stderr)
-            raise typer.Exit(int(Exit.SOFTWARE)) from None
+            raise typer.Exit(int(Exit.SOFTWARE if error.filename else Exit.CANNOT_WRITE)) from None
+        finally:
+            verb_is_over()
 
 
 app = typer.Typer(
@@ -90,6 +99,11 @@ provision.register(app)
 setup.register(app)
 
 
+def _let_go_of_stdout() -> None:
+    """What is still to be written leads nowhere: Python would try again at its end, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _say(error: OSError) -> str:
     if error.filename:
         return f"{error.filename}: {error.strerror}"
@@ -108,6 +122,8 @@ def main() -> None:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
     except Exception as error:
         # Typer's own usage errors; it keeps their class to itself.
+        if isinstance(error, typer.Abort):  # Ctrl-C before a verb has begun
+            sys.exit(Exit.INTERRUPTED)
         if not (message := getattr(error, "format_message", None)):
             raise
         context = getattr(error, "ctx", None)

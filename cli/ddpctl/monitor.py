@@ -18,6 +18,7 @@ from ddpctl.monitoring.limits import Limits
 from ddpctl.monitoring.prometheus import HEAD, Scraping
 from ddpctl.prometheus_api import answers
 from ddpwire.folder import write_atomic
+from ddpwire.regular import read_regular
 from ddpwire.targets import TARGETS
 
 READY_S = 120.0
@@ -57,9 +58,11 @@ def places(root: Path) -> Places | None:
 
 def write(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
     """Write what was made. A file that somebody else wrote stays, unless ``force``."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name the folder that the configuration is to be written into")
     for name in files:
         path = folder / name
-        if not force and path.suffix == ".yml" and path.exists() and not path.read_text().startswith(MARK):
+        if not force and path.suffix == ".yml" and path.exists() and not _is_ours(path):
             raise UsageError(f"{path} is not ddpctl's: --force writes over it, or name another folder")
     for name, text in files.items():
         path = folder / name
@@ -69,6 +72,13 @@ def write(folder: Path, files: Mapping[str, str], *, force: bool = False) -> Non
             path.chmod(0o644)  # the containers' user may be another
         except OSError as error:
             raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return read_regular(path).startswith(MARK.encode())
+    except OSError:
+        return False
 
 
 def up(desk: Desk, box: stack.Box, scraping: Scraping, limits: Limits, *, only: tuple[str, ...] = SERVICES) -> Places:

@@ -19,7 +19,7 @@ from ddpwire.version import __version__
 
 PACKAGES = ("ddpctl", "ddpwire", "ddprun", "ddptrain")
 _PROGRAMS = (
-    "[console_scripts]\nddpctl = ddpctl.main:main\nddprun = ddprun.__main__:main\nddptrain = ddptrain.__main__:main\n"
+    "[console_scripts]\nddpctl = ddpctl.entry:main\nddprun = ddprun.__main__:main\nddptrain = ddptrain.__main__:main\n"
 )
 
 

@@ -1,32 +1,73 @@
 """Takes out of texts what is nobody else's to read, before they are mailed around. Pure.
 
 By value where it is known (the variables that a job names as its secrets), else by name: a variable, a flag or a key
-that is called like a secret. What a program prints without a name beside it cannot be told from any other word.
+that is called like a secret. What a program prints without a name beside it cannot be told from any other word. Where
+it is unclear how far a value goes, too much is taken out: to the line's end. Every pattern takes linear time.
 """
 
+import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 REDACTED = "[REDACTED]"
 SHORTEST = 6  # characters of a value that is looked for: a shorter one would be found everywhere
-_WORDS = r"pass(?:phrase|wd|word)|secret|token|credential|(?:api|access|private)[_-]?key|auth"
+LONG_USER = 20  # characters of a user in an address, from which on it is a token
+_WORDS = (
+    r"pass(?:phrase|wd|word|code)|secret|token|credential|auth|cookie|signature"
+    r"|(?:api|access|account|private|signing|encryption|ssh)[_-]?key"
+)
 _NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a whole word, looked at once: a long line takes no time
-_IS_NAME = re.compile(rf"-*{_NAME}", re.IGNORECASE)
-_ASSIGNED = re.compile(rf"(?P<name>{_NAME}[\"']?\s*[=:]\s*[\"']?)(?P<value>(?:bearer\s+)?[^\s\"',;&]+)", re.IGNORECASE)
-_IN_URL = re.compile(r"(?P<name>\b[a-z][a-z0-9+.-]{0,20}://[^\s/:@]*:)(?P<value>[^\s/@]+)(?=@)", re.IGNORECASE)
+_SOUNDS = re.compile(_WORDS, re.IGNORECASE)
+_STRING = r"(?:[bru]{0,2}\"(?:\\.|[^\"\\\n])*+\"|[bru]{0,2}'(?:\\.|[^'\\\n])*+')"
+_WORD = r"(?:\\.|\"(?:\\.|[^\"\\\n])*+\"|'(?:\\.|[^'\\\n])*+'|[^\s\"'\\])++(?:[\"'\\].*)?|[\"'\\].*"  # of a shell
+_NO_COUNT = r"(?!(?<=tokens)(?:\\*[\"'])?\s*+[=:]\s*+[\d.,_]+[kmgbt]?(?![\w.+/=-]))"  # tokens: 4096
+_NO_WORD = r"(?!(?:null|none|true|false)[ \t]*(?:[,;)}\]]|$))"
+_FLAG = r"(?-i:--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z])"
+# The part that stays, and the value.
+_PATTERNS = tuple(
+    re.compile(f"(?P<name>{name})(?P<value>{value})", re.IGNORECASE | re.MULTILINE)
+    for name, value in (
+        # "token": "a b"; and in a text that is itself in quotes, where only the line's end is sure
+        (rf"{_NAME}{_NO_COUNT}\\*[\"']\]?\s*+[=:]\s*+{_NO_WORD}", rf"{_STRING}|[^\s,;}}\]\"'\\\[{{(]++(?!\S)|.+"),
+        # HF_TOKEN=a b, on a line of its own: a listing of the environment
+        (r"^(?:\[[^\]\n]{0,40}\] )?(?:export )?" rf"(?-i:(?=[A-Z][A-Z0-9_]*=)){_NAME}=", r".+"),
+        # token=a in a command line, --token 'a b'
+        (rf"{_NAME}{_NO_COUNT}=(?=\S){_NO_WORD}", _WORD),
+        (
+            rf"(?<![\w.-])(?=-{{1,2}}[\w.-]*?(?:{_WORDS}))-[\w.-]++(?:[\"'],)?[ \t]++"
+            rf"(?![\"']?{_FLAG}[\"']?[,\])]?(?!\S))",
+            _WORD,
+        ),
+        # token: a b; token = a b
+        (rf"{_NAME}{_NO_COUNT}(?:[ \t]*+:|[ \t]++=|=(?=\s))\s*+{_NO_WORD}", r".+"),
+        (r"\bbearer\s+", r"[^\s\"',;]{6,}"),
+    )
+)
+_ADDRESS = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]{0,20}://)(?P<rest>\S++)", re.IGNORECASE)
+_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:.*?-----END [^-]{0,60}-----|.*)", re.DOTALL)
 
 
 def sounds_secret(name: str) -> bool:
     """Whether a variable, a flag or a key is called like a secret."""
-    return _IS_NAME.fullmatch(name) is not None
+    return _SOUNDS.search(name) is not None
+
+
+def can_be_sought(value: str) -> bool:
+    """Whether a value is long enough to be told from other words."""
+    return len(value.strip()) >= SHORTEST
 
 
 def text(said: str, values: Iterable[str] = ()) -> str:
-    """A text without these values, and without what stands after a name that sounds secret."""
-    for value in sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True):
-        said = said.replace(value, REDACTED)
-    for pattern in (_ASSIGNED, _IN_URL):
-        said = pattern.sub(rf"\g<name>{REDACTED}", said)
+    """A text without these values, in any way of writing, and without what stands after a name that sounds secret."""
+    forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
+    for form in sorted(forms, key=lambda form: (-len(form), form)):
+        said = said.replace(form, REDACTED)
+    said = _PRIVATE_KEY.sub(REDACTED, said)
+    said = _ADDRESS.sub(_without_user, said)
+    for pattern in _PATTERNS:
+        said = pattern.sub(_without_value, said)
     return said
 
 
@@ -35,8 +76,13 @@ def words(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]
     found, known = [], tuple(values)
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""
-        flagged = before.startswith("-") and "=" not in before and sounds_secret(before) and not word.startswith("-")
-        found.append(REDACTED if flagged else text(word, known))
+        name, equals, value = word.partition("=")
+        if before.startswith("-") and "=" not in before and sounds_secret(before) and not _is_flag(word):
+            found.append(REDACTED)
+        elif equals and value and re.fullmatch(r"[\w.-]+", name) and sounds_secret(name):
+            found.append(f"{name}={REDACTED}")
+        else:
+            found.append(text(word, known))
     return tuple(found)
 
 
@@ -47,3 +93,36 @@ def mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> dict[str
         key: REDACTED if sounds_secret(key) and value not in (None, "", (), [], {}) else text(str(value), known)
         for key, value in given.items()
     }
+
+
+def _forms(value: str) -> Iterable[str]:
+    """A value as programs print it: as it is, line by line, in quotes of Python, JSON and the shell, in an address."""
+    for said in (value, value.strip()):
+        yield from (said, repr(said)[1:-1], json.dumps(said)[1:-1], json.dumps(said, ensure_ascii=False)[1:-1])
+        yield from (shlex.quote(said), quote(said, safe=""), quote(said))
+    for line in value.splitlines():
+        yield from (line.strip(), repr(line.strip())[1:-1])
+
+
+def _is_flag(word: str) -> bool:
+    """Whether it can be nothing but the next flag; a value may begin with a dash, too."""
+    return re.fullmatch(_FLAG, word) is not None
+
+
+def _without_value(match: re.Match[str]) -> str:
+    value = match["value"]
+    mark = value[0] if len(value) > 1 and value[0] in "\"'" and value[-1] == value[0] else ""
+    return match[0] if value == mark * 2 else f"{match['name']}{mark}{REDACTED}{mark}"
+
+
+def _without_user(match: re.Match[str]) -> str:
+    """``scheme://user:[REDACTED]@host``. A password may hold a slash or an @: it ends at the last one."""
+    userinfo, at, host = match["rest"].rpartition("@")
+    authority = re.split("[/?#]", match["rest"], maxsplit=1)[0]
+    user, colon, _ = userinfo.partition(":")
+    if not at or ("@" not in authority and ":" not in authority):
+        return match[0]
+    if not colon:  # a user alone: over HTTP it is a token
+        known = REDACTED if match["scheme"].lower().endswith(("http://", "https://")) else user
+        return f"{match['scheme']}{known}@{host}"
+    return f"{match['scheme']}{REDACTED if len(user) >= LONG_USER else user}:{REDACTED}@{host}"

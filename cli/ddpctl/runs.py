@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.errors import CannotWriteError, NoInputError, UsageError
+from ddpctl.fields import fields_of
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec, check_nodes
 from ddpwire import kaggle
+from ddpwire.events import is_time
 from ddpwire.folder import CHECKPOINTS, RECORD, write_atomic
+from ddpwire.regular import read_regular
 
 WORDS = tuple(
     """
@@ -124,6 +127,8 @@ def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     runs = load_all(root)
     if name == "":
         raise NoInputError("a run's name is not empty: name a run (ddpctl ps lists them)")
+    if name and (folder := root / name) in unreadable(root):
+        raise NoInputError(f"the record of {name} cannot be read: {folder / RECORD} is torn, or no run's")
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
     if name is None:
@@ -151,12 +156,16 @@ def _folders(root: Path) -> Iterator[Path]:
 
 def _read(folder: Path) -> Run | None:
     try:
-        record = json.loads((folder / RECORD).read_text())
+        text = read_regular(folder / RECORD).decode()
+        if "\\u0000" in text:  # no path and no word has one
+            return None
+        record = json.loads(text)
         job = _job(record["job"])
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
         texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version)
-        whole = isinstance(run.created, int | float) and isinstance(run.options, Mapping)
+        tables = (run.options, run.handle, run.job.env)
+        whole = is_time(run.created) and all(isinstance(table, Mapping) for table in tables)
         return run if whole and all(isinstance(text, str) for text in texts) else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
@@ -167,6 +176,6 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
     lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
     job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
-    if not all(isinstance(word, str) for words in lists.values() for word in words) or not isinstance(job.gpus, int):
+    if not all(field.holds(getattr(job, name)) for name, field in fields_of(JobSpec).items()):
         raise TypeError("not a job")
     return job

@@ -1,7 +1,10 @@
 """How things are worded: errors on one line with the nearest of what is allowed, rows as a table. Touches nothing."""
 
 import difflib
+import re
 from collections.abc import Collection, Sequence
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def quote(value: object) -> str:
@@ -13,6 +16,18 @@ def quote(value: object) -> str:
 def one_line(text: str) -> str:
     """The text with everything escaped that a terminal would not show as one plain line."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def plain(text: str) -> str:
+    """Lines as a terminal or a page may show them: without colours, without what a line had overwritten, escaped."""
+    lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(one_line(line.expandtabs(4)) for line in lines)
+
+
+def cut(line: str, width: int, *, plain: bool = False) -> str:
+    """The line in so many columns; that something is missing can be seen. ``plain``: ASCII alone."""
+    dots = "..." if plain else "…"
+    return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
 
 
 def either(words: tuple[str, ...], joint: str = "or") -> str:
@@ -32,6 +47,16 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
     )
     there = f"there are: {', '.join(known)}" if known else "there is none"
     return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
+
+
+def span(seconds: float) -> str:
+    """A stretch of time, as all verbs say it: 0.4 s, 12 s, 3:05, 2:04:11."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -107,10 +107,10 @@ def test_limits_reach_the_conditions() -> None:
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("skew", "--limit skew: '' is not allowed: a number from 1"),
+        ("skew", "--limit skew: '' is not allowed: a number from 1 to 100"),
         ("data_share=2", "--limit data_share: '2' is not allowed: a number from 0 to 1"),
         ("ettr=nan", "--limit ettr: 'nan' is not allowed: a number from 0 to 1"),
-        ("restarts=inf", "--limit restarts: 'inf' is not allowed: a number from 1"),
+        ("restarts=inf", "--limit restarts: 'inf' is not allowed: a number from 1 to 1000"),
         ("hold=soon", "--limit hold: 'soon' is not allowed: a number from 0 to 86400"),
         ("checkpoint_agee=1", "--limit: 'checkpoint_agee' is no limit; did you mean 'checkpoint_age'?"),
     ],

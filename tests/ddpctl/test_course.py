@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddpctl.course import Course
+from ddpctl.watch.course import Course
 
 ROWS = {
     0: ({"time": 0.0}, {"time": 10.0, "n": 100.0, "loss": 2.0}, {"time": 20.0, "n": 300.0}, {"time": 40.0, "n": 100.0}),

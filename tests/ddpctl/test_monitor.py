@@ -83,7 +83,21 @@ def test_machines_are_scraped_once_by_an_exporters_port() -> None:
             "--exporter: 'ddp' is no name for it, or one that is taken: dcgm=9400",
         ),
         (("config", "--exporter", "dcgm=94000"), 2, "--exporter dcgm: '94000' is no port: 1 to 65535"),
-        (("config", "--limit", "skew=0"), 2, "--limit skew: '0' is not allowed: a number from 1"),
+        (("config", "--limit", "skew=0"), 2, "--limit skew: '0' is not allowed: a number from 1 to 100"),
+        (("config", "--limit", "skew=1e300"), 2, "--limit skew: '1e300' is not allowed: a number from 1 to 100"),
+        (
+            ("config", "--limit", "heartbeat=nan"),
+            2,
+            "--limit heartbeat: 'nan' is not allowed: a number from 1 to 2592000",
+        ),
+        (("config", "--interval", "inf"), 2, "--interval: inf is not allowed: seconds from 0.1 to 3600"),
+        (("config", "--interval", "nan"), 2, "--interval: nan is not allowed: seconds from 0.1 to 3600"),
+        (("config", "t.py"), 2, "t.py is a file: name the folder that the configuration is to be written into"),
+        (
+            ("config", "--targets", "t.py"),
+            2,
+            "--targets: t.py is a file: name the folder that the runs' file_sd files are in",
+        ),
         (("up", "--retention", "long"), 2, "--retention: 'long' is no span: a number and h, d, w or y, such as 30d"),
         (
             ("up",),
@@ -111,9 +125,10 @@ def test_machines_are_scraped_once_by_an_exporters_port() -> None:
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_errors(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    (tmp_path / "t.py").touch()
     done = ddpctl("monitor", *words, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", f"ddpctl: {said}\n")
-    assert written(tmp_path) == {}
+    assert written(tmp_path) == {"t.py": ""}
 
 
 def test_nothing_to_stop() -> None:

@@ -3,12 +3,13 @@
 from pathlib import PurePath
 from types import MappingProxyType
 
-from ddpctl.commands.timeline import lines, span
-from ddpctl.course import Course
-from ddpctl.material import Material
-from ddpctl.phases import Span, spans, totals
+from ddpctl.commands.timeline import lines
 from ddpctl.run import Run, RunStatus
 from ddpctl.spec import JobSpec
+from ddpctl.watch.course import Course
+from ddpctl.watch.material import Material
+from ddpctl.watch.notable import words
+from ddpctl.watch.phases import Span, spans, totals
 from ddpwire.events import Event
 from ddpwire.history import Row
 
@@ -112,16 +113,36 @@ def test_a_run_that_a_queue_began_anew() -> None:
 
 def test_a_script_that_gives_no_sign_of_its_steps() -> None:
     mute = [one for one in START if one.event not in ("training_began", "first_step")]
-    assert drawn([*mute, *both(180, "node_ended")])[3:] == [("running", 115, 180)]
+    assert drawn([*mute, *both(180, "node_ended")])[3:] == [("import", 115, 116), ("running", 116, 180)]
+    again = [*both(143, "rendezvous_done"), *both(145, "ranks_started"), *both(180, "node_ended")]
+    found = drawn([*mute, event(140, "failed", cause="killed"), *again])
+    assert found[4:] == [("running", 116, 140), ("lost", 140, 145), ("running", 145, 180)]
+
+
+def test_a_stop_that_was_asked_for_is_no_loss() -> None:
+    stopped = [event(150, "failed", cause="stopped"), event(150, "failed", node=1, cause="stopped")]
+    assert drawn([*START, *stopped, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
+    ranks = [event(148, "stopping", rank=0), *stopped]
+    assert drawn([*START, *ranks, *both(152, "node_ended")])[5:] == [("training", 122, 148), ("end", 148, 152)]
+    assert words(event(150, "failed", cause="stopped", message="asked to")) == "attempt 1 was stopped: asked to"
+    assert words(event(150, "failed", cause="killed", message="it died")) == "attempt 1 failed: it died"
+
+
+def test_nothing_is_lost_after_the_end_unless_the_ranks_are_started_anew() -> None:
+    over = [*START, event(150, "training_ended", rank=0), event(151, "failed", cause="error")]
+    assert drawn([*over, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
+    anew = [event(152, "restart"), *both(155, "first_step")]
+    assert drawn([*over, *anew])[5:] == [
+        ("training", 122, 150),
+        ("end", 150, 152),
+        ("lost", 152, 155),
+        ("training", 155, 200),
+    ]
 
 
 def test_clocks_that_are_behind_do_not_turn_time_back() -> None:
     events = [event(90, "node_started"), event(111, "node_started", node=1), *START[2:]]
     assert drawn(events)[:2] == [("queue", 100, 111), ("preflight", 111, 112)]
-
-
-def test_a_length_of_time() -> None:
-    assert [span(seconds) for seconds in (0.04, 9.94, 31.4, 125, 7451)] == ["0.0 s", "9.9 s", "31 s", "2:05", "2:04:11"]
 
 
 def material(events: list[Event], found: tuple[Span, ...], status: RunStatus) -> Material:
@@ -171,6 +192,17 @@ def test_the_bars() -> None:
         "              40 s  attempt 1 failed: rank 1 on node 0 was killed (SIGKILL)",
         "              50 s  training again, 10.0 s after the failure; 4 steps lost",
     ]
+
+
+def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor() -> None:
+    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
+    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
+    found = (Span(phase="training", begin=100, end=200),)
+    assert [lines(material([failed], found, status), 60, plain=plain)[-1] for plain in (True, False)] == [
+        "              40 s  attempt 1 failed: \\x1b[2Jrank 1 on no...",
+        "              40 s  attempt 1 failed: \\x1b[2Jrank 1 on node…",
+    ]
+    assert lines(material([], (), status), 60, plain=True)[0] == "night  failed, exit code 1: \\x1b]0;title\\x07"
 
 
 def test_a_run_that_left_no_events() -> None:

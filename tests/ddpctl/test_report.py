@@ -6,8 +6,6 @@ from html.parser import HTMLParser
 
 from tests.ddpctl.test_phases import START, material
 
-from ddpctl.course import Course
-from ddpctl.phases import Span
 from ddpctl.report import page
 from ddpctl.report.course_plots import plots
 from ddpctl.report.plot import Line, Mark, gantt, lines
@@ -15,6 +13,8 @@ from ddpctl.report.scale import clock, short, ticks, time_ticks
 from ddpctl.report.tables import MOST_EVENTS, configuration, environments, happenings
 from ddpctl.run import RunStatus
 from ddpctl.spec import JobSpec
+from ddpctl.watch.course import Course
+from ddpctl.watch.phases import Span
 from ddpwire.events import Event
 
 HOSTILE = "</pre><script>alert(1)</script>&"
@@ -60,9 +60,9 @@ def test_a_line_with_marks_and_what_the_pointer_is_told() -> None:
     assert polyline == "64.0,18.9 506.0,107.4 948.0,196.0"
     assert "<title>50 s: rank 1 &lt;died&gt;</title></line>" in drawn
     assert re.findall(r'class="hover".*?<title>(.*?)</title>', drawn) == [
-        "0 s: loss 2",
+        "0.0 s: loss 2",
         "50 s: loss 1",
-        "1:40: loss 0",
+        "100 s: loss 0",
     ]
 
 
@@ -123,9 +123,24 @@ def test_of_very_many_events_the_first_and_the_last() -> None:
     many = [Event(event="checkpoint_saved", time=100.0 + index, node=0, rank=0, step=index) for index in range(1000)]
     rows = re.findall(r"<tr>(.*?)</tr>", happenings(many, 100, ()))
     assert len(rows) == MOST_EVENTS + 1
-    assert rows[0] == "<td>0 s</td><td>node 0, rank 0</td><td>checkpoint saved</td><td>step 0</td>"
+    assert rows[0] == "<td>0.0 s</td><td>node 0, rank 0</td><td>checkpoint saved</td><td>step 0</td>"
     assert rows[MOST_EVENTS // 2] == '<td colspan="4" class="soft">700 events are left out between these</td>'
     assert rows[-1] == "<td>16:39</td><td>node 0, rank 0</td><td>checkpoint saved</td><td>step 999</td>"
+
+
+def test_events_in_words_and_without_what_moves_a_cursor() -> None:
+    facts = (
+        {"cause": "killed", "status": -9},
+        {"cause": "error", "status": 3, "step": None},
+        {"cause": "of tomorrow", "status": "x", "message": "\x1b[2J"},
+    )
+    many = [Event(event="rank_exited", time=100.0, node=0, rank=1, facts=one) for one in facts]
+    assert re.findall("<td>rank exited</td><td>(.*?)</td>", happenings(many, 100, ())) == [
+        "killed by a signal that nobody here sent, ended by SIGKILL",
+        "an error of its own, exit code 3",
+        "of tomorrow, status x, message \\x1b[2J",
+    ]
+    assert "<th>ranks on the node</th><td>2</td>" in environments({0: {"host": "a", "number of ranks": "2"}})
 
 
 def test_whatever_a_run_says_is_text() -> None:
@@ -147,7 +162,7 @@ def test_whatever_a_run_says_is_text() -> None:
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
     assert re.findall("<h2>(.*?)</h2>", text)[:2] == ["What rank 0 on node 0 said last", "Where the time went"]
     assert re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', text) == [
-        ("1:40", "from launch to end"),
+        ("100 s", "from launch to end"),
         ("49", "steps"),
         ("0.4", "loss"),
         ("17.42", "samples a second, training"),

@@ -1,12 +1,15 @@
 """The records of runs."""
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpctl import runs
-from ddpctl.errors import CannotWriteError, NoInputError, UsageError
+from ddpctl import launch, runs
+from ddpctl.desk import open_desk
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UsageError
 from ddpctl.run import Run
 from ddpctl.spec import JobSpec
 
@@ -90,3 +93,48 @@ def test_where_runs_are_kept() -> None:
     assert runs.state_dir({"DDPCTL_STATE_DIR": "/s"}) == Path("/s")
     assert runs.state_dir({"XDG_STATE_HOME": "/x", "HOME": "/h"}) == Path("/x/ddpctl/runs")
     assert runs.state_dir({"HOME": "/h"}) == Path("/h/.local/state/ddpctl/runs")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("created", float("nan")),
+        ("created", float("inf")),
+        ("created", "x"),
+        ("handle", None),
+        ("options", []),
+        ("checkpoint_dir", "/a\0b"),
+        ("job", {"env": None}),
+        ("job", {"grace": "x"}),
+    ],
+)
+def test_a_record_of_another_kind_is_no_run_and_is_named(tmp_path: Path, key: str, value: object) -> None:
+    whole = make(tmp_path, "digits-oak", 1.0)
+    make(tmp_path, "digits-otter", 2.0)
+    path = tmp_path / "digits-otter" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, key: {**record[key], **value} if isinstance(value, dict) else value}))
+    assert runs.load_all(tmp_path) == (whole,)
+    assert runs.unreadable(tmp_path) == (path.parent,)
+    with pytest.raises(NoInputError) as error:
+        runs.load(tmp_path, "digits-otter")
+    assert str(error.value) == f"the record of digits-otter cannot be read: {path} is torn, or no run's"
+
+
+def test_a_record_that_is_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+    make(tmp_path, "digits-otter", 1.0)
+    (tmp_path / "digits-otter" / "run.json").unlink()
+    os.mkfifo(tmp_path / "digits-otter" / "run.json")
+    assert runs.load_all(tmp_path) == ()
+
+
+def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = replace(make(tmp_path, "odd", 1.0), options={"python": 5})
+    desk = open_desk({"DDPCTL_STATE_DIR": str(tmp_path)})
+    (state,) = launch.status(desk, (odd,))
+    assert (state.state, state.message) == ("unknown", "odd: its record has python: 5, which is no text")
+    with pytest.raises(ConfigError) as error:
+        launch.target_of(odd)
+    assert str(error.value) == state.message

@@ -1,6 +1,7 @@
 """How a run looks on a terminal."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from ddpctl import runs
@@ -55,6 +56,23 @@ def test_who_is_alive_and_where() -> None:
         "  NODE  STATE     PID   RANK:PID       METRICS",
         "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
     ]
+
+
+def test_what_a_node_says_moves_no_cursor() -> None:
+    report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
+    state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
+    lines = show.status_lines(RUN, state, can_resume=False)
+    assert (lines[0], lines[4]) == (
+        "night  failed, exit code 1: \\x1b[2Jgone",
+        "  0     \\x1b[2J  -    -         -",
+    )
+
+
+def test_what_was_asked_for_moves_no_cursor() -> None:
+    run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
+    state = RunStatus(run="night", state="lost", message="")
+    for line in (*show.runs_table([(run, state)], 0.0), *show.status_lines(run, state, can_resume=False)):
+        assert line.isprintable(), line
 
 
 def test_what_is_left_of_a_run_that_has_ended() -> None:

@@ -12,15 +12,16 @@ from tests.ddpctl.test_local import RUN
 
 from ddpctl.command import Output
 from ddpctl.commands.pictures import meter, shares, sparkline
+from ddpctl.commands.top import document
 from ddpctl.commands.top_screen import duration, line, number, screen
 from ddpctl.desk import Desk
 from ddpctl.errors import UnavailableError
 from ddpctl.look import Seen
-from ddpctl.overview import Overview, nothing_told, numbers, state
-from ddpctl.reading import Reading, read
 from ddpctl.run import RunStatus
 from ddpctl.runner import Runner
-from ddpctl.watching import Watcher
+from ddpctl.watch.overview import Overview, nothing_told, numbers, state
+from ddpctl.watch.reading import Reading, read
+from ddpctl.watch.watcher import Watcher
 from ddpwire.rank_catalogue import STEP_PHASES
 
 STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
@@ -133,7 +134,8 @@ def test_narrow_terminals() -> None:
         "   1     0   150     200 ms  ffbwwwwwwwww",
         "   2     1   150     200 ms  ffbwwwwwwwww",
         "   3     1   150     200 ms  ffbwwwwwwwww",
-        "d data  h to the device  f forward  b backward  w waiting f…",
+        "d data  h to the device  f forward  b backward",
+        "w waiting for others  o optimizer  . other",
     ]
     narrow = shown(overview(), 36)
     assert max(map(len, narrow)) <= 36
@@ -273,3 +275,26 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path) -> N
     assert again == replace(first, silent=("no answer at present: cannot ask the nodes: no answer within 45 s",))
     with pytest.raises(UnavailableError):
         Watcher(replace(desk, runner=Flaky(0)), run).look()
+
+
+def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
+    view = replace(
+        overview(),
+        loss=float("nan"),
+        moments=(1.0, 2.0, 3.0),
+        throughput=(None, 10.0, float("inf")),
+        losses=(float("nan"), None, 0.5),
+    )
+    said = document(view)
+    assert "\n" not in said
+    found = json.loads(said, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert (found["run"], found["loss"]) == ("night", None)
+    assert found["throughput"] == [{"time": 2.0, "value": 10.0}]
+    assert found["losses"] == [{"time": 3.0, "value": 0.5}]
+    assert "moments" not in found
+
+
+def test_what_a_run_says_moves_no_cursor() -> None:
+    view = nothing_told(RunStatus(run="night", state="lost", message="\x1b[2Jgone"), 0)
+    assert shown(view, 80)[1] == "\\x1b[2Jgone"
+    assert line(view) == "night  lost: \\x1b[2Jgone"

@@ -45,7 +45,8 @@ def look_back(tmp_path: Path) -> None:
     assert (document["run"], document["state"]) == ("seen", "stopped")
     spans = document["spans"]
     assert [before["end"] for before in spans[:-1]] == [after["begin"] for after in spans[1:]]
-    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training"}
+    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training", "end"}
+    assert "lost" not in document["seconds"], "a stop that was asked for loses nothing"
     drawn = ddpctl("timeline", "seen").stdout.splitlines()
     assert re.fullmatch(r"seen  stopped, exit code 143: \d.* since its launch", drawn[0])
     path = tmp_path / "sub" / "seen.html"
@@ -77,11 +78,21 @@ def test_the_report_of_a_failure_has_the_last_words_and_no_secret(tmp_path: Path
     (tmp_path / "ddpctl.yaml").write_text("job:\n  secrets: [HF_SESSION]\n  env: {MY_PASSWORD: hunter22}\n")
     done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
     assert done.returncode == 3, done.stderr
-    assert ddpctl("report", "fails", cwd=tmp_path).stdout == f"{tmp_path}/fails.html\n"
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    assert (written.stdout, written.stderr) == (f"{tmp_path}/fails.html\n", "")
     page = (tmp_path / "fails.html").read_text()
     assert "<h2>What rank 0 on node 0 said last</h2>\n<pre>with [REDACTED] and token=[REDACTED]</pre>" in page
     assert "fails.py --api-key &#x27;[REDACTED]&#x27;" in page
     assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
+    monkeypatch.delenv("HF_SESSION")
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    assert written.stderr == (
+        "HF_SESSION: not set here, or shorter than 6 characters, so that the report may hold the value: "
+        "make it where they are set, or look into it before you mail it\n"
+    )
+    assert (
+        "<h2>Secrets that could not be looked for</h2>\n<p>HF_SESSION: not set" in (tmp_path / "fails.html").read_text()
+    )
 
 
 def test_what_there_is_to_be_seen_of_a_script_that_tells_nothing() -> None:
@@ -89,4 +100,4 @@ def test_what_there_is_to_be_seen_of_a_script_that_tells_nothing() -> None:
     assert ddpctl("top", "mute").stdout == "mute  succeeded: every rank exited with 0\n"
     found = json.loads(ddpctl("timeline", "mute", "--json").stdout)
     assert list(found["seconds"])[:3] == ["start", "preflight", "rendezvous"]
-    assert "running" in found["seconds"]
+    assert list(found["seconds"])[3:] == ["import", "running"]

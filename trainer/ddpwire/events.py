@@ -17,6 +17,7 @@ from typing import Any, Final
 EVENTS: Final = "events.jsonl"
 EVENTS_BEFORE: Final = "events.1.jsonl"
 EVENTS_FILE: Final = "DDP_EVENTS_FILE"  # set by ddprun for each rank
+LAST_TIME: Final = 1e11
 MOST_BYTES = 4_000_000  # of a file, so twice that of a node
 
 KINDS: Mapping[str, str] = {
@@ -122,17 +123,45 @@ def events_of(environ: Mapping[str, str]) -> EventLog:
 
 def read_events(*texts: str) -> tuple[Event, ...]:
     """The events of these files' contents, by time. Lines that are torn, or no event, are passed over."""
-    found = []
-    for line in "\n".join(texts).splitlines():
-        with contextlib.suppress(ValueError, TypeError, AttributeError):
-            said = json.loads(line)
-            own = {key: said.pop(key) for key in Event.__dataclass_fields__ if key in said and key != "facts"}
-            found.append(Event(**own, facts=said))
-    return tuple(sorted(found, key=lambda event: event.time))
+    found = (_event(line) for text in texts for line in text.split("\n"))
+    return tuple(sorted((event for event in found if event), key=lambda event: event.time))
+
+
+def strange_lines(text: str) -> int:
+    """How many whole lines of a file's content are no event; its first may be cut, its last not yet written."""
+    _, *lines = text.split("\n") if text and not text.startswith("{") else ("", *text.split("\n"))
+    return sum(1 for line in lines[:-1] if line.strip() and _event(line) is None)
+
+
+def is_time(value: object) -> bool:
+    """Whether it can be a time: in seconds since the epoch, within the next few thousand years."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_TIME
+
+
+def _event(line: str) -> Event | None:
+    try:
+        said = json.loads(line)
+        own = {key: said.pop(key) for key in Event.__dataclass_fields__ if key in said and key != "facts"}
+        event = Event(**own, facts=said)
+        return event if _is_whole(event) else None
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _is_whole(event: Event) -> bool:
+    known = [number for number in (event.rank, event.step) if number is not None]
+    return (
+        isinstance(event.event, str)
+        and is_time(event.time)
+        and all(type(count) is int and abs(count) <= LAST_TIME for count in (event.node, event.attempt, *known))
+        and (event.seconds is None or is_time(abs(event.seconds)))
+    )
 
 
 def _append(path: Path, line: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # A FIFO in its place, which nobody reads, must not stop a training either: hence O_NONBLOCK.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
     try:
         os.write(descriptor, line)
         if os.fstat(descriptor).st_size > MOST_BYTES:

@@ -6,13 +6,12 @@ gauges the largest is kept. A column is called as the series is, with its label'
 evenly, so that there are never more than ``MAX_ROWS``.
 """
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ddpwire import catalogue
 from ddpwire import rank_catalogue as of_ranks
+from ddpwire.events import is_time
 from ddpwire.metric import Metric
 
 HISTORY = "history.csv"
@@ -79,12 +78,21 @@ def line(time_s: float, row: Row) -> str:
 
 def read_history(text: str) -> tuple[Row, ...]:
     """The rows of a file, also of another version's, each with its ``time``; a torn line is passed over."""
-    rows = []
-    for cells in csv.DictReader(io.StringIO(text)):
-        try:
-            row = {name: float(cell) for name, cell in cells.items() if name and cell}
-        except (TypeError, ValueError):
-            continue
-        if TIME in row:
-            rows.append(row)
-    return tuple(rows)
+    head, *lines = text.split("\n")
+    names = head.strip().split(",")
+    return tuple(row for line in lines if (row := _row(names, line)))
+
+
+def strange_rows(text: str) -> int:
+    """How many whole lines of a file are no row; the last one may not be written yet."""
+    head, *lines = text.split("\n")
+    return sum(1 for line in lines[:-1] if line.strip() and _row(head.strip().split(","), line) is None)
+
+
+def _row(names: Sequence[str], line: str) -> Row | None:
+    cells = line.strip().split(",")
+    try:
+        row = {name: float(cell) for name, cell in zip(names, cells, strict=False) if name and cell}
+    except ValueError:
+        return None
+    return row if is_time(row.get(TIME)) else None

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ddpctl.monitoring.prometheus import Scraping
     from ddpctl.prometheus_api import Firing, Scraped
 
+SHORTEST_S, LONGEST_S = 0.1, 3600.0  # between two scrapes
+
 app = typer.Typer(
     name="monitor",
     rich_markup_mode=None,
@@ -41,7 +43,9 @@ TargetsFlag = Annotated[
     Path | None,
     typer.Option("--targets", metavar="FOLDER", help="Where the runs' file_sd files are [default: where ddpctl is]."),
 ]
-IntervalFlag = Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two scrapes of a node.")]
+IntervalFlag = Annotated[
+    float, typer.Option("--interval", help="Seconds between two scrapes of a node, from 0.1 to 3600.")
+]
 JsonFlag = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 
 
@@ -168,6 +172,10 @@ def _scraping(desk: "Desk", targets: Path | None, interval_s: float, exporters: 
     from ddpctl import monitor
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
 
+    if not SHORTEST_S <= interval_s <= LONGEST_S:  # also what is no number
+        raise UsageError(f"--interval: {interval_s:g} is not allowed: seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
+    if targets and targets.exists() and not targets.is_dir():
+        raise UsageError(f"--targets: {targets} is a file: name the folder that the runs' file_sd files are in")
     folder = targets.absolute() if targets else monitor.targets_of(desk.root)
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
 

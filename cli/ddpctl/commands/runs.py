@@ -57,6 +57,8 @@ def ps(
     if as_json:
         print(json.dumps([show.as_json(run, state) for run, state in rows], indent=1))
         return
+    if torn := runs.unreadable(desk.root):
+        desk.say(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
         desk.say(f"no run yet in {desk.root}: start one with ddpctl launch")
         return

@@ -9,7 +9,7 @@ from ddpctl.footprint import Footprint
 from ddpctl.images import human_size
 from ddpctl.plan import command_line, title
 from ddpctl.run import Run, RunStatus
-from ddpctl.words import table
+from ddpctl.words import one_line, span, table
 from ddpwire.exits import Exit
 
 
@@ -33,9 +33,9 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
                     state.state,
                     "-" if state.code is None else str(state.code),
                     f"{run.job.nodes} x {run.job.gpus}",
-                    run.target,
+                    one_line(run.target),
                     f"{ago(now - run.created)} ago",
-                    command_line(run.job),
+                    one_line(command_line(run.job)),
                 )
                 for run, state in rows
             ),
@@ -47,15 +47,15 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
-        f"{run.name}  {state.state}{ending}: {state.message}",
-        f"  {title(run.job)} on {run.target}, started {ago(time.time() - run.created)} ago",
+        f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
+        f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
         *_places(run, state, can_resume=can_resume),
     ]
     rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
     for report in state.nodes:
         node = report.state
         if node is None:
-            said = report.note or ("no word yet" if report.alive else "no word")
+            said = one_line(report.note) or ("no word yet" if report.alive else "no word")
             rows.append((f"  {report.node}", said, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
@@ -63,10 +63,10 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
         rows.append(
             (
                 f"  {report.node}",
-                node.state if report.alive else gone,
+                one_line(node.state) if report.alive else gone,
                 str(node.pid) if report.alive else "-",
                 ranks,
-                (node.metrics or "-") if report.alive else "-",
+                one_line(node.metrics or "-") if report.alive else "-",
             )
         )
     return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
@@ -85,7 +85,9 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
-    lines = [f"run {run.name} {state.state}{ending}, after {ago(time.time() - run.created)}: {state.message}"]
+    lines = [
+        f"run {run.name} {state.state}{ending}, after {span(time.time() - run.created)}: {one_line(state.message)}"
+    ]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
     return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
@@ -93,7 +95,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Where its logs are; and its checkpoints, unless it has ended without any."""
-    logs, checkpoints = f"  logs         {run.logs_at}", f"  checkpoints  {run.checkpoint_dir}"
+    logs, checkpoints = f"  logs         {one_line(run.logs_at)}", f"  checkpoints  {one_line(run.checkpoint_dir)}"
     return [logs] if state.ended and not can_resume else [logs, checkpoints]
 
 

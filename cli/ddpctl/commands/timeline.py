@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from ddpctl.commands.runs import Json, RunName
+from ddpctl.words import cut, one_line, span
 
 if TYPE_CHECKING:
-    from ddpctl.material import Material
-    from ddpctl.phases import Span
+    from ddpctl.watch.material import Material
+    from ddpctl.watch.phases import Span
 
 DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
@@ -26,9 +27,10 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
     A bar for each phase, from the queue over rendezvous and imports to training and what was lost; below them what
     went wrong, and when.
     """
-    from ddpctl import material, runs
+    from ddpctl import runs
     from ddpctl.desk import open_desk
-    from ddpctl.phases import totals
+    from ddpctl.watch import material
+    from ddpctl.watch.phases import totals
 
     desk = open_desk(os.environ)
     found = material.gather(desk, runs.load(desk.root, run))
@@ -47,19 +49,19 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     for line in lines(found, width, plain=plain):
         print(line)
-    for silent in found.silent:
-        desk.say(silent)
+    for said in (*found.silent, *found.torn):
+        desk.say(said)
 
 
 def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
     """The bars, a row a phase, and below them what happened."""
-    from ddpctl.notable import notable, words
-    from ddpctl.phases import totals
+    from ddpctl.watch.notable import notable, words
+    from ddpctl.watch.phases import totals
 
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
-        return [f"{name}  {status.state}{ending}: {status.message}", "its nodes left no events to draw"]
+        return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes left no events to draw"]
     begin, end = found.spans[0].begin, found.spans[-1].end
     shown = [f"{name}  {status.state}{ending}: {span(end - begin)} since its launch", ""]
     seconds = totals(found.spans)
@@ -69,7 +71,8 @@ def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
         bar = bars([one for one in found.spans if one.phase == phase], begin, end, room, PLAIN if plain else BLOCK)
         shown.append(f"{phase:<{label}}  {span(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip())
     if told := notable(found.events):
-        shown += ["", *(f"{span(event.time - begin):>{label + 10}}  {words(event)}"[:width] for event in told)]
+        told_at = ((f"{span(event.time - begin):>{label + 10}}", one_line(words(event))) for event in told)
+        shown += ["", *(cut(f"{at}  {said}", width, plain=plain) for at, said in told_at)]
     return shown
 
 
@@ -81,16 +84,6 @@ def bars(spans: Sequence["Span"], begin: float, end: float, room: int, full: str
         last = max(first + 1, round((one.end - begin) / (end - begin) * room))
         cells[first:last] = full * (min(last, room) - first)
     return "".join(cells).rstrip()
-
-
-def span(seconds: float) -> str:
-    """A stretch of time: 0.4 s, 12 s, 3:05, 2:04:11."""
-    if seconds < 9.95:
-        return f"{max(seconds, 0):.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def register(app: typer.Typer) -> None:

@@ -1,6 +1,7 @@
 """The verb top: a run as it trains, rank by rank."""
 
 import json
+import math
 import os
 import sys
 from dataclasses import asdict
@@ -9,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.runs import RunName
+from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from ddpctl.run import Run
-    from ddpctl.watching import Watcher
+    from ddpctl.watch.overview import Overview
+    from ddpctl.watch.watcher import Watcher
 
 ONCE_S = 1.0  # between the two looks of --once, from which it has a pace
 
@@ -35,8 +38,10 @@ def top(
     """
     from ddpctl import runs
     from ddpctl.desk import open_desk
-    from ddpctl.watching import Watcher
+    from ddpctl.watch.watcher import Watcher
 
+    if every != every:  # nan: neither too short nor too long
+        raise UsageError("--every: nan is no number of seconds: from 0.2 to 3600")
     desk = open_desk(os.environ)
     record = runs.load(desk.root, run)
     watcher = Watcher(desk, record)
@@ -56,7 +61,7 @@ def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
         time.sleep(ONCE_S)
         overview = watcher.look()
     if as_json:
-        print(json.dumps(asdict(overview), indent=1))
+        print(document(overview))
         return
     from ddpctl.commands.top_screen import screen
 
@@ -72,10 +77,23 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
     while True:
         overview = watcher.look()
-        print(json.dumps(asdict(overview)) if as_json else line(overview), flush=True)
+        print(document(overview) if as_json else line(overview), flush=True)
         if overview.state in ENDED:
             return
         time.sleep(every)
+
+
+def document(overview: "Overview") -> str:
+    """One line of JSON: numbers that are none are null; of the course what is known, each value with its time."""
+    said = {name: _known(value) for name, value in asdict(overview).items() if name != "moments"}
+    for name in ("throughput", "losses"):
+        course = zip(overview.moments, getattr(overview, name), strict=True)
+        said[name] = [{"time": at, "value": value} for at, value in course if _known(value) is not None]
+    return json.dumps(said)
+
+
+def _known(value: object) -> object:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _live(watcher: "Watcher", run: "Run", every: float) -> None:
@@ -104,7 +122,11 @@ def _live(watcher: "Watcher", run: "Run", every: float) -> None:
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False, markup=False, emoji=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the program with 1; a reader who has seen enough is no fault
+            raise BrokenPipeError
+
+    return Piped(highlight=False, markup=False, emoji=False)
 
 
 def _plain(console: "Console") -> bool:
@@ -113,9 +135,10 @@ def _plain(console: "Console") -> bool:
 
 def _title(run: "Run") -> str:
     from ddpctl.plan import title
+    from ddpctl.words import one_line
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
-    return f"{title(run.job)} on {where}"
+    return one_line(f"{title(run.job)} on {where}")
 
 
 def register(app: typer.Typer) -> None:

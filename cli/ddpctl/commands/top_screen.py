@@ -9,7 +9,8 @@ from rich.text import Text
 
 from ddpctl.commands.pictures import meter, shares, sparkline
 from ddpctl.commands.show import ago
-from ddpctl.overview import Overview, RankRow
+from ddpctl.watch.overview import Overview, RankRow
+from ddpctl.words import one_line
 from ddpwire.rank_catalogue import STEP_PHASES
 
 WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on there is room for more
@@ -38,15 +39,15 @@ LABEL = 11
 def screen(overview: Overview, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
     """All of it. ``height``: the lines that there are, None: as many as it takes; ``plain``: ASCII alone."""
     lines = [*_head(overview, title, width), *_numbers(overview, width, plain=plain)]
-    lines += [Text(f"{silent}", style="yellow") for silent in overview.silent]
+    lines += [Text(one_line(silent), style="yellow") for silent in overview.silent]
     if not overview.ranks:
-        return Group(*(_cut(line, width) if line.plain != overview.message else line for line in lines))
+        return Group(*(_cut(line, width) if line.plain != one_line(overview.message) else line for line in lines))
     told = width >= MIDDLE and any(row.phases for row in overview.ranks)
-    room = None if height is None else max(1, height - len(lines) - 2 - told)
+    room = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * told))
     shown, left_out = _fit(overview.ranks, room)
     table = _table(shown, width)
     below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
-    legend = [_legend()] if told else []
+    legend = _legend(width) if told else []
     return Group(
         *(_cut(line, width) for line in [*lines, Text()]), table, *below, *(_cut(one, width) for one in legend)
     )
@@ -65,7 +66,7 @@ def _head(overview: Overview, title: str, width: int) -> list[Text]:
     )
     lines = [Text.assemble(first, (f"  {title}" if width >= MIDDLE else "", "dim"))]
     if overview.state != "training":
-        lines.append(Text(f"{overview.message}"))
+        lines.append(Text(one_line(overview.message)))
     return lines
 
 
@@ -177,13 +178,16 @@ def _bar(row: RankRow, width: int) -> Text:
     return text
 
 
-def _legend() -> Text:
+def _legend(width: int) -> list[Text]:
+    """In as many lines as it takes."""
     words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
-    text = Text()
+    lines = [Text()]
     for phase in STEP_PHASES:
-        text.append(LETTERS[phase], style=f"black {COLOURS[phase]}")
-        text.append(f" {words.get(phase, phase)}  ", style="dim")
-    return text
+        part = Text.assemble((LETTERS[phase], f"black {COLOURS[phase]}"), (f" {words.get(phase, phase)}", "dim"))
+        if len(lines[-1]) + len(part) > width:
+            lines.append(Text())
+        lines[-1] = lines[-1] + part + "  "
+    return lines
 
 
 def _mark(row: RankRow, *, short: bool = False) -> Text:
@@ -197,7 +201,7 @@ def _mark(row: RankRow, *, short: bool = False) -> Text:
 def line(overview: Overview) -> str:
     """The overview as one line, for a log or a pipe."""
     if not overview.ranks:
-        return f"{overview.run}  {overview.state}: {overview.message}"
+        return f"{overview.run}  {overview.state}: {one_line(overview.message)}"
     parts = [overview.run, overview.state]
     if overview.step is not None:
         parts.append(f"step {overview.step}" + (f" of {overview.planned}" if overview.planned else ""))
@@ -205,7 +209,7 @@ def line(overview: Overview) -> str:
     parts += [] if overview.loss is None else [f"loss {number(overview.loss)}"]
     parts += [] if overview.left_s is None else [f"{ago(overview.left_s)} left"]
     parts += [f"rank {row.rank} on node {row.node} {_mark(row).plain}" for row in overview.ranks if _mark(row).plain]
-    return "  ".join([*parts, *overview.silent])
+    return "  ".join([*parts, *map(one_line, overview.silent)])
 
 
 def number(value: float) -> str:

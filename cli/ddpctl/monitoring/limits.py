@@ -11,6 +11,8 @@ from ddpctl.fields import fields_of
 from ddpctl.spec import Doc
 from ddpctl.words import quote, unknown
 
+DAYS = 30 * 86400  # a condition that takes longer to come true helps nobody
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -19,15 +21,19 @@ class Limits:
     hold: Annotated[
         float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
     ] = None
-    first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1)] = 900.0
-    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1)] = 180.0
-    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1)] = 180.0
-    skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1)] = 1.25
+    first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1), Le(DAYS)] = 900.0
+    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1), Le(DAYS)] = (
+        180.0
+    )
+    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1), Le(DAYS)] = 180.0
+    skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1), Le(100)] = 1.25
     data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
-    checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1)] = 3600.0
-    restarts: Annotated[float, Doc("Restarts within an hour."), Ge(1)] = 3.0
+    checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
+        3600.0
+    )
+    restarts: Annotated[float, Doc("Restarts within an hour."), Ge(1), Le(1000)] = 3.0
     ettr: Annotated[float, Doc("Share of the last hour in which steps were taken."), Ge(0), Le(1)] = 0.8
-    clock_offset: Annotated[float, Doc("Seconds between a node's clock and node 0's."), Ge(0)] = 1.0
+    clock_offset: Annotated[float, Doc("Seconds between a node's clock and node 0's."), Ge(0), Le(86400)] = 1.0
 
 
 def parse(settings: Iterable[str]) -> Limits:
@@ -43,8 +49,7 @@ def parse(settings: Iterable[str]) -> Limits:
             value = float(text)
         except ValueError:
             value = float("nan")
-        low, high = field.low, field.high if field.high is not None else float("inf")
-        if not equals or not low <= value <= high or value == float("inf"):
+        if not equals or not field.low <= value <= field.high:  # also what is no number
             raise UsageError(f"--limit {name}: {quote(text)} is not allowed: a number {field.range_words}")
         given[name] = value
     return Limits(**given)

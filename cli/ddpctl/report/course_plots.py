@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ddpctl.course import Course
 from ddpctl.report.plot import Line, Mark, Point, areas, lines
+from ddpctl.watch.course import Course
 from ddpwire import catalogue
 from ddpwire import rank_catalogue as of_ranks
 

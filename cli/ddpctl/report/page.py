@@ -6,15 +6,16 @@ from html import escape
 from string import Template
 
 from ddpctl import redact
-from ddpctl.material import Material
-from ddpctl.notable import BAD, notable, words
-from ddpctl.phases import totals
 from ddpctl.plan import title
 from ddpctl.report.course_plots import plots
 from ddpctl.report.plot import Mark, gantt
-from ddpctl.report.scale import clock, short
+from ddpctl.report.scale import short
 from ddpctl.report.style import STYLE
 from ddpctl.report.tables import configuration, environments, happenings
+from ddpctl.watch.material import Material
+from ddpctl.watch.notable import BAD, notable, words
+from ddpctl.watch.phases import totals
+from ddpctl.words import one_line, plain, span
 from ddpwire import rank_catalogue as of_ranks
 
 LAST_LINES, MOST_MARKS = 40, 20
@@ -42,9 +43,10 @@ $sections
 """)
 
 
-def page(found: Material, *, values: Iterable[str] = ()) -> str:
-    """The whole file. ``values``: of secrets, which must not be in it."""
+def page(found: Material, *, values: Iterable[str] = (), unsought: Sequence[str] = ()) -> str:
+    """The whole file. ``values``: of secrets, which must not be in it; ``unsought``: those whose value nobody knew."""
     known = tuple(values)
+    sections = _sections(found, known, unsought)
     run, status = found.run, found.status
     ending = f" (exit code {status.code})" if status.code else ""
     return PAGE.substitute(
@@ -52,12 +54,12 @@ def page(found: Material, *, values: Iterable[str] = ()) -> str:
         name=escape(run.name),
         state=escape(status.state),
         style=STYLE,
-        message=escape(redact.text(f"{status.message}{ending}", known)),
+        message=escape(redact.text(one_line(f"{status.message}{ending}"), known)),
         what=escape(f"{title(run.job)} on {run.target if run.target == run.kind else f'{run.target}, {run.kind}'}"),
         launched=_date(run.created),
         tiles="".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
                       for what, value in _tiles(found)),
-        sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in _sections(found, known)),
+        sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in sections),
         made=_date(found.now),
     )  # fmt: skip
 
@@ -72,7 +74,7 @@ def _end(found: Material) -> float:
 
 def _tiles(found: Material) -> list[tuple[str, str]]:
     course, passed_s = found.course, _end(found) - found.run.created
-    tiles = [("from launch to end" if found.status.ended else "since the launch", clock(passed_s))] if passed_s else []
+    tiles = [("from launch to end" if found.status.ended else "since the launch", span(passed_s))] if passed_s else []
     step, planned = course.last(of_ranks.LAST_STEP.name), course.last(of_ranks.STEPS_PLANNED.name)
     if step is not None:
         tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
@@ -90,16 +92,20 @@ def _tiles(found: Material) -> list[tuple[str, str]]:
     return tiles
 
 
-def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
+def _sections(found: Material, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
     begin, seconds = found.run.created, _end(found) - found.run.created
     told = notable(found.events)
     marks = [
-        Mark(at=event.time - begin, style="bad" if event.event in BAD else "", words=redact.text(words(event), known))
+        Mark(
+            at=event.time - begin,
+            style="bad" if event.event in BAD else "",
+            words=redact.text(one_line(words(event)), known),
+        )
         for event in told
     ]
     sections = []
     if found.said:
-        lines = redact.text("\n".join(found.said.splitlines()[-LAST_LINES:]), known)
+        lines = redact.text("\n".join(plain(found.said.rstrip("\n")).split("\n")[-LAST_LINES:]), known)
         sections.append((f"What {found.said_by} said last", f"<pre>{escape(lines)}</pre>"))
     if found.spans:
         bars = gantt(found.spans, totals(found.spans), begin=begin, seconds=seconds)
@@ -110,8 +116,11 @@ def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
         said = "; ".join(found.silent)
         sections.append(("Nodes that could not be asked", f"<p>{escape(redact.text(said, known))}</p>"))
     if found.environments:
-        sections.append(("The nodes", environments(found.environments)))
+        sections.append(("The nodes", environments(found.environments, known)))
     sections.append(("What was asked for", configuration(found.run, known)))
+    if unsought:
+        said = f"{', '.join(unsought)}: not set where this was made, or too short: look for the value by yourself."
+        sections.append(("Secrets that could not be looked for", f"<p>{escape(said)}</p>"))
     if found.events:
         sections.append(("What happened", happenings(found.events, begin, known)))
     return sections
@@ -119,7 +128,7 @@ def _sections(found: Material, known: tuple[str, ...]) -> list[tuple[str, str]]:
 
 def _key(marks: Sequence[Mark]) -> str:
     """What the dashed lines in the plots stand for."""
-    said = [f"<li>{clock(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
+    said = [f"<li>{span(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
     if len(marks) > MOST_MARKS:
         said.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
     return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(said)}</ul>' if said else ""

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ddpctl.phases import Span
 from ddpctl.report.scale import clock, short, ticks, time_ticks
+from ddpctl.watch.phases import Span
+from ddpctl.words import span
 
 WIDTH, HEIGHT, ROW = 960, 220, 26
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
@@ -78,12 +79,12 @@ def gantt(spans: Sequence[Span], totals: Mapping[str, float], *, begin: float, s
     body = [_times(seconds, across, height)]
     for row, (phase, total) in enumerate(totals.items()):
         y = TOP + row * ROW
-        text = f"{escape(phase)}  {clock(total)}  {100 * total / seconds:.0f} %"
+        text = f"{escape(phase)}  {span(total)}  {100 * total / seconds:.0f} %"
         body.append(f'<text class="label" x="{left - 10}" y="{y + 17}" text-anchor="end">{text}</text>')
         for one in spans:
             if one.phase == phase:
                 x, wide = across(one.begin - begin), max(1.0, across(one.end - begin) - across(one.begin - begin))
-                title = f"<title>{escape(phase)}: {clock(one.seconds)}, from {clock(one.begin - begin)} on</title>"
+                title = f"<title>{escape(phase)}: {span(one.seconds)}, from {span(one.begin - begin)} on</title>"
                 style = f"bar phase-{phase.replace(' ', '-')}"
                 place = f'x="{x:.1f}" y="{y + 4}" width="{wide:.1f}" height="{ROW - 8}"'
                 body.append(f'<rect class="{style}" {place}>{title}</rect>')
@@ -123,7 +124,7 @@ def _times(seconds: float, across: Place, height: float) -> str:
 def _marks(marks: Sequence[Mark], across: Place) -> str:
     return "".join(
         f'<line class="mark {mark.style}" x1="{across(mark.at):.1f}" x2="{across(mark.at):.1f}" '
-        f'y1="{TOP}" y2="{HEIGHT - BOTTOM}"><title>{clock(mark.at)}: {escape(mark.words)}</title></line>'
+        f'y1="{TOP}" y2="{HEIGHT - BOTTOM}"><title>{span(mark.at)}: {escape(mark.words)}</title></line>'
         for mark in marks
     )
 
@@ -140,6 +141,6 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
         x, wide = across(before), max(2.0, across(after) - across(before))
         found.append(
             f'<rect class="hover" x="{x:.1f}" y="{TOP}" width="{wide:.1f}" height="{HEIGHT - TOP - BOTTOM}">'
-            f"<title>{clock(at)}: {escape(', '.join(said))}</title></rect>"
+            f"<title>{span(at)}: {escape(', '.join(said))}</title></rect>"
         )
     return "".join(found)

@@ -2,6 +2,8 @@
 
 import math
 
+from ddpctl.words import span
+
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
 SUFFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
@@ -24,11 +26,8 @@ def time_ticks(seconds: float, number: int = 8) -> list[float]:
 
 
 def clock(seconds: float) -> str:
-    """A time since the launch: 45 s, 3:05, 2:04:11."""
-    if seconds < 100:
-        return f"{seconds:.3g} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+    """A round time on an axis: 0.2 s, 45 s, 3:00."""
+    return f"{seconds:.3g} s" if seconds < 120 else span(seconds)
 
 
 def short(value: float) -> str:

@@ -9,11 +9,13 @@ from importlib import import_module
 from typing import Any, Protocol, runtime_checkable
 
 from ddpctl.command import Verb
+from ddpctl.errors import ConfigError
 from ddpctl.fields import fields_of
 from ddpctl.footprint import Footprint
 from ddpctl.look import Look, Seen
 from ddpctl.plan import Plan
 from ddpctl.run import Run, RunStatus
+from ddpctl.words import quote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +161,7 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """A kind's options from a run's record; what this version does not know is passed over."""
+    """A kind's options from a run's record; what this version does not know is passed over. Raises ConfigError."""
     return _fill(options_type(kind), record)
 
 
@@ -168,6 +170,8 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
     for name, field in fields_of(cls).items():
         if name in record:
             value = record[name]
+            if not field.holds(value):
+                raise ConfigError(f"its record has {name}: {quote(value)}, which is no {field.type_words}")
             if field.record:
                 value = tuple(_fill(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Annotated
 
 from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
 from ddpctl.local_script import LOOPBACK, render_script
 from ddpctl.look import TIMEOUT_S, Look, Seen
 from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
@@ -138,6 +138,8 @@ class LocalTarget:
             raise NoInputError(
                 f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
             )
+        if done.returncode == Exit.CANNOT_WRITE:
+            raise CannotWriteError("")  # nodectl has said it
 
     def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
         """Ask nodectl: it reads the nodes' folders, and fetches."""

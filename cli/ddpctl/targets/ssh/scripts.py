@@ -180,7 +180,7 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
         lines = [f"cd {folder} 2>/dev/null || exit 66", "found=66"]
         for name, prefix in files.items():
             mark = f" | sed -E '{_BEGINNING}{prefix}/'" if prefix else ""
-            lines.append(f"if [ -e {name} ]; then found=0; tail -n {begin} {name}{mark}; fi")
+            lines.append(f"if [ -f {name} ]; then found=0; tail -n {begin} {name}{mark}; fi")
         return "\n".join([*lines, "exit $found"]) + "\n"
     lines = [
         "n=0",

@@ -31,13 +31,15 @@ def words(event: Event) -> str:
     who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
     match event.event:
         case "failed":
-            return f"attempt {event.attempt} failed: {facts.get('message', who)}"
+            happened = "was stopped" if facts.get("cause") == "stopped" else "failed"
+            return f"attempt {event.attempt} {happened}: {facts.get('message', who)}"
         case "recovered":
             return (
                 f"training again, {event.seconds or 0:.1f} s after the failure; {facts.get('steps_lost', 0)} steps lost"
             )
         case "straggler":
-            return f"{who} is slow: {facts.get('ratio', 0):.1f} x the others"
+            ratio = facts.get("ratio")
+            return f"{who} is slow" + (f": {ratio:.1f} x the others" if isinstance(ratio, float) else "")
         case "straggler_gone":
             return f"{who} is as fast as the others again"
         case "signal":

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddpctl import launch
-from ddpctl.course import Course
 from ddpctl.desk import Desk
 from ddpctl.errors import UnavailableError
 from ddpctl.look import Look, Seen
-from ddpctl.overview import Overview, nothing_told, numbers, state
-from ddpctl.reading import Reading, read
 from ddpctl.run import Run, RunStatus
+from ddpctl.watch.course import Course
+from ddpctl.watch.overview import Overview, nothing_told, numbers, state
+from ddpctl.watch.reading import Reading, read
 from ddpwire import rank_catalogue as of_ranks
 from ddpwire.history import HISTORY, TIME, Row, fold, read_history
 
@@ -123,7 +123,8 @@ class Watcher:
         moments = course.moments(NUM_POINTS)
         return replace(
             overview,
-            throughput=(None, *course.rate(of_ranks.SAMPLES.name, moments)),  # from each moment to the next
+            moments=moments,
+            throughput=(None, *course.rate(of_ranks.SAMPLES.name, moments)) if moments else (),
             losses=course.gauge(of_ranks.LOSS.name, moments),
             left_s=_left_s(course, overview),
         )

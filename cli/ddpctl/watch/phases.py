@@ -5,11 +5,11 @@ step before it until the ranks are where they had been.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from ddpctl.course import Course
+from ddpctl.watch.course import Course
 from ddpwire import rank_catalogue as of_ranks
-from ddpwire.events import Event
+from ddpwire.events import Event, is_time
 from ddpwire.history import TIME
 
 PHASES = (
@@ -85,6 +85,7 @@ def spans(
     clock = _Clock(phase="queue" if queued else "start", since=created)
     if placed is not None:
         clock.turn("start", placed)
+    following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
     told: dict[str, set[int]] = {}
     present = len({event.node for event in events}) or nodes
     last = created
@@ -93,19 +94,19 @@ def spans(
             clock.turn("lost", last)  # the run was begun anew
             told.clear()
         last = max(last, event.time)
-        if event.event == "failed" and clock.phase != "lost":
+        if _is_loss(event, clock.phase):
             clock.turn("lost", max(_last_step(course, event.time), clock.since))
             told.clear()
-        elif event.event in ("training_ended", "stopping") and clock.phase == "training":
+        elif _is_end(event, clock.phase):
             clock.turn("end", event.time)
-        elif event.event in _NEXT:
+        elif event.event in following:
             told.setdefault(event.event, set()).add(event.node)
-            if len(told[event.event]) >= present and _is_later(clock.phase, event.event):
-                clock.turn(_NEXT[event.event], _caught_up(course, event) if clock.phase == "lost" else event.time)
+            if len(told[event.event]) >= present and _is_later(clock.phase, following[event.event]):
+                caught_up = clock.phase == "lost" and event.event == "first_step"
+                clock.turn(following[event.event], _caught_up(course, event) if caught_up else event.time)
     ended = max((event.time for event in events if event.event == "node_ended"), default=None)
     clock.turn("end", now if ended is None else ended)
-    found = [replace(span, phase="running") if _is_mute(span, events) else span for span in clock.spans]
-    return tuple(_cut(found, _within(events)))
+    return tuple(_cut(clock.spans, _within(events)))
 
 
 def totals(found: Iterable[Span]) -> Mapping[str, float]:
@@ -116,11 +117,24 @@ def totals(found: Iterable[Span]) -> Mapping[str, float]:
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
 
 
-def _is_later(phase: str, event: str) -> bool:
+def _is_loss(event: Event, phase: str) -> bool:
+    """A failure; not the ranks' end after a stop, and after the training's end only if they are started anew."""
+    if event.event == "failed":
+        return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
+    return event.event == "restart" and phase == "end"
+
+
+def _is_end(event: Event, phase: str) -> bool:
+    if event.event == "failed":
+        return event.facts.get("cause") == "stopped" and phase != "end"
+    return event.event in ("training_ended", "stopping") and phase == "training"
+
+
+def _is_later(phase: str, following: str) -> bool:
     """Whether the run gets on by this; once something was lost, only by training again."""
     if phase == "lost":
-        return event == "first_step"
-    return PHASES.index(_NEXT[event]) > PHASES.index(phase)
+        return following in ("training", "running")
+    return PHASES.index(following) > PHASES.index(phase)
 
 
 def _last_step(course: Course, before: float) -> float:
@@ -145,8 +159,8 @@ def _steps(course: Course) -> list[tuple[float, float]]:
     return sorted((row[TIME], row[name]) for rows in course.nodes.values() for row in rows if name in row)
 
 
-def _is_mute(span: Span, events: Sequence[Event]) -> bool:
-    return span.phase == "import" and not any(event.event in ("first_step", "training_began") for event in events)
+def _tells_of_steps(events: Sequence[Event]) -> bool:
+    return any(event.event in ("first_step", "training_began") for event in events)
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
@@ -166,7 +180,7 @@ def _within(events: Sequence[Event]) -> list[Span]:
 
 
 def _seconds(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+    return float(value) if is_time(value) else 0.0  # type: ignore[arg-type]
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:

@@ -7,14 +7,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ddpctl import launch
-from ddpctl.course import Course
 from ddpctl.desk import Desk
 from ddpctl.look import Look, Seen
-from ddpctl.phases import Span, spans
 from ddpctl.run import Run, RunStatus
-from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
+from ddpctl.watch.course import Course
+from ddpctl.watch.phases import Span, spans
+from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events, strange_lines
 from ddpwire.folder import ENVIRONMENT, NODE_LOG, rank_log
-from ddpwire.history import HISTORY, read_history
+from ddpwire.history import HISTORY, read_history, strange_rows
 
 LOG_BYTES = 20_000
 QUEUES = ("slurm", "kubernetes")
@@ -34,6 +34,7 @@ class Material:
     said: str = ""  # the last lines of the rank that failed first, else of its node
     said_by: str = ""
     silent: tuple[str, ...] = ()  # nodes that could not be asked, and why
+    torn: tuple[str, ...] = ()  # what of their files could not be read
 
 
 def gather(desk: Desk, run: Run) -> Material:
@@ -67,6 +68,7 @@ def gather(desk: Desk, run: Run) -> Material:
         said=said,
         said_by=said_by,
         silent=tuple(f"node {one.node}: {one.failure}" for one in seen if one.failure),
+        torn=tuple(line for one in seen for line in _torn(one)),
     )
 
 
@@ -90,7 +92,17 @@ def _last_words(desk: Desk, run: Run, status: RunStatus) -> tuple[str, str]:
     return who, seen.files[found]
 
 
+def _torn(seen: Seen) -> list[str]:
+    counts = {name: strange_lines(seen.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
+    counts[HISTORY] = strange_rows(seen.files.get(HISTORY, ""))
+    return [
+        f"node {seen.node}: passed over what cannot be read of {name}, {count} line{'s' * (count > 1)}"
+        for name, count in counts.items()
+        if count
+    ]
+
+
 def _environment(seen: Seen) -> Mapping[str, str]:
-    with suppress(ValueError, AttributeError):
+    with suppress(ValueError, AttributeError, RecursionError):
         return {str(key): str(value) for key, value in json.loads(seen.files[ENVIRONMENT]).items()}
     return {}

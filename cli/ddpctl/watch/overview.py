@@ -8,8 +8,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpctl.reading import Reading
 from ddpctl.run import RunStatus, State
+from ddpctl.watch.reading import Reading
 from ddpwire import catalogue
 from ddpwire import rank_catalogue as of_ranks
 
@@ -66,7 +66,8 @@ class Overview:
     world_size: int | None = None
     ranks: tuple[RankRow, ...] = ()
     silent: tuple[str, ...] = ()  # nodes that do not answer, and why
-    throughput: tuple[float | None, ...] = ()  # of the run until now, for a small picture
+    moments: tuple[float, ...] = ()  # of the run until now, to which the next two belong
+    throughput: tuple[float | None, ...] = ()  # from the moment before
     losses: tuple[float | None, ...] = ()
 
 
