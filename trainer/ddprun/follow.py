@@ -10,6 +10,7 @@ from pathlib import Path
 from ddprun import presence
 from ddprun.logs import without_torchs_prefix
 from ddpwire.folder import NODE_LOG, OUTCOME
+from ddpwire.regular import open_regular
 
 APPEAR_S = 10.0  # how long to wait for the first file
 SILENT_S = 2.0  # a node of which nothing is alive for so long, without an outcome, was killed
@@ -23,7 +24,7 @@ class Tail:
 
     def __init__(self, path: Path, place: tuple[int, int] | None, tail: int | None) -> None:
         self._place = place
-        self._file = path.open("rb")
+        self._file = open_regular(path)
         self._rest = b""
         self._skip_to_last = tail
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ddpwire.folder import NODE
 from ddpwire.node import read_node
+from ddpwire.regular import open_regular, read_regular
 
 FETCH_S = 5.0
 
@@ -27,7 +28,7 @@ def look(node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: in
 
 
 def _tail(path: Path, max_bytes: int) -> str:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - max_bytes))
         return file.read(max_bytes).decode(errors="replace")
@@ -35,7 +36,7 @@ def _tail(path: Path, max_bytes: int) -> str:
 
 def _url(node_dir: Path) -> str | None:
     with contextlib.suppress(OSError, ValueError):
-        return read_node((node_dir / NODE).read_text()).metrics
+        return read_node(read_regular(node_dir / NODE).decode()).metrics
     return None
 
 

@@ -18,6 +18,7 @@ from ddprun.follow import print_logs
 from ddpwire.exits import Exit
 from ddpwire.folder import NODE, OUTCOME
 from ddpwire.outcome import Outcome
+from ddpwire.regular import read_regular
 
 FIND_S = 0.3
 SWEEP_S = 2.0
@@ -60,8 +61,8 @@ def parser() -> argparse.ArgumentParser:
 def read_json(path: Path) -> Any:
     """The file's content, or None where there is none to be read."""
     try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return json.loads(read_regular(path))
+    except (OSError, ValueError, RecursionError):
         return None
 
 
