@@ -52,8 +52,9 @@ class OneLineErrors(TyperGroup):
         except OSError as error:
             if not error.filename:
                 _let_go_of_stdout()
-            print(f"ddpctl: {_say(error)}", file=sys.stderr)
-            raise typer.Exit(int(Exit.SOFTWARE if error.filename else Exit.CANNOT_WRITE)) from None
+            said, code = _meant(error)
+            print(f"ddpctl: {said}", file=sys.stderr)
+            raise typer.Exit(int(code)) from None
         finally:
             verb_is_over()
 
@@ -104,14 +105,15 @@ def _let_go_of_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _say(error: OSError) -> str:
+def _meant(error: OSError) -> tuple[str, Exit]:
+    """What it comes to for a person, and the exit code."""
     if error.filename:
-        return f"{error.filename}: {error.strerror}"
+        return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:
         Path.cwd()
     except OSError:
-        return "the current folder is gone: cd to one that is there"
-    return f"cannot write the output: {error.strerror}"
+        return "the current folder is gone: cd to one that is there", Exit.NO_INPUT
+    return f"cannot write the output: {error.strerror}", Exit.CANNOT_WRITE
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """A notebook's kernel as a real process: cells are sent to it as a notebook's page does."""
 
 import asyncio
+import contextlib
 import sys
 import time
 from dataclasses import dataclass, field
@@ -13,7 +14,9 @@ from jupyter_core.utils import ensure_event_loop
 
 
 def close_loop() -> None:
-    """The event loop that the client's calls have left open in this thread; the next one makes another."""
+    """The event loops that the client's calls have left open in this thread; the next one makes another."""
+    with contextlib.suppress(RuntimeError):  # there is none; asyncio's own and Jupyter's may be two
+        asyncio.get_event_loop().close()
     ensure_event_loop().close()
     asyncio.set_event_loop(None)
 

@@ -157,7 +157,9 @@ class NodeAgent(SimpleElasticAgent):
         if verdict := self._agreement.verdict:
             is_hung = verdict.outcome.cause == "hang" and verdict.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
-        elif attempt == self._meeting.attempt:
+        # Before the nodes hear of it: the verdict is told by another thread, and the events are in order.
+        node.journal.tell("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
+        if not verdict and attempt == self._meeting.attempt:
             if status:
                 self._recovery.failed(failure.step)
                 self._agreement.fail(failure)
@@ -167,7 +169,6 @@ class NodeAgent(SimpleElasticAgent):
                     self._say_at = time.monotonic() + PROGRESS_S
                     self._agreement.done()
         rankfiles.put_gauges_aside(node.node_dir / METRICS, rank)
-        node.journal.tell("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         node.series.count(catalogue.RANK_EXITS, cause=cause)
         node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
 

@@ -57,11 +57,11 @@ def sources(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> di
     """The logs that are there, and of which node's which rank; None: ddprun has put that before the lines."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
-        if not ranks and (folder / NODE_LOG).exists():
+        if not ranks and (folder / NODE_LOG).is_file():
             found[folder / NODE_LOG] = None
         for path in sorted(folder.glob("rank-*.log")):
             match = RANK_LOG.fullmatch(path.name)
-            if match and int(match[1]) in ranks:
+            if match and int(match[1]) in ranks and path.is_file():
                 found[path] = (node, int(match[1]))
     return found
 

@@ -83,6 +83,8 @@ def provision(
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     desk = open_desk(os.environ)
     folder = desk.root / FOLDER
+    if inventory is not None and not inventory.is_file():
+        raise NoInputError(f"--inventory: {inventory} is {'no file' if inventory.exists() else 'not there'}")
     if not dry_run:
         _make(folder)
     if inventory is None:
@@ -105,8 +107,6 @@ def provision(
         else:
             _write(inventory, text)
             desk.say(f"the machines are those of {inventory}")
-    elif not inventory.is_file():
-        raise NoInputError(f"--inventory: {inventory} is {'no file' if inventory.exists() else 'not there'}")
     wish = provisioning.Wish(
         ansible=_ansible(asked=not dry_run),
         folder=str(_playbooks()),
