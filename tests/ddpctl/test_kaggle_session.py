@@ -36,6 +36,7 @@ def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path)
     assert kaggle.ends_at(ON_KAGGLE, started=1000.0) == 1000 + 12 * 3600
     assert kaggle.ends_at({**ON_KAGGLE, "DDP_KAGGLE_SESSION_S": "3600"}, started=1000.0) == 4600
     assert kaggle.ends_at({**ON_KAGGLE, "DDP_KAGGLE_SESSION_S": "999999"}, started=0.0) == 12 * 3600
+    assert kaggle.ends_at({**ON_KAGGLE, "DDP_KAGGLE_STARTED": "2000"}, started=1000.0) == 2000 + 12 * 3600
     assert kaggle.ends_at(ON_KAGGLE, started=None) is None
     assert kaggle.ends_at({}, started=1000.0) is None
     (tmp_path / "1").mkdir()

@@ -61,6 +61,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "DDP_KAGGLE_WORKING": str(working), "TMPDIR": str(tmp_path / "tmp"), "IPYTHONDIR": str(tmp_path / "ipython"),
         "JUPYTER_RUNTIME_DIR": str(tmp_path / "jupyter"), "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         "PYTHONPATH": os.pathsep.join((shims, os.environ["PYTHONPATH"])), "OMP_NUM_THREADS": "1",
+        "DDP_KAGGLE_STARTED": f"{time.time():.0f}",  # this machine may have been up for longer than a session
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

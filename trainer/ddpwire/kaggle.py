@@ -17,6 +17,7 @@ WORKING_FOLDER: Final = "/kaggle/working"
 INPUT: Final = "DDP_KAGGLE_INPUT"  # other folders than Kaggle's own
 WORKING: Final = "DDP_KAGGLE_WORKING"
 SESSION_S: Final = "DDP_KAGGLE_SESSION_S"  # a shorter session than Kaggle's longest
+STARTED: Final = "DDP_KAGGLE_STARTED"  # seconds since the epoch, where the session is younger than its container
 
 RUNS: Final = "runs"  # in the working folder: the runs' folders
 LONGEST_S: Final = 12 * 3600.0  # https://www.kaggle.com/docs/notebooks: 12 hours with or without a GPU
@@ -48,6 +49,8 @@ def session(environ: Mapping[str, str]) -> Session | None:
 
 def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | None:
     """When the session is cut off, in seconds since the epoch; None: not Kaggle, or its start is not known."""
+    told = environ.get(STARTED, "")
+    started = float(told) if told.isdecimal() else started
     if session(environ) is None or started is None:
         return None
     limit = environ.get(SESSION_S, "")
