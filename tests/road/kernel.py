@@ -1,7 +1,7 @@
 """A notebook's kernel as a real process: cells are sent to it as a notebook's page does."""
 
 import asyncio
-import contextlib
+import gc
 import sys
 import time
 from dataclasses import dataclass, field
@@ -14,10 +14,11 @@ from jupyter_core.utils import ensure_event_loop
 
 
 def close_loop() -> None:
-    """The event loops that the client's calls have left open in this thread; the next one makes another."""
-    with contextlib.suppress(RuntimeError):  # there is none; asyncio's own and Jupyter's may be two
-        asyncio.get_event_loop().close()
-    ensure_event_loop().close()
+    """Whatever event loops the client's calls have left open, in this thread or one that has ended."""
+    ensure_event_loop()
+    for loop in [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]:
+        if not loop.is_running():
+            loop.close()
     asyncio.set_event_loop(None)
 
 
