@@ -16,7 +16,7 @@ from jupyter_core.utils import ensure_event_loop
 def close_loop() -> None:
     """Whatever event loops the client's calls have left open, in this thread or one that has ended."""
     ensure_event_loop()
-    for loop in [one for one in gc.get_objects() if isinstance(one, asyncio.AbstractEventLoop)]:
+    for loop in [one for one in gc.get_objects() if issubclass(type(one), asyncio.AbstractEventLoop)]:
         if not loop.is_running():
             loop.close()
     asyncio.set_event_loop(None)
