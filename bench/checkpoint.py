@@ -64,7 +64,9 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
             optimizer.step()
 
     train(2)
-    saver = Saver(Shelf(folder / "ours"), CheckpointOptions(keep=2), Metrics(), warn=print)
+    saver = Saver(
+        Shelf(folder / "ours"), CheckpointOptions(keep=2), Metrics(), events=EventLog(None, node=0), warn=print
+    )
     step = 0
 
     def parts() -> dict[str, object]:

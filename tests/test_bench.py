@@ -77,6 +77,12 @@ def test_input(tmp_path):
     assert lines[-1].startswith("goal: PIL at least 15 times ddptrain: ")
 
 
+def test_checkpoint(tmp_path):
+    lines, result = run("checkpoint", tmp_path, "--rounds", "1")
+    assert f"blocked, ddptrain / torch.save: {100 * result['ratio']:.0f} % (goal: at most 25 %)" in lines
+    assert min(result["ms"]["ddptrain"]) > 0
+
+
 def test_scaling(tmp_path):
     lines, result = run("scaling", tmp_path, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
     assert [line.split()[0] for line in lines] == ["ranks", "1", "2"]
