@@ -18,7 +18,8 @@ def farewell(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool)
         why = why if outcome.node is not None else f"node {about}, which says why"
         return "" if on_one_machine else f"ends with {why} (exit code {outcome.code}; logs of this node in {folder})"
     logs = f"logs in {folder}"
-    if outcome.rank is not None and outcome.node == node:
+    # After a stop no rank's log is the one to read, whichever of them ended first.
+    if outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
         logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
     return f"{outcome.message} (exit code {outcome.code}; {logs})"
 
