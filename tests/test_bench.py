@@ -62,11 +62,13 @@ def test_train_and_two_ranks_of_it(tmp_path):
 @pytest.mark.parametrize("framework", ["accelerate", "lightning"])
 def test_train_with_the_frameworks(framework, tmp_path):
     pytest.importorskip(framework, reason=f"{framework} is not installed: pip install --group bench")
-    ways = "tutorial,accelerate,ddptrain" if framework == "accelerate" else "tutorial,fabric,lightning,ddptrain"
-    arguments = ["--models", "ConvNet", "--rounds", "1", "--seconds", "0.2", "--ways", ways]
+    names = ["accelerate"] if framework == "accelerate" else ["fabric", "lightning"]
+    ways = ["tutorial", *names, *(f"{name} bf16" for name in names), "ddptrain"]  # both precisions in one process
+    arguments = ["--models", "ConvNet", "--rounds", "1", "--seconds", "0.2", "--ways", ",".join(ways)]
     lines, result = run("train", tmp_path, *arguments)
-    assert set(result["rates"]["ConvNet"]) == set(ways.split(","))
-    assert lines[-1].startswith("  over the best framework in float32 (")
+    assert set(result["rates"]["ConvNet"]) == set(ways)
+    assert lines[-2].startswith("  over the best framework in float32 (")
+    assert lines[-1].startswith("  over the best framework in their bf16 (")
 
 
 def test_input(tmp_path):
