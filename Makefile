@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 
-.PHONY: demo test check specs cluster cluster-k8s bench bench-train bench-gpu dist sbom lock help clean
+.PHONY: demo test e2e check specs wording cluster cluster-k8s bench bench-train bench-gpu dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
@@ -16,10 +16,16 @@ help:  ## this list
 demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
 
-test: $(VENV)/.dev  ## the tests that need no root and no server
+test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
 	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN)
 
-check: $(VENV)/.dev  ## style, types, the walls between the rooms, shell scripts
+e2e: $(VENV)/.dev  ## whole trainings, restarts, notebooks and benchmarks in their smallest form
+	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) -m e2e
+
+wording: $(VENV)/.dev  ## write the golden files of messages anew, of TESTS="FILE ...", else of the quick tests
+	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))
+
+check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the checked-in specs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,7 +42,6 @@ specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
 
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
 	$(BIN)/python -m pytest tests/cluster -n 3 -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
-	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) -m slow
 
 cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"
@@ -46,7 +51,10 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/signals.py
 	$(BIN)/python bench/binding.py
 	$(BIN)/python bench/checkpoint.py
+	$(BIN)/python bench/restore.py
 	$(BIN)/python bench/kills.py
+	$(BIN)/python bench/exact.py
+	$(BIN)/python bench/deterministic.py
 	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/input.py
 	$(BIN)/python bench/kubernetes.py

@@ -47,11 +47,11 @@ def with_fsync(state: object, path: Path) -> None:
 
 def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of each round, by what was timed."""
+    from ddptrain.checkpoint_directory import CheckpointDirectory
+    from ddptrain.checkpoint_manager import CheckpointSaver
+    from ddptrain.config import CheckpointOptions
     from ddptrain.metrics import Metrics
     from ddptrain.models import ImageShape, build_model
-    from ddptrain.options.checkpoints import CheckpointOptions
-    from ddptrain.saver import Saver
-    from ddptrain.shelf import Shelf
 
     model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True, fused=True)
@@ -64,8 +64,12 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
             optimizer.step()
 
     train(2)
-    saver = Saver(
-        Shelf(folder / "ours"), CheckpointOptions(keep=2), Metrics(), events=EventLog(None, node=0), warn=print
+    saver = CheckpointSaver(
+        CheckpointDirectory(folder / "ours"),
+        CheckpointOptions(keep=2),
+        Metrics(),
+        events=EventLog(None, node=0),
+        warn=print,
     )
     step = 0
 
@@ -84,7 +88,7 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
     }
     for way in ways.values():
         way()
-    saver.settle(step)
+    saver.wait_for_write(step)
     times: dict[str, list[float]] = {name: [] for name in ways}
     times |= {"until it is on the disk": [], f"{STEPS} steps": [], f"{STEPS} steps while it is written": []}
     for number in range(rounds):
@@ -92,56 +96,54 @@ def checkpoints(folder: Path, rounds: int) -> dict[str, list[float]]:
             os.sync()  # what was written before is not paid for here
             times[name].append(milliseconds(ways[name]))
             if name == "ddptrain":
-                times["until it is on the disk"].append(times[name][-1] + milliseconds(lambda: saver.settle(step)))
+                times["until it is on the disk"].append(
+                    times[name][-1] + milliseconds(lambda: saver.wait_for_write(step))
+                )
         times[f"{STEPS} steps"].append(milliseconds(lambda: train(STEPS)))
         ours()
         times[f"{STEPS} steps while it is written"].append(milliseconds(lambda: train(STEPS)))
-        saver.settle(step)
+        saver.wait_for_write(step)
     print(f"checkpoint of {(folder / 'plain.pt').stat().st_size / 1e6:.1f} MB")
     return times
 
 
 def watching() -> tuple[list[float], float]:
     """Microseconds of each step for metrics, phases, heartbeat and progress; and of the guard's look at a gradient."""
-    from ddptrain.guard import Guard
-    from ddptrain.ledger import Ledger
+    from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressLines
+    from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
     from ddptrain.models import ImageShape, build_model
-    from ddptrain.overlap import Overlap
-    from ddptrain.phases import ClockPhases
-    from ddptrain.profiling import Tracer
-    from ddptrain.progress import Lines
-    from ddptrain.straggler import Comparison
-    from ddptrain.watch import Watch
+    from ddptrain.step_timing import ClockPhases, Overlap, Tracer
+    from ddptrain.straggler import StragglerDetector
 
-    watch = Watch(
-        asked=lambda: 0,
-        heart=Heart(os.environ["DDP_HEARTBEAT_FILE"]),
+    callbacks = Callbacks(
+        poll_stop=lambda: 0,
+        heartbeat=Heart(os.environ["DDP_HEARTBEAT_FILE"]),
         metrics=open_metrics(os.environ, first=True),
-        ledger=Ledger(time.monotonic()),
+        goodput=Goodput(time.monotonic()),
         phases=ClockPhases(),
-        guard=Guard(torch.device("cpu")),
+        guard=NonFiniteGuard(torch.device("cpu")),
         overlap=Overlap(torch.nn.Identity()),
         events=EventLog(None, node=0),
-        ranks=Comparison(0, 1, tell=print),
-        tracer=Tracer(0, Path(), say=print),
-        teller=Lines(),
+        stragglers=StragglerDetector(0, 1, on_event=print),
+        tracer=Tracer(0, Path(), log=print),
+        progress=ProgressLines(),
         on_gpu=False,
     )
     times = []
     for step in range(1, WATCHED + 1):
         began = time.perf_counter()
-        watch.began()
+        callbacks.on_step_begin()
         for phase in ("data", "forward", "backward", "optimizer"):
-            watch.phases.mark(phase)
-        watch.ended(step=step, epoch=1, samples=32, lr=0.1)
-        watch.teller.step(step, WATCHED, "1/1", 1.0)
+            callbacks.phases.mark(phase)
+        callbacks.on_step_end(step=step, epoch=1, samples=32, lr=0.1)
+        callbacks.progress.step(step, WATCHED, "1/1", 1.0)
         times.append(1e6 * (time.perf_counter() - began))
     model = build_model("resnet18", ImageShape(channels=3, size_px=32, classes=10))
     gradients = [torch.randn_like(parameter) for parameter in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     looks = [
-        1000 * milliseconds(lambda: watch.guard.gradient(nn.utils.get_total_norm(gradients), optimizer, step=1))
+        1000 * milliseconds(lambda: callbacks.guard.check(nn.utils.get_total_norm(gradients), optimizer, step=1))
         for _ in range(30)
     ]
     return times, statistics.median(looks)

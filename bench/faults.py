@@ -2,7 +2,7 @@
 
     python bench/faults.py [--rows 1,3,4] [--times 20 | --long] [--torchrun] [--json FILE] [--write]
 
-prints a table; --write puts it into docs/restarts.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
+prints a table; --write puts it into docs/faults.md. Rows 1, 3 and 4 are done so many times (--long: 59), over all
 their ways, the others once. --torchrun: stock torchrun beside it on rows 1, 3, 9 and 15, once each. Needs root on
 Linux: the machines are network namespaces. Ends with 1 if anything of ddprun's was otherwise than it should be.
 """
@@ -20,11 +20,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from fault_rows import ROWS, Row, tell
-from fault_story import undisturbed
-from fault_told import Told, slack, wrong
+from fault_injection.experiment import undisturbed
+from fault_injection.result import Result, violations
+from fault_injection.rows import ROWS, Row, try_fault
 
-PAGE = Path(__file__).parent.parent / "docs" / "restarts.md"
+PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
 BEGIN, END = "<!-- made by bench/faults.py --write -->\n", "<!-- end -->\n"
 REPEATED = (1, 3, 4)
 BESIDE = (1, 3, 9, 15)
@@ -38,7 +38,7 @@ class Tried:
 
     row: Row
     launcher: str
-    told: Told
+    result: Result
     wrong: tuple[str, ...]
 
 
@@ -51,10 +51,10 @@ def times(row: Row, asked: int) -> int:
 def try_once(row: Row, weights: str, seed: int, launcher: str = "ddprun") -> Tried:
     with tempfile.TemporaryDirectory() as folder:
         limit_s = 0.0 if launcher == "ddprun" else LIMIT_S
-        told = tell(row, Path(folder) / "run", weights, seed=seed, launcher=launcher, limit_s=limit_s)
-    tried = Tried(row=row, launcher=launcher, told=told, wrong=wrong(told, row.bars, slack()))
+        result = try_fault(row, Path(folder) / "run", weights, seed=seed, launcher=launcher, limit_s=limit_s)
+    tried = Tried(row=row, launcher=launcher, result=result, wrong=violations(result, row.bars, timed=True))
     state = "; ".join(tried.wrong) or "as it should be"
-    times = f"noticed {said(told.noticed_s)}, again {said(told.again_s)}, ended {said(told.ended_s)}"
+    times = f"noticed {said(result.noticed_s)}, again {said(result.again_s)}, ended {said(result.ended_s)}"
     print(f"{launcher}: row {row.number}: {row.title}: {times}: {state}", file=sys.stderr, flush=True)
     return tried
 
@@ -75,15 +75,15 @@ def both(values: Sequence[float | None], form: str = ".2f") -> str:
 
 def line(tries: Sequence[Tried]) -> str:
     """A row of the table."""
-    row, told = tries[0].row, [tried.told for tried in tries]
+    row, result = tries[0].row, [tried.result for tried in tries]
     cells = [
         str(row.number),
         row.title,
-        both([one.noticed_s for one in told]),
-        both([one.again_s for one in told]),
-        both([one.ended_s if one.again_s is None else None for one in told]),
-        both([one.steps_lost for one in told], ".0f"),
-        str(sum(one.orphans for one in told)),
+        both([one.noticed_s for one in result]),
+        both([one.again_s for one in result]),
+        both([one.ended_s if one.again_s is None else None for one in result]),
+        both([one.steps_lost for one in result], ".0f"),
+        str(sum(one.orphans for one in result)),
         f"{sum(not tried.wrong for tried in tries)} of {len(tries)}",
     ]
     return f"| {' | '.join(cells)} |\n"
@@ -91,9 +91,16 @@ def line(tries: Sequence[Tried]) -> str:
 
 def beside(tried: Tried) -> str:
     """What torchrun made of it; nothing is judged."""
-    told = tried.told
-    again = f"not within {LIMIT_S:g} s" if told.too_late else said(told.again_s)
-    cells = [str(tried.row.number), tried.row.title, said(told.noticed_s), again, said(told.ended_s), str(told.orphans)]
+    result = tried.result
+    again = f"not within {LIMIT_S:g} s" if result.timed_out else said(result.again_s)
+    cells = [
+        str(tried.row.number),
+        tried.row.title,
+        said(result.noticed_s),
+        again,
+        said(result.ended_s),
+        str(result.orphans),
+    ]
     return f"| {' | '.join(cells)} |\n"
 
 
@@ -116,14 +123,16 @@ def table(tries: Sequence[Tried]) -> str:
 
 def as_dict(tried: Tried) -> dict[str, object]:
     place = {"row": tried.row.number, "title": tried.row.title, "launcher": tried.launcher}
-    return place | {"wrong": tried.wrong, "told": asdict(tried.told)}
+    return place | {"wrong": tried.wrong, "result": asdict(tried.result)}
 
 
 def read(path: Path) -> list[Tried]:
     """What was written before."""
     rows = {row.title: row for row in ROWS}
     return [
-        Tried(row=rows[one["title"]], launcher=one["launcher"], told=Told(**one["told"]), wrong=tuple(one["wrong"]))
+        Tried(
+            row=rows[one["title"]], launcher=one["launcher"], result=Result(**one["result"]), wrong=tuple(one["wrong"])
+        )
         for one in (json.loads(path.read_text()) if path.exists() else ())
     ]
 

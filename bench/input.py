@@ -21,12 +21,11 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 from tutorials import NUM_IMAGES, SETTINGS, endless, loader
 
-from ddptrain.datasets import SOURCES
-from ddptrain.job import prepare
-from ddptrain.options import parse
-from ddptrain.place import Place
-from ddptrain.stream import batches, epoch_order
-from ddptrain.world import World
+from ddptrain.config import parse_options
+from ddptrain.data.datasets import SOURCES
+from ddptrain.data.sampling import batches, epoch_order
+from ddptrain.distributed import RankInfo, World
+from ddptrain.training_state import build_training_state
 
 BATCH = 128
 GOAL = 15.0
@@ -57,14 +56,14 @@ def ours(device: torch.device, *arguments: str):
         "--shift=4",
         "--flip",
     ]
-    options = parse([*given, f"--batch-size={BATCH}", *arguments], {})
-    world = World(place=Place(), device=device, backend="gloo", data_group=None)
-    job = prepare(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=BATCH)
+    options = parse_options([*given, f"--batch-size={BATCH}", *arguments], {})
+    world = World(rank_info=RankInfo(), device=device, backend="gloo", data_group=None)
+    state = build_training_state(options, world, SOURCES["synthetic"].load(options.data, 0), batch_size=BATCH)
     epoch = 0
     while True:
         order = epoch_order(NUM_IMAGES, seed=0, epoch=epoch).to(device)
         for batch in batches(order, BATCH, first=0):
-            yield job.preparation.batch(batch, epoch=epoch)
+            yield state.batch_builder.batch(batch, epoch=epoch)
         epoch += 1
 
 

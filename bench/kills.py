@@ -1,7 +1,8 @@
-"""What SIGKILLs cost: ddptrain on two ranks under ddprun, a rank killed again and again at random steps; the weights at
-the end against those of an undisturbed run, and the steps that had to be taken twice.
+"""What SIGKILLs cost: ddptrain on several ranks under ddprun, a rank killed again and again at random steps.
 
-    python bench/kills.py [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
+The weights at the end are compared with those of an undisturbed run, and the steps that had to be taken twice counted.
+
+    python bench/kills.py [--ranks 3] [--kills 20] [--epochs 20] [--every 7] [--seed 0] [--json FILE]
 
 The exit code is 1 when the weights differ.
 """
@@ -21,23 +22,23 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from ddpwire.folder import node_name, rank_heartbeat
 from ddpwire.heartbeat import read_beat
-from ddpwire.node import read_node
+from ddpwire.run_files import node_name, rank_heartbeat, read_node
 
-RANKS, STEPS_PER_EPOCH = 2, 45  # of the digits
+STEPS_PER_EPOCH = 45  # of the digits
 TIMEOUT_S = 180.0
 
 
 class Run:
     """One ddprun with its ranks."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, ranks: int, *options: str) -> None:
         self.folder = folder
+        self.ranks = ranks
         self.node = folder / "run" / node_name(0)
         environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
         self.log = folder / "log"
-        command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(RANKS), "-m", "ddptrain", *options]
+        command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), "-m", "ddptrain", *options]
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 command, cwd=folder, stdout=out, stderr=out, env=environ | {"DDP_RUN_DIR": str(folder / "run")}
@@ -60,7 +61,7 @@ class Run:
         return beat.step if beat else 0
 
     def attempts(self) -> int:
-        return self.log.read_text().count(f"ranks 0 to {RANKS - 1} of {RANKS} started")
+        return self.log.read_text().count(f"ranks 0 to {self.ranks - 1} of {self.ranks} started")
 
     def kill(self, rank: int) -> None:
         """SIGKILL to a rank."""
@@ -84,7 +85,7 @@ def disturb(run: Run, *, kills: int, num_steps: int, chance: random.Random) -> l
     done: list[tuple[int, int]] = []
     for number in range(kills):
         low, high = (num_steps * at // kills for at in (number, number + 1))
-        step, rank = chance.randrange(low + 2, high - 2), chance.randrange(RANKS)
+        step, rank = chance.randrange(low + 1, high), chance.randrange(run.ranks)
         if not run.until(lambda: run.attempts() == number + 1, "the next start"):  # noqa: B023
             break
         if not run.until(lambda: run.step() >= step, f"step {step}"):  # noqa: B023
@@ -101,6 +102,7 @@ def fingerprint(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=3, help="with two, the order of a sum cannot be seen")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--every", type=int, default=7)
@@ -109,8 +111,8 @@ def main() -> None:
     args = parser.parse_args()
     options = ("--deterministic", f"--epochs={args.epochs}", f"--checkpoint-every={args.every}", "--device=cpu")
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        whole = fingerprint(Run(Path(one), *options).end())
-        run = Run(Path(other), *options)
+        whole = fingerprint(Run(Path(one), args.ranks, *options).end())
+        run = Run(Path(other), args.ranks, *options)
         chance = random.Random(args.seed)  # noqa: S311
         try:
             done = disturb(run, kills=args.kills, num_steps=args.epochs * STEPS_PER_EPOCH, chance=chance)
@@ -122,10 +124,10 @@ def main() -> None:
     lost = [at - back for (at, _), back in zip(done, resumed, strict=False)]
     equal = fingerprint(text) == whole
     print(
-        f"digits, {RANKS} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every} steps, "
+        f"digits, {args.ranks} ranks, gloo, {args.epochs * STEPS_PER_EPOCH} steps, a checkpoint every {args.every}, "
         f"torch {metadata.version('torch')}, {os.cpu_count()} cores ({platform.machine()})"
     )
-    print(f"kills            {len(done)} (of rank 1: {sum(rank for _, rank in done)})")
+    print(f"kills            {len(done)} (of rank 0: {sum(rank == 0 for _, rank in done)})")
     print(f"steps lost       {sum(lost)} in all, at most {max(lost, default=0)} by a kill")
     print(f"weights          {fingerprint(text)}, undisturbed {whole}: {'equal' if equal else 'DIFFERENT'}")
     if args.json:

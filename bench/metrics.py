@@ -28,32 +28,28 @@ def rank(number: int, size: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from ddptrain.guard import Guard
-    from ddptrain.ledger import Ledger
+    from ddptrain.callbacks import Callbacks, NonFiniteGuard, NoProgress
+    from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
-    from ddptrain.overlap import Overlap
-    from ddptrain.phases import ClockPhases
-    from ddptrain.profiling import Tracer
-    from ddptrain.progress import Silent
-    from ddptrain.straggler import Comparison
-    from ddptrain.watch import Watch
+    from ddptrain.step_timing import ClockPhases, Overlap, Tracer
+    from ddptrain.straggler import StragglerDetector
     from ddpwire.events import EventLog
     from ddpwire.heartbeat import Heart
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=number, world_size=size)
 
-    def watch_of(size: int) -> Watch:
-        return Watch(
-            asked=lambda: 0,
-            heart=Heart(os.environ["DDP_HEARTBEAT_FILE"] + str(number)),
+    def callbacks_of(size: int) -> Callbacks:
+        return Callbacks(
+            poll_stop=lambda: 0,
+            heartbeat=Heart(os.environ["DDP_HEARTBEAT_FILE"] + str(number)),
             metrics=metrics,
-            ledger=Ledger(time.monotonic()),
+            goodput=Goodput(time.monotonic()),
             phases=ClockPhases(),
-            guard=Guard(torch.device("cpu")),
-            ranks=Comparison(number, size, tell=lambda *_: None),
-            tracer=Tracer(0, Path(), say=print),
-            teller=Silent(),
+            guard=NonFiniteGuard(torch.device("cpu")),
+            stragglers=StragglerDetector(number, size, on_event=lambda *_: None),
+            tracer=Tracer(0, Path(), log=print),
+            progress=NoProgress(),
             overlap=Overlap(torch.nn.Identity()),
             events=EventLog(None, node=0),
             on_gpu=False,
@@ -61,16 +57,16 @@ def rank(number: int, size: int, port: int) -> None:
 
     metrics = open_metrics(os.environ, first=number == 0)
     told = {}
-    for what, watch in (("metrics", watch_of(1)), ("metrics and the comparison of ranks", watch_of(size))):
+    for what, callbacks in (("metrics", callbacks_of(1)), ("metrics and the comparison of ranks", callbacks_of(size))):
         for step in range(1, WARM + WATCHED + 1):
             if step == WARM:
                 began = time.thread_time()
-            watch.began()
+            callbacks.on_step_begin()
             for phase in ("data", "forward", "backward", "optimizer"):
-                watch.phases.mark(phase)
-            watch.ended(step=step, epoch=1, samples=32, lr=0.1)
+                callbacks.phases.mark(phase)
+            callbacks.on_step_end(step=step, epoch=1, samples=32, lr=0.1)
         told[what] = 1e6 * (time.thread_time() - began) / WATCHED
-        watch.ranks.answer(step)
+        callbacks.stragglers.read_answer(step)
     dist.barrier()
     print(json.dumps(told), flush=True)
     os._exit(0)
@@ -97,19 +93,18 @@ def a_step(size: int = 2) -> dict[str, float]:
 
 FILL = """
 import os, sys
-from ddptrain.exported import Exported
-from ddptrain.exported_first import ExportedFirst
-from ddptrain.metrics import About
-metrics = (ExportedFirst if sys.argv[1] == "0" else Exported)()
-metrics.about(About(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_a_sample=9))
+from ddptrain.metrics import FirstRankMetrics, RankMetrics, TrainingInfo
+metrics = (FirstRankMetrics if sys.argv[1] == "0" else RankMetrics)()
+info = TrainingInfo(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_per_sample=9)
+metrics.training_info(info)
 metrics.step(step=1, epoch=1, samples=1, lr=0.1)
-metrics.took(0.1)
+metrics.step_duration(0.1)
 metrics.skew(1.0, 1.0)
 metrics.memory(allocated=1, reserved=1, peak=1)
-metrics.times(dict.fromkeys(metrics._phase, 1.0), 1.0, dict.fromkeys(metrics._lost, 1.0))
+metrics.time_spent(dict.fromkeys(metrics._phase, 1.0), 1.0, dict.fromkeys(metrics._lost, 1.0))
 if sys.argv[1] == "0":
     metrics.epoch(loss=1.0, accuracy=1.0, grad_norm=1.0)
-    metrics.saved(step=1, seconds=1.0, size_bytes=1, retained=1)
+    metrics.checkpoint_saved(step=1, seconds=1.0, size_bytes=1, retained=1)
 metrics.flush()
 """
 
@@ -118,7 +113,8 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
     """Series by rank ("": the node's own), and milliseconds of a scrape of a node of 8 ranks: median, slowest."""
     from prometheus_client import CollectorRegistry
 
-    from ddprun import exporter, hostseries
+    from ddprun import host_metrics
+    from ddprun import metrics as node_metrics
 
     with tempfile.TemporaryDirectory() as folder:
         for number in range(RANKS):
@@ -127,13 +123,13 @@ def a_scrape() -> tuple[dict[str, int], float, float]:
             environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
             subprocess.run([sys.executable, "-c", FILL, str(number)], env=environ, check=True, timeout=120)
         registry = CollectorRegistry()
-        exporter.NodeSeries(registry)
-        for collector in (exporter.RankSeries(Path(folder)), *hostseries.collectors()):
+        node_metrics.NodeSeries(registry)
+        for collector in (node_metrics.RankSeries(Path(folder)), *host_metrics.collectors()):
             registry.register(collector)
-        url = f"http://127.0.0.1:{exporter.serve(registry, '127.0.0.1', 0)}/metrics"
+        url = f"http://127.0.0.1:{node_metrics.serve_registry(registry, '127.0.0.1', 0)}/metrics"
         times = []
         for _ in range(SCRAPES):
-            time.sleep(exporter.FRESH_S + 0.01)  # else it is the last one's answer
+            time.sleep(node_metrics.CACHE_S + 0.01)  # else it is the last one's answer
             began = time.perf_counter()
             text = get(url)
             times.append(1e3 * (time.perf_counter() - began))

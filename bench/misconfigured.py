@@ -2,7 +2,7 @@
 
     python bench/misconfigured.py [--torchrun] [--results FILE [--for S]] [--write] [TITLE ...]
 
-prints a table; --write puts it into docs/troubleshooting.md. Needs root on Linux: the machines are network namespaces.
+prints a table; --write puts it into docs/faults.md. Needs root on Linux: the machines are network namespaces.
 
 The numbers mean something on a machine that does nothing else. Where that is to be had for minutes only, --results
 keeps what was measured, and leaves it as it is from then on, and --for ends a piece of the work:
@@ -27,7 +27,7 @@ import torch
 from mistakes import CASES, JOIN_TIMEOUT_S, LONGER_S, Case
 from trial import BOUND_S, ROOT, Result, run
 
-PAGE = ROOT / "docs" / "troubleshooting.md"
+PAGE = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- made by bench/misconfigured.py --write -->\n", "<!-- end -->\n"
 GOAL_S = 5.0
 AT_ONCE = 4  # torchrun mostly waits

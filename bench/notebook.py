@@ -5,8 +5,8 @@
 Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
 of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
 and its DataLoader's workers, two a rank, anew each epoch; ours by ddpctl.notebook.launch. One instrument
-(ddptrain.phases) measures both; the first epoch of each turn is left out. "Not computing" is all but forward, backward
-and the optimizer: workers that start, input, waiting for the other rank.
+(ddptrain.step_timing) measures both; the first epoch of each turn is left out. "Not computing" is all but forward,
+backward and the optimizer: workers that start, input, waiting for the other rank.
 """
 
 import argparse
@@ -45,8 +45,8 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
     from torch.utils.data import DataLoader, DistributedSampler
     from tutorials import Pictures, Setting, optimizer
 
-    from ddptrain.models.shape import ImageShape
-    from ddptrain.phases import measure
+    from ddptrain.data.base import ImageShape
+    from ddptrain.step_timing import measure_phases
 
     torch.set_num_threads(1)
     tutorials.NUM_IMAGES = images
@@ -58,7 +58,7 @@ def tutorial_rank(rank, port, epochs, images, batch, file):
     loader = DataLoader(data, batch_size=batch, sampler=sampler, num_workers=2, drop_last=True)
     model = DistributedDataParallel(model_of(shape))
     optim, criterion = optimizer(model), nn.CrossEntropyLoss()
-    phases, told = measure(torch.device("cpu"), model.parameters(), alone=False), []
+    phases, told = measure_phases(torch.device("cpu"), model.parameters(), alone=False), []
     for epoch in range(epochs):
         sampler.set_epoch(epoch)
         before, began = dict(phases.totals), time.perf_counter()
@@ -109,15 +109,14 @@ def ours_rank(epochs, images, batch):
     import torch
     import torch.distributed as dist
 
-    from ddptrain.datasets import SOURCES
-    from ddptrain.guard import Guard
-    from ddptrain.job import prepare
-    from ddptrain.options import parse
-    from ddptrain.phases import measure
-    from ddptrain.place import Place
-    from ddptrain.step import train_step
-    from ddptrain.stream import batches, epoch_order, share_of
-    from ddptrain.world import World
+    from ddptrain.callbacks import NonFiniteGuard
+    from ddptrain.config import parse_options
+    from ddptrain.data.datasets import SOURCES
+    from ddptrain.data.sampling import batches, epoch_order, shard_of
+    from ddptrain.distributed import RankInfo, World
+    from ddptrain.step_timing import measure_phases
+    from ddptrain.train_loop import train_step
+    from ddptrain.training_state import build_training_state
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -131,20 +130,25 @@ def ours_rank(epochs, images, batch):
         "--flip",
         "--precision=fp32",
     ]
-    options = parse(words, {})
-    place = Place(rank=rank, size=2, local_rank=rank, local_size=2)
-    world = World(place=place, device=torch.device("cpu"), backend="gloo", data_group=dist.group.WORLD)
+    options = parse_options(words, {})
+    rank_info = RankInfo(rank=rank, size=2, local_rank=rank, local_world_size=2)
+    world = World(rank_info=rank_info, device=torch.device("cpu"), backend="gloo", data_group=dist.group.WORLD)
     data = SOURCES["synthetic"].load(options.data, 0)
-    job = prepare(options, world, data, batch_size=options.training.batch_size)
-    phases, guard, told, step = measure(world.device, job.model.parameters(), alone=False), Guard(world.device), [], 0
+    state = build_training_state(options, world, data, batch_size=options.training.batch_size)
+    phases, guard, told, step = (
+        measure_phases(world.device, state.model.parameters(), alone=False),
+        NonFiniteGuard(world.device),
+        [],
+        0,
+    )
     for epoch in range(epochs):
         before, began = dict(phases.totals), time.perf_counter()
-        order = epoch_order(len(job.train), seed=0, epoch=epoch)
-        for indices in batches(order, job.batch_size, first=0):
+        order = epoch_order(len(state.train), seed=0, epoch=epoch)
+        for indices in batches(order, state.batch_size, first=0):
             phases.begin()
-            share = share_of(indices, rank=rank, world_size=2)
+            shard = shard_of(indices, rank=rank, world_size=2)
             step += 1
-            train_step(job, share, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
+            train_step(state, shard, step=step, epoch=epoch, lr=0.01, phases=phases, guard=guard)
             phases.end(step)
         spent = {name: phases.totals[name] - before[name] for name in before}
         told.append({"epoch": time.perf_counter() - began, "start": 0.0, **spent})

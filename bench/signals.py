@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from ddpwire.exits import Exit, of_status
-from ddpwire.node import read_node
+from ddpwire.run_files import read_node
 
 GRACE_S = 10.0
 LATE_S = 5.0  # what ddprun may need beyond the grace

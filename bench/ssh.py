@@ -26,11 +26,14 @@ sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
 
 from tests.cluster.ssh_lab import MISSING, Person, box, free_port, user  # noqa: E402
 
-from ddpctl import runs  # noqa: E402
-from ddpctl.run import Run  # noqa: E402
+from ddpctl import run_store  # noqa: E402
+from ddpctl.run_store import Run  # noqa: E402
 from ddpctl.spec import JobSpec  # noqa: E402
-from ddpwire.folder import LOCK, node_name  # noqa: E402
-from ddpwire.node import NodeState  # noqa: E402
+from ddpwire.run_files import (  # noqa: E402
+    LOCK,
+    NodeState,
+    node_name,
+)
 
 GROUP = """
 import sys
@@ -64,12 +67,12 @@ def hosts(folder: Path, number: int) -> Iterator[tuple[Person, int, list[str]]]:
             options={"hosts": [{"address": address, "port": port} for address in addresses], "runtime": "none"},
             job=JobSpec(nodes=str(number)),
             cwd="/",
-            folder=str(runs.create(folder / "runs", "night")),
+            folder=str(run_store.create(folder / "runs", "night")),
             checkpoint_dir="",
             version="bench",
             handle={"logs": "ddpctl logs night"},
         )
-        runs.save(record)
+        run_store.save(record)
         yield person, port, addresses
 
 

@@ -31,51 +31,50 @@ def ours(setting):
     """ddptrain's own step, on its own stream."""
     from tutorials import NUM_IMAGES
 
-    from ddptrain.datasets import SOURCES
-    from ddptrain.guard import Guard
-    from ddptrain.job import prepare
-    from ddptrain.options import parse
-    from ddptrain.phases import measure
-    from ddptrain.place import Place
-    from ddptrain.step import train_step
-    from ddptrain.stream import batches, epoch_order, share_of
-    from ddptrain.world import World
+    from ddptrain.callbacks import NonFiniteGuard
+    from ddptrain.config import parse_options
+    from ddptrain.data.datasets import SOURCES
+    from ddptrain.data.sampling import batches, epoch_order, shard_of
+    from ddptrain.distributed import RankInfo, World
+    from ddptrain.step_timing import measure_phases
+    from ddptrain.train_loop import train_step
+    from ddptrain.training_state import build_training_state
 
     shape = setting.shape
     arguments = ["--data=synthetic", f"--synthetic-samples={NUM_IMAGES}", f"--model={setting.model}"]
     arguments += [f"--synthetic-shape={shape.channels}x{shape.size_px}x{shape.size_px}", f"--stem={setting.stem}"]
     arguments += [f"--batch-size={setting.batch_size * setting.size}", "--lr=0.01", "--schedule=constant"]
-    options = parse([*arguments, *(["--shift=4", "--flip"] if setting.augmented else [])], {})
+    options = parse_options([*arguments, *(["--shift=4", "--flip"] if setting.augmented else [])], {})
     import torch
 
     device = torch.device(setting.device)
-    place = Place(rank=setting.rank, size=setting.size, local_rank=setting.rank, local_size=setting.size)
+    rank_info = RankInfo(rank=setting.rank, size=setting.size, local_rank=setting.rank, local_world_size=setting.size)
     group = torch.distributed.group.WORLD if setting.size > 1 else None
-    world = World(place=place, device=device, backend="gloo", data_group=group)
+    world = World(rank_info=rank_info, device=device, backend="gloo", data_group=group)
     data = SOURCES["synthetic"].load(options.data, 0)
-    job = prepare(options, world, data, batch_size=options.training.batch_size)
+    state = build_training_state(options, world, data, batch_size=options.training.batch_size)
 
     def stream():
         epoch = 0
         while True:
-            order = epoch_order(len(job.train), seed=0, epoch=epoch).to(device)
-            for batch in batches(order, job.batch_size, first=0):
-                if len(batch) == job.batch_size:
-                    yield epoch, share_of(batch, rank=place.rank, world_size=place.size)
+            order = epoch_order(len(state.train), seed=0, epoch=epoch).to(device)
+            for batch in batches(order, state.batch_size, first=0):
+                if len(batch) == state.batch_size:
+                    yield epoch, shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
             epoch += 1
 
     shares, done = stream(), [0]
-    guard, phases = Guard(device), measure(device, job.model.parameters(), alone=setting.size == 1)
+    guard, phases = NonFiniteGuard(device), measure_phases(device, state.model.parameters(), alone=setting.size == 1)
 
     def steps(count: int) -> None:
         for _ in range(count):
-            epoch, share = next(shares)
+            epoch, shard = next(shares)
             phases.begin()
-            train_step(job, share, step=done[0] + 1, epoch=epoch, lr=0.01, phases=phases, guard=guard)
+            train_step(state, shard, step=done[0] + 1, epoch=epoch, lr=0.01, phases=phases, guard=guard)
             phases.end(done[0] + 1)
             done[0] += 1
 
-    return steps, job.precision.name
+    return steps, state.precision.name
 
 
 def way(name, setting):
@@ -155,9 +154,9 @@ def measure(model: str, args) -> dict[str, list[float]]:
             port = server.getsockname()[1]
         ranks = []
         for rank in range(args.ranks):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_WORLD_SIZE": args.ranks}
+            ranks_environ = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": args.ranks, "LOCAL_WORLD_SIZE": args.ranks}
             where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
-            environ = {name: str(value) for name, value in (place | where).items()}
+            environ = {name: str(value) for name, value in (ranks_environ | where).items()}
             ranks.append(
                 subprocess.Popen(
                     command,
@@ -192,7 +191,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.worker:
         worker(args)
-    from ddptrain.precision import has_cpu_bf16
+    from ddptrain.compat import has_cpu_bf16
 
     found = {model: measure(model, args) for model in args.models}
     version, load = metadata.version("torch"), os.getloadavg()[0]

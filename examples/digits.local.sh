@@ -14,10 +14,34 @@ echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
 gpus=()
-if [[ -v CUDA_VISIBLE_DEVICES ]]; then
-  IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
-elif command -v nvidia-smi >/dev/null; then
-  mapfile -t gpus < <(nvidia-smi --query-gpu=uuid --format=csv,noheader)
+if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
+  kind='[[:space:]]*([0-9]+)'
+  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
+  IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
+  for entry in "${entries[@]}"; do
+    [[ $entry =~ ^$kind ]] || break
+    gpu=${BASH_REMATCH[1]}
+    if [[ " ${gpus[*]} " == *" $gpu "* ]]; then
+      gpus=()
+      break
+    fi
+    gpus+=("$gpu")
+  done
+else
+  code=0
+  listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || code=$?
+  case $code in
+    0) mapfile -t gpus < <(grep -E '^(GPU|MIG)-' <<<"$listed") ;; # it may also print warnings
+    6 | 127) ;; # no device, no nvidia-smi
+    *)
+      echo "nvidia-smi failed: ${listed##*$'\n'}: mend the driver, or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+      exit 69
+      ;;
+  esac
+fi
+if [[ 4 -gt 1 && ${gpus[*]} == MIG-* ]]; then
+  echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  exit 78
 fi
 if ((${#gpus[@]} > 0 && ${#gpus[@]} < 4)); then
   echo "2 nodes x 2 GPUs: 4 needed, this machine has ${#gpus[@]}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
@@ -30,7 +54,7 @@ trap : INT # the terminal's Ctrl-C reaches the nodes by itself
 for ((node = 0; node < 2; node++)); do
   share=("${gpus[@]:node * 2:2}")
   CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${share[*]}") PET_NODE_RANK=$node \
-    python3 -P -m ddprun --run-id digits --grace 30 -m ddptrain --epochs 10 &
+    python3 -P -m ddprun --grace 30 -m ddptrain --epochs 10 &
   pids+=("$!")
 done
 

@@ -22,10 +22,12 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=32)
     args = parser.parse_args()
 
-    on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
-    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    on_gpu, local_rank = torch.cuda.is_available(), int(os.environ["LOCAL_RANK"])
     device = torch.device(f"cuda:{local_rank}" if on_gpu else "cpu")
+    if on_gpu:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    rank = dist.get_rank()
 
     # A plane with noise, the same on every rank.
     generator = torch.Generator().manual_seed(0)

@@ -1,12 +1,41 @@
 """What every test gets: a clean environment, so that no unit test can reach a real cluster or a person's runs."""
 
+import gc
 import os
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.wording import Wording, program_of, read, write
 
 KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS")
+
+
+def pytest_configure() -> None:
+    """Handle signals as in a fresh shell, however the tests were started, in every process that a test starts.
+
+    ``nohup`` and ``&`` in a script make SIGHUP, SIGINT and SIGQUIT ignored, which children inherit; a signal that has a
+    handler is reset to its default in them. So ``nohup make test`` still survives the end of its terminal. SIGPIPE
+    needs no reset: Python ignores it always, and subprocess restores it in a child.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # tests in this process interrupt it
+    for number in (signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            os.environ["PYTEST_IGNORES"] = f"{os.environ.get('PYTEST_IGNORES', '')} {number.name}"
+    for name in os.environ.get("PYTEST_IGNORES", "").split():  # xdist's workers are children, too
+        signal.signal(signal.Signals[name], lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as e2e what starts ranks; ``test_one_node`` stays among the quick tests."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if fixtures & {"runs", "train", "start"} and item.path.name != "test_one_node.py":
+            item.add_marker(pytest.mark.e2e)
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +47,60 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path.endswith(("cli", "trainer"))))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collect_garbage() -> Iterator[None]:
+    """Report what a file of tests has left open at its own end: not in a later file, in which memory is collected."""
+    yield
+    gc.collect()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--update-wording, as `make wording` gives it."""
+    parser.addoption("--update-wording", action="store_true", help="write the sentences of tests/golden anew")
+
+
+SENTENCES: dict[str, dict[str, list[str]]] = {}  # by program and test, as they were read
+SEEN: dict[str, dict[str, list[str]]] = {}  # those to be written
+DESELECTED: list[pytest.Item] = []
+
+
+@pytest.fixture
+def wording(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wording]:
+    """Compare a sentence with the golden file: ``wording(error)``."""
+    program = program_of(request.path)
+    if program not in SENTENCES:
+        SENTENCES[program] = read(program)
+    test = f"{request.path.stem}::{request.node.name}"
+    update = request.config.getoption("--update-wording")
+    places = {str(tmp_path): "TMP", str(request.config.rootpath): "REPO"}
+    one = Wording(test, SENTENCES[program].get(test, []), places=places, update=update)
+    failed_before = request.session.testsfailed
+    yield one
+    if request.session.testsfailed == failed_before:
+        one.end()
+        if update:
+            SEEN.setdefault(program, {})[test] = one.seen
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Remember the tests that ``-m`` and ``-k`` leave out: their entries stay."""
+    DESELECTED.extend(items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write what was seen. Entries of tests that a file of tests, run whole, no longer has are dropped."""
+    whole = not any("::" in argument for argument in session.config.args)
+    collected = {f"{item.path.stem}::{item.name}" for item in (*session.items, *DESELECTED)}
+    for program, seen in SEEN.items():
+        files = {test.partition("::")[0] for test in seen} if whole else set()
+        kept = {
+            test: texts
+            for test, texts in read(program).items()
+            if test.partition("::")[0] not in files or test in collected
+        }
+        write(program, kept | seen)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.e2e
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -41,7 +41,7 @@ def run(name, tmp_path, *arguments):
         [sys.executable, str(BENCH / f"{name}.py"), *arguments, "--json", str(found)],
         capture_output=True,
         text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         timeout=280,
         check=False,
     )
@@ -85,6 +85,14 @@ def test_checkpoint(tmp_path):
     assert min(result["ms"]["ddptrain"]) > 0
 
 
+def test_deterministic(tmp_path):
+    lines, result = run("deterministic", tmp_path, "--rounds", "1", "--models", "deep")
+    ways = ["as torch does", "laid out before", "find_unused", "hook, rank order"]
+    assert list(result["seconds"]["deep"]) == ways
+    assert [line[:28].strip() for line in lines[1:]] == [f"deep, {way}" for way in ways]
+    assert all(seconds > 0 for (seconds,) in result["seconds"]["deep"].values())
+
+
 def test_scaling(tmp_path):
     lines, result = run("scaling", tmp_path, "--ranks", "1,2", "--links", "", "--rounds", "1", "--steps", "2")
     assert [line.split()[0] for line in lines] == ["ranks", "1", "2"]
@@ -108,3 +116,18 @@ def test_notebook(tmp_path):
     assert [line[:28].strip() for line in done.stdout.splitlines()[1:-1]] == ["seconds an epoch", *parts]
     assert result["tutorial"]["workers start"] > result["ours"]["workers start"] == 0
     assert all(result[way]["epoch"] > result[way]["computing"] > 0 for way in result)
+
+
+def test_restore():
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "restore.py"), "--mib", "8"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert sorted((line[0], line[2]) for line in lines) == [
+        (how, f"{rank}:") for how in ("pickled", "tensors") for rank in range(4)
+    ]
+    assert all(float(line[5]) > 0 for line in lines)

@@ -11,9 +11,9 @@ from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.ddpctl.expressions import faults, names
 
-from ddpctl.monitoring.rules import RECORDINGS
+from ddpctl.monitoring.alerts import RECORDINGS
 from ddpctl.monitoring.stack import DASHBOARDS, dashboard
-from ddpwire.catalogue import CATALOGUE
+from ddpwire.metrics import CATALOGUE
 
 UNITS = {value for name, value in vars(units).items() if name[0].isupper() and isinstance(value, str)}
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from dashboards import fleet, run
 
-from ddpctl import config, launch, targets
-from ddpctl.desk import Request
-from ddpctl.monitoring import kubernetes as monitoring_manifests
-from ddpctl.monitoring import rule_files, stack
-from ddpctl.monitoring.limits import Limits
+from ddpctl import config, launcher, targets
+from ddpctl.executor import Executor
+from ddpctl.launcher import Request
+from ddpctl.monitoring import alerts, stack
+from ddpctl.monitoring import stack as monitoring_manifests
+from ddpctl.monitoring.alerts import Limits
 from ddpctl.monitoring.prometheus import Scraping
-from ddpctl.runner import Runner
-from ddpwire.catalogue import CATALOGUE, Metric
 from ddpwire.events import KINDS
+from ddpwire.metrics import CATALOGUE, Metric
 
 ROOT = Path(__file__).parent.parent
 KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle/ddpctl.yaml
@@ -25,7 +25,12 @@ KAGGLE = ("resnet18", "imageclassifier", "mnist")  # profiles of examples/kaggle
 
 def render(file: str, target: str, workload: str | None = None) -> str:
     settings = config.load(
-        file=ROOT / file, profile=None, target=target, overrides={}, kinds=targets.kinds(), workload=workload
+        file=ROOT / file,
+        profile=None,
+        target=target,
+        overrides={},
+        kinds=targets.kinds(),
+        target_flags={"--kind": ("workload", workload)},
     )
     request = Request(
         job=settings.job,
@@ -35,7 +40,7 @@ def render(file: str, target: str, workload: str | None = None) -> str:
         why=settings.why,
         cwd=".",
     )
-    plan = launch.plan_of(request, settings.job.name, Path())
+    plan = launcher.plan_of(request, settings.job.name, Path())
     return targets.make(settings.kind, settings.options).render(plan)
 
 
@@ -47,15 +52,14 @@ def kaggle(profile: str, number: int) -> str:
         job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why="", cwd="."
     )
     target = targets.make(settings.kind, settings.options)
-    assert isinstance(target, targets.Filing)
-    files = Runner({}).perform(target.files(launch.plan_of(request, settings.job.name, Path())))
+    files = Executor({}).perform(target.files(launcher.plan_of(request, settings.job.name, Path())))
     return list(files.values())[number]
 
 
 PAGE = """\
 # Metrics
 
-Made from [ddpwire/catalogue.py](../trainer/ddpwire/catalogue.py) by `make specs`.
+Made from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make specs`.
 
 Every node answers at one address, which its log and `ddpctl status` name; [scraping.md](scraping.md) says how a
 Prometheus finds it, and what adds up. What a rank sets (ddptrain, or a script by [ddpwire.script](script.md)) carries
@@ -113,13 +117,13 @@ def row(metric: Metric) -> str:
     return f"| `{metric.name}` | {metric.kind} | {'; '.join(labels) or '-'} | {metric.help}{needs} |\n"
 
 
-BOX = stack.compose_files(Scraping(targets=stack.BOXED_TARGETS), Limits())
+BOX = stack.compose_files(Scraping(targets=stack.MOUNTED_TARGETS), Limits())
 SPECS = {
     "cli/ddpctl/monitoring/run.json": run.board,
     "cli/ddpctl/monitoring/fleet.json": fleet.board,
     **{f"docker/monitoring/{name}": partial(str, text) for name, text in BOX.items()},
-    "k8s/monitoring/rules.yaml": partial(rule_files.prometheus_rule, Limits()),
-    "k8s/monitoring/dashboards.yaml": monitoring_manifests.dashboards,  # of the JSON above
+    "k8s/monitoring/rules.yaml": partial(alerts.prometheus_rule, Limits()),
+    "k8s/monitoring/dashboards.yaml": monitoring_manifests.dashboard_config_maps,  # of the JSON above
     "docs/metrics.md": metrics_page,
     "docs/events.md": events_page,
     "examples/digits.local.sh": partial(render, "examples/digits.yaml", "here"),

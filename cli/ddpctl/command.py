@@ -1,7 +1,7 @@
-"""What a target wants done, as values: commands, and what came of them. Touches nothing.
+"""What a target wants done, as values: commands, and what came of them. Performs nothing.
 
 A verb of a target is a generator: it yields commands that may run side by side, is sent their outputs in
-the same order, and returns its result. ``runner`` performs it; a dry run prints it; a test feeds it
+the same order, and returns its result. ``executor`` performs it; a dry run prints it; a test feeds it
 recorded answers.
 """
 
@@ -50,7 +50,7 @@ class Command:
     cwd: str | None = None
     stdin: str | None = None  # capture: what it reads; None: nothing
     part: FilePart | None = None  # capture, on a host: what it reads, in the place of stdin
-    secret: bool = False  # what it reads is for no eye: a dry run does not show it
+    secret: bool = False  # its stdin is never shown, also not by a dry run
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
@@ -59,17 +59,27 @@ class Command:
     placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
 
 
+# The return codes of what could not be run to its end, as a shell, timeout(1) and ssh have them.
+NOT_FOUND, TIMED_OUT, UNREACHED = 127, 124, 255
+NO_GPU = (NOT_FOUND, 6)  # of nvidia-smi: it is not there, or finds no device (its manual page)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """What came of a command.
 
-    A program that is not there answers 127, one that took too long 124, as in a shell; a host that could not be
-    reached, or was lost, answers 255, as ssh does, with a sentence on stderr.
+    A program that is not there answers NOT_FOUND, one that took too long TIMED_OUT, a host that could not be reached,
+    or was lost, UNREACHED, each with a sentence on stderr.
     """
 
     returncode: int
     stdout: str = ""
     stderr: str = ""
+
+    def last_line(self, otherwise: str = "") -> str:
+        """What it said last on stderr; where that is nothing ``otherwise``, or its exit code."""
+        lines = self.stderr.strip().splitlines()
+        return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
 
 _END = "END_OF_INPUT"
@@ -78,7 +88,7 @@ Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
 def process_line(command: Command) -> str:
-    """Environment, folder and arguments as a person would type them into a shell on the machine itself."""
+    """Environment, folder and arguments as a user would type them into a shell on the machine itself."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)
@@ -86,7 +96,7 @@ def process_line(command: Command) -> str:
 
 
 def shell_line(command: Command) -> str:
-    """The command as a person would type it into a shell of this machine."""
+    """The command as a user would type it into a shell of this machine."""
     line = process_line(command)
     if command.host:
         tty = ("-t",) if command.mode == "tty" else ()

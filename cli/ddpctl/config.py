@@ -1,30 +1,31 @@
-"""ddpctl.yaml and flags → Settings: which job, on which target. Touches one file.
+"""ddpctl.yaml and flags → Settings: which job, on which target.
 
-Flag > file > default; a profile is laid over the file's job. Everything in the file is checked, also the
-targets and profiles that are not in use, and all that is wrong is said at once: a line each, with file,
-line and column. pydantic is imported here alone, and only where there is a value to check.
+Flag > file > default; a profile is laid over the file's job. Everything in the file is checked, also the targets and
+profiles that are not in use, and all that is wrong is reported at once: a line each, with file, line and column. What
+YAML accepts but could mislead or harm is an error: a key given twice, merge keys, tags, endless nesting. The field
+decides what the text of a value means (``schema``).
 """
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any
+
+import yaml
+from yaml.reader import Reader
 
 from ddpctl.errors import FileError, NoInputError, UsageError
-from ddpctl.fields import Field, field_docs, fields_of
-from ddpctl.schema import FILE_NAME, Kinds, schema
-from ddpctl.spec import JobSpec
-from ddpctl.words import one_line, quote, unknown
+from ddpctl.schema import FILE_NAME, SECTIONS, Kinds, Text, is_null, kind_of, read_text, validate
+from ddpctl.spec import JobSpec, fields_of
+from ddpctl.text import either, one_line, quote, unknown
+from ddpwire.run_files import open_regular
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
-
-    from ddpctl.config_file import File
-    from ddpctl.yaml_source import Source
-
-__all__ = ["FILE_NAME", "Kinds", "Settings", "field_docs", "find_file", "load", "schema"]
+ChosenTarget = tuple[str, Any]  # a target's kind and options
+TargetFlags = Mapping[str, tuple[str, str | None]]  # a flag, the option that it is, and its text; None: not given
+Place = tuple[int, int]  # line and column, both from 1
+HERE = "local"  # this machine, which needs no words of a file: never short for another target of its kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,49 +60,44 @@ def load(
     kinds: Kinds,
     default_kind: str = "local",
     default_why: str = "the default",
-    target_why: str = "--target",
-    workload: str | None = None,
+    target_flags: TargetFlags | None = None,
 ) -> Settings:
     """Read the file, lay the profile and the flags over it, choose the target.
 
-    ``overrides`` are fields of JobSpec, ``workload`` an option of the target; None: not given. The env is merged over
-    the file's. Raises FileError with a line for every error of file and flags, UsageError where only flags are wrong,
-    NoInputError.
+    ``overrides`` are fields of JobSpec; None: not given. The env is merged over the file's. Raises FileError with a
+    line for every error of file and flags, UsageError where only flags are wrong, NoInputError.
     """
-    from ddpctl.config_file import File, place, read_file  # imports yaml
-    from ddpctl.yaml_source import Source
-
-    said, source = read_file(file, kinds, _check) if file else (File(), Source(name=""))
-    file_errors = source.lines()
-    flags, flag_errors = _check_flags(overrides)
-    if profile is not None and profile not in said.profiles:
-        flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', said.profiles)}"))
+    parsed = _read_file(file, kinds) if file else _File(name="")
+    file_errors = parsed.lines()
+    flags, wrong = validate(JobSpec, {name: value for name, value in overrides.items() if value is not None})
+    flag_errors = [one_line(f"{_flag(problem.field)}: {problem.text}") for problem in wrong]
+    if profile is not None and profile not in parsed.profiles:
+        flag_errors.append(one_line(f"--profile: {unknown(profile, 'profile', parsed.profiles)}"))
     chosen, why = default_kind, default_why
     if target is not None:
-        chosen, why = target, target_why
-    elif said.target is not None:
-        chosen, why = said.target, str(file)
+        chosen, why = target, "--target"
+    elif parsed.target is not None:
+        chosen, why = parsed.target, str(file)
     found = None
     try:
-        chosen, how, found = place(chosen, said.targets, kinds)
+        chosen, how, found = _choose_target(chosen, parsed.targets, kinds)
         why += how
     except ValueError as error:
         if target is not None or not file_errors:
             flag_errors.append(one_line(f"--target: {error}"))
-    layers = (said.job, said.profiles.get(profile or "", {}), flags)
+    layers = (parsed.job, parsed.profiles.get(profile or "", {}), flags)
     values = {name: value for layer in layers for name, value in layer.items()}
     values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
     job = JobSpec(**values)
     options = None
     if found is not None:
         kind, options = found
-        try:
-            options = _with_workload(kind, options, workload)
-        except ValueError as error:
-            flag_errors.append(one_line(f"--kind: {error}"))
-        given = {*flags, *(["workload"] if workload else [])}
-        flag_errors += _report_problems(said, source, job, options, (profile, chosen), given)
-        file_errors = source.lines()
+        options, wrong_flags = lay_over(options, target_flags or {}, kind, kinds)
+        flag_errors += wrong_flags
+        names = {name: _flag(name) for name in flags}
+        names |= {option: flag for flag, (option, text) in (target_flags or {}).items() if text is not None}
+        flag_errors += _report_problems(parsed, job, options, (profile, chosen), names)
+        file_errors = parsed.lines()
     if file_errors:
         raise FileError("\n".join(file_errors + flag_errors))
     if flag_errors or found is None:
@@ -109,93 +105,295 @@ def load(
     return Settings(job=job, target=chosen, kind=found[0], options=options, why=why, file=file)
 
 
-def _with_workload(kind: str, options: Any, workload: str | None) -> Any:
-    """The options with --kind laid over them. Raises ValueError."""
-    if workload is None:
-        return options
-    field = fields_of(options.__class__).get("workload")
-    if field is None:
-        raise ValueError(f"a target of kind {kind} has no kinds of its own")
-    return replace(options, workload=_check(field, workload))
+def _flag(name: str) -> str:
+    return "-- SCRIPT" if name == "command" else "--" + name.replace("_", "-")
+
+
+def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
+    """The options of a target of this kind with the flags laid over them, and a line for each wrong flag."""
+    lines = []
+    for flag, (option, text) in flags.items():
+        if text is None:
+            continue
+        if option not in fields_of(options.__class__):
+            able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
+            lines.append(one_line(f"{flag}: a target of kind {kind} does not take it; {either(able)} does"))
+            continue
+        values, problems = validate(options.__class__, {option: text})
+        lines += [one_line(f"{flag}: {problem.text}") for problem in problems]
+        options = replace(options, **values)
+    return options, lines
+
+
+def _choose_target(
+    name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
+) -> tuple[str, str, ChosenTarget | None]:
+    """A target by its name, or by its kind: the file's only one of it, else the kind by itself. Raises ValueError.
+
+    Returns the name that it has, how it was found if by its kind, and None for what is wrong in the file.
+    """
+    if name in targets:
+        return name, "", targets[name]
+    if name not in kinds:
+        alone = [kind for kind in kinds if not _required(kinds[kind]())]
+        raise ValueError(unknown(name, "target", [*targets, *alone]))
+    of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
+    if len(of_kind) > 1:
+        raise ValueError(f"{name}: several targets are of this kind: write {either(tuple(of_kind))}")
+    if of_kind:
+        return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
+    if name != HERE and None in targets.values():  # it may be the one that is meant
+        return name, "", None
+    if required := _required(kinds[name]()):
+        raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
+    return name, "", (name, kinds[name]()())
+
+
+def _required(options: type) -> list[str]:
+    return [field.name for field in fields_of(options).values() if field.required]
 
 
 def _report_problems(
-    said: "File", source: "Source", job: JobSpec, options: Any, names: tuple[str | None, str], flags: set[str]
+    parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
     """What the target's options find wrong in the job together with them (their ``problems``).
 
     Each is reported where its key stands in the file. The lines that belong to flags are returned; what stands
-    nowhere, since it is a default, is the target's.
+    nowhere, since it is a default, is the target's. ``flags``: the flag that gave a field or an option.
     """
     profile, target = names
     lines = []
-    wrong = source.lines()
+    wrong = bool(parsed.errors)
     for key, text in getattr(options, "problems", lambda _: ())(job):
         section, _, name = key.partition(".")
-        flag = "kind" if name == "workload" else name.replace("_", "-")
-        places = [("profiles", profile or "", name), ("job", name)] if section == "job" else [("targets", target, name)]
-        node = next((said.places[place] for place in places if place in said.places), None)
+        places = [("profiles", profile, name), ("job", name)] if section == "job" else [("targets", target, name)]
+        place = next((parsed.places[place] for place in places if place in parsed.places), None)
         if name in flags:
-            lines.append(one_line(f"--{flag}: {text}"))
-        elif node is not None:
-            source.report(node, f"{name}: {text}")
+            lines.append(one_line(f"{flags[name]}: {text}"))
+        elif place := place or (None if wrong else parsed.places.get(("targets", target))):
+            parsed.errors.add((*place, f"{name}: {text}"))
         elif not wrong:  # else it may only be what is wrong elsewhere
-            where = said.places.get(("targets", target))
-            if where is not None:
-                source.report(where, f"{name}: {text}")
-            else:
-                lines.append(one_line(f"--target {target}: {name}: {text}"))
+            lines.append(one_line(f"--target {target}: {name}: {text}"))
     return lines
 
 
-def _check_flags(overrides: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    values, errors = {}, []
-    for name, value in overrides.items():
-        if value is None:
-            continue
-        try:
-            values[name] = _check(fields_of(JobSpec)[name], tuple(value) if isinstance(value, list) else value)
-        except ValueError as error:
-            flag = "-- SCRIPT" if name == "command" else "--" + name.replace("_", "-")
-            errors.append(one_line(f"{flag}: {error}"))
-    return values, errors
+# The file
 
 
-def _check(field: Field, value: Any) -> Any:
-    """The value, if it is one that the field may have. Raises ValueError with plain words."""
-    if value is None and field.optional:
-        return None
-    if field.record:  # each entry was checked when it was read
-        for rule in field.checks:
-            value = rule(value)
-        return value
-    from pydantic import ValidationError
+@dataclass
+class _File:
+    """What a file says, and all that is wrong in it."""
 
+    name: str  # as the user gave it
+    job: dict[str, Any] = field(default_factory=dict)
+    target: str | None = None
+    targets: dict[str, ChosenTarget | None] = field(default_factory=dict)  # (kind, options); None: wrong
+    profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
+    places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → where its value stands
+    keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # and where its key stands
+    errors: set[tuple[int, int, str]] = field(default_factory=set)  # line, column, text: one for all uses of an alias
+
+    def lines(self) -> list[str]:
+        """All that is wrong, a line each, in the file's order."""
+        return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
+
+    def report(self, path: tuple[Any, ...], text: str) -> None:
+        """Note what is wrong with the value to which keys and indices lead."""
+        self.errors.add((*self.places[path], text))
+
+    def value(self, node: yaml.Node, path: tuple[Any, ...] = ()) -> Any:
+        """A node as Text, list or dict; its place is kept, and keys that are none are reported."""
+        self.places[path] = _place(node.start_mark)
+        if isinstance(node, yaml.ScalarNode):
+            text = Text(node.value)
+            text.quoted = node.style is not None
+            return text
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            name, place = key.value, _place(key.start_mark)
+            if not isinstance(key, yaml.ScalarNode):
+                self.errors.add((*place, f"a key is text, not {kind_of(self.value(key, (*path, None)))}"))
+            elif name == "<<":
+                self.errors.add((*place, "merge keys (<<) are not allowed; use a profile, or write the keys out"))
+            elif name in found:
+                first = self.keys[*path, name][0]
+                self.errors.add((*place, f"{quote(name)} is there twice, first in line {first}"))
+            else:
+                self.keys[*path, name] = place
+                found[name] = self.value(value, (*path, name))
+        return found
+
+    def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
+        """The keys and values of a mapping; no value is an empty one, and another is reported."""
+        if isinstance(value, dict):
+            return value
+        if not is_null(value):
+            self.report(path, f"{what} takes keys and values, not {kind_of(value)}")
+        return {}
+
+    def fields(self, values: dict[str, Any], path: tuple[str, ...], cls: type, *names: str) -> dict[str, Any]:
+        """The values that are right for the fields of a dataclass; what is wrong is reported."""
+        valid, problems = validate(cls, values, what=names[0], owner=names[-1])
+        for problem in problems:
+            place = (self.keys if problem.of_key else self.places)[*path, *problem.place]
+            self.errors.add((*place, f"{problem.field}: {problem.text}" if problem.field else problem.text))
+        return valid
+
+
+def _read_file(path: Path, kinds: Kinds) -> _File:
+    """What the file says, with everything that is wrong in it. Raises NoInputError."""
+    file = _File(name=str(path))
+    data, root = _bytes_of(path), None
     try:
-        return _adapter(field.base, field.low, field.high, field.checks).validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-    secret = field.kind in ("list", "table")  # its values may be
-    match first["type"]:
-        case "greater_than_equal":
-            raise ValueError(f"{value} is too small: {field.range_words}")
-        case "less_than_equal":
-            raise ValueError(f"{value} is too large: {field.range_words}")
-        case "value_error":
-            said = first["ctx"]["error"]
-            raise ValueError(f"{said}" if secret else f"{quote(value)} is not allowed: {said}")
-        case "finite_number":
-            raise ValueError(f"{value} is not finite; write a number")
-        case "literal_error":
-            raise ValueError(f"{quote(value)} is none of {', '.join(field.choices)}")
-    raise ValueError(f"not {field.type_words}" if secret else f"{quote(value)} is no {field.kind}")
+        root = _compose(data)
+    except _InvalidYaml as error:
+        file.errors.add((*error.place, error.text))
+    sections = file.table(file.value(root), (), "the file") if root else {}
+    for key in sections.keys() - SECTIONS.keys():
+        inside = f"{quote(key)} belongs under 'job'" if key in fields_of(JobSpec) else None
+        file.errors.add((*file.keys[key,], inside or unknown(key, "key of the file", SECTIONS)))
+    job, targets, profiles = (file.table(sections.get(key, {}), (key,), key) for key in ("job", "targets", "profiles"))
+    file.job = file.fields(job, ("job",), JobSpec, "a job")
+    for name, value in profiles.items():
+        place = ("profiles", name)
+        file.profiles[name] = file.fields(
+            file.table(value, place, f"profile {quote(name)}"), place, JobSpec, "a profile"
+        )
+    file.targets = {name: _read_target(file, name, value, kinds) for name, value in targets.items()}
+    if "target" in sections and not is_null(target := sections["target"]):
+        try:
+            file.target = read_text(target)
+            _choose_target(file.target, file.targets, kinds)
+        except ValueError as error:
+            file.report(("target",), f"target: {error}")
+    return file
 
 
-@cache
-def _adapter(base: Any, low: Any, high: Any, checks: tuple[Callable[[Any], Any], ...]) -> "TypeAdapter[Any]":
-    from annotated_types import Ge, Le
-    from pydantic import AfterValidator, ConfigDict, TypeAdapter
+def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarget | None:
+    """The kind and the options, or None where they are wrong, which is reported."""
+    path = ("targets", name)
+    values = dict(file.table(value, path, f"target {quote(name)}"))
+    if "kind" not in values:
+        if isinstance(value, dict) or is_null(value):  # else it is reported
+            file.report(path, f"target {quote(name)} needs a kind: {either(tuple(kinds))}")
+        return None
+    try:
+        kind = read_text(values.pop("kind"))
+        if kind not in kinds:
+            raise ValueError(unknown(kind, "kind of target", kinds))
+        if name in kinds and kind != name:
+            raise ValueError(f"{quote(kind)} is not allowed: a target called {quote(name)} is of that kind")
+        options = kinds[kind]()
+    except ValueError as error:
+        file.report((*path, "kind"), f"kind: {error}")
+        return None
+    valid = file.fields(values, path, options, f"a target of kind {quote(kind)}", f"target {quote(name)}")
+    return (kind, options(**valid)) if valid.keys() >= set(_required(options)) else None
 
-    limits = [note(limit) for note, limit in ((Ge, low), (Le, high)) if limit is not None]
-    annotation: Any = Annotated[base, *limits, *map(AfterValidator, checks), None]
-    return TypeAdapter(annotation, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+# YAML
+
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 20
+MAX_VALUES = 100_000  # with every alias unfolded
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+# PyYAML's words, as a pattern, and ours. Its own may repeat a piece of the file, hence maybe a secret.
+_PHRASES = (
+    (r"mapping values are not allowed", "a ':' is not allowed here; check the indentation, or quote the text"),
+    (r"found character '\\t'", "a tab; indent with spaces"),
+    (r"found character .* cannot start", "text cannot begin with this character; quote it"),
+    (r"could not find expected ':'", "a key without its ':'"),
+    (r"expected <block end>", "this does not fit the lines above; check the indentation and the quotes"),
+    (r"found undefined alias", "an alias (*) without its anchor (&); quote text that begins with '*'"),
+    (r"second occurrence", "this anchor (&) is there twice"),
+    (r"found undefined tag handle|expected ' '", "a tag is not allowed; quote text that begins with '!'"),
+    (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
+    (r"but found another document", "several documents in one file; keep one"),
+    (r"found unexpected end of stream", "the quotes of this text are never closed"),
+)
+
+
+class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
+    """What is no YAML, or is YAML and not allowed: a text for the user, its line and column."""
+
+    def __init__(self, text: str, place: Place) -> None:
+        super().__init__(text)
+        self.text, self.place = text, place
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes, bounded in depth and in number; guesses no types and constructs nothing."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML has it
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._count = 0
+        self._sizes: dict[int, int] = {}  # of finished nodes, by id(): an alias counts as what it stands for
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        place = _place(event.start_mark)
+        if self._depth == MAX_DEPTH:
+            raise _InvalidYaml(f"nested more than {MAX_DEPTH} deep", place)
+        if getattr(event, "tag", None) is not None:
+            raise _InvalidYaml("a tag is not allowed; quote text that begins with '!'", place)
+        if isinstance(event, yaml.ScalarEvent) and _NO_TEXT.search(event.value):
+            raise _InvalidYaml("an escape for NUL or for half a character is not allowed", place)
+        before = self._count
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if not isinstance(event, yaml.AliasEvent):
+            self._count += 1
+            self._sizes[id(node)] = self._count - before
+        elif id(node) in self._sizes:
+            self._count += self._sizes[id(node)]
+        else:
+            raise _InvalidYaml("an alias (*) inside of what it stands for", place)
+        if self._count > MAX_VALUES:
+            raise _InvalidYaml(f"more than {MAX_VALUES} values, aliases (*) unfolded", place)
+        return node
+
+
+def _compose(data: bytes) -> yaml.Node | None:
+    """The root of a file; None: the file is empty. Raises _InvalidYaml."""
+    if len(data) > MAX_BYTES:
+        raise _InvalidYaml(f"the file is larger than {MAX_BYTES} bytes", (1, 1))
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode(errors="replace")
+        raise _InvalidYaml(f"the byte 0x{data[error.start]:02x} is not UTF-8", _end_of(before)) from None
+    if match := Reader.NON_PRINTABLE.search(text):
+        raise _InvalidYaml(f"the character U+{ord(match[0]):04X} is not allowed", _end_of(text[: match.start()]))
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark, problem = error.problem_mark or error.context_mark or loader.get_mark(), error.problem or ""
+        words = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
+        raise _InvalidYaml(words, _place(mark)) from None
+    except (ValueError, OverflowError):  # PyYAML's chr() of an escape such as "\UFFFFFFFF"
+        raise _InvalidYaml("an escape for a character that does not exist", _place(loader.get_mark())) from None
+
+
+def _place(mark: yaml.Mark) -> Place:
+    return mark.line + 1, mark.column + 1
+
+
+def _end_of(text: str) -> Place:
+    return text.count("\n") + 1, len(text) - text.rfind("\n")
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        with open_regular(path) as file:
+            return file.read(MAX_BYTES + 1)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise NoInputError(f"{one_line(str(path))}: {getattr(error, 'strerror', None) or error}") from None

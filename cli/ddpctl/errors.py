@@ -1,4 +1,4 @@
-"""The tree of errors, each with its exit code (ddpwire.exits). A message is one line.
+"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py makes a line of it.
 
 DdpctlError            70
 ├── UsageError          2   a command line that makes no sense
@@ -6,10 +6,9 @@ DdpctlError            70
 │   └── FileError      78   a ddpctl.yaml: a line for each error, with file, line and column
 ├── NoInputError       66   a script, a file or a run that is not there
 ├── UnavailableError   69   a machine, a port, a program or a library that cannot be had
-└── CannotWriteError   73   disk full, folder read-only
+├── CannotWriteError   73   disk full, folder read-only
+└── NotStartedError         a failed launch that left no process anywhere; it has the exit code of its cause
 """
-
-from typing import ClassVar
 
 from ddpwire.exits import Exit
 
@@ -17,25 +16,34 @@ from ddpwire.exits import Exit
 class DdpctlError(Exception):
     """A fault of ours, and the root of all that ddpctl raises on purpose.
 
-    The text is one line: what is wrong, the value given, what is allowed, what to do next. An empty one: whoever it
-    happened to has said it already.
+    The message is one line: what is wrong, the value given, what is allowed; the hint, which may be empty, is what to
+    do next. ``str`` is both. An empty message: whoever it happened to has said it already. The fields are for who
+    handles the error: no logic reads a message.
     """
 
-    exit_code: ClassVar[int] = Exit.SOFTWARE
-    prefix: ClassVar[str] = "ddpctl: "  # what stands before the text on a terminal
-    nothing_started: bool = False  # a launch that raises it has left no process anywhere
+    code: int = Exit.SOFTWARE  # ddpctl's exit code
+    prefix: str = "ddpctl: "  # what stands before the text on a terminal
+
+    def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return f"{self.message}: {self.hint}" if self.hint else self.message
 
 
 class UsageError(DdpctlError):
     """A command line that makes no sense."""
 
-    exit_code = Exit.USAGE
+    code = Exit.USAGE
 
 
 class ConfigError(DdpctlError):
     """A job that its target cannot run."""
 
-    exit_code = Exit.CONFIG
+    code = Exit.CONFIG
 
 
 class FileError(ConfigError):
@@ -47,16 +55,25 @@ class FileError(ConfigError):
 class NoInputError(DdpctlError):
     """A script, a file or a run that is not there."""
 
-    exit_code = Exit.NO_INPUT
+    code = Exit.NO_INPUT
 
 
 class UnavailableError(DdpctlError):
     """A machine, a port, a program or a library that cannot be had."""
 
-    exit_code = Exit.UNAVAILABLE
+    code = Exit.UNAVAILABLE
 
 
 class CannotWriteError(DdpctlError):
     """A folder or a disk that takes no file."""
 
-    exit_code = Exit.CANNOT_WRITE
+    code = Exit.CANNOT_WRITE
+
+
+class NotStartedError(DdpctlError):
+    """What a target's ``submit`` raises where it has left no process anywhere, so that there is nothing to stop."""
+
+    def __init__(self, reason: DdpctlError) -> None:
+        super().__init__(reason.message, hint=reason.hint, **reason.fields)
+        self.code, self.prefix = reason.code, reason.prefix
+        self.reason = reason

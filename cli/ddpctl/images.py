@@ -1,6 +1,6 @@
-"""Container images as values: what Docker and podman say of one, and the command lines that ask. Pure.
+"""Container images as values: what Docker and podman report about one, and the command lines that ask. Pure.
 
-It knows no host and no target; ``ship`` carries an image to other machines, the targets run it.
+Knows no host and no target; ``image_transfer`` copies an image to other machines, the targets run it.
 """
 
 import json
@@ -41,16 +41,16 @@ def inspect_line(engine: Engine, reference: str) -> tuple[str, ...]:
 def read_inspect(reference: str, stdout: str) -> Image:
     """The image that Docker's or podman's ``image inspect`` tells of. Raises ValueError."""
     try:
-        (said,) = json.loads(stdout)
-        config = said.get("Config") or {}
+        (record,) = json.loads(stdout)
+        config = record.get("Config") or {}
         return Image(
             reference=reference,
-            id=with_algorithm(said["Id"]),
-            digests=tuple(said.get("RepoDigests") or ()),
-            layers=tuple(said["RootFS"]["Layers"]),
-            size=said["Size"],
-            created=said["Created"],
-            architecture=f"{said['Os']}/{said['Architecture']}",
+            id=with_algorithm(record["Id"]),
+            digests=tuple(record.get("RepoDigests") or ()),
+            layers=tuple(record["RootFS"]["Layers"]),
+            size=record["Size"],
+            created=record["Created"],
+            architecture=f"{record['Os']}/{record['Architecture']}",
             user=config.get("User") or "root",
             entrypoint=tuple(config.get("Entrypoint") or ()),
             labels=dict(config.get("Labels") or {}),
@@ -115,7 +115,7 @@ def human_size(size: int) -> str:
 
 
 def show(image: Image, versions: str = "") -> list[str]:
-    """``ddpctl image inspect`` for a person."""
+    """``ddpctl image inspect`` for the user."""
     lines = [
         f"{image.reference}  {human_size(image.size)} in {len(image.layers)} layers, {image.architecture}",
         f"  id           {image.id}",

@@ -8,24 +8,10 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ddpctl.commands import (
-    image,
-    launch,
-    monitor,
-    pause,
-    provision,
-    pull,
-    reach,
-    remove,
-    report,
-    runs,
-    setup,
-    timeline,
-    top,
-)
-from ddpctl.entry import verb_begins, verb_is_over
+from ddpctl import interrupts
+from ddpctl.commands import image, launch, monitor, provision, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
-from ddpctl.words import plain
+from ddpctl.text import plain
 from ddpwire.exits import Exit
 from ddpwire.streams import open_closed
 
@@ -34,16 +20,16 @@ class OneLineErrors(TyperGroup):
     """A group of commands whose errors are one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; turn what it raises into a person's words."""
+        """Run a command; turn what it raises into a user's words."""
         try:
-            verb_begins()
+            interrupts.raise_in_verb()
             result = super().invoke(ctx)
             sys.stdout.flush()  # here, where it can be said that it does not work
             return result
         except DdpctlError as error:
             if str(error):  # else whoever it happened to has said it
                 print(plain(f"{error.prefix}{error}"), file=sys.stderr)
-            raise typer.Exit(int(error.exit_code)) from None
+            raise typer.Exit(int(error.code)) from None
         except KeyboardInterrupt:
             raise typer.Exit(int(Exit.INTERRUPTED)) from None
         except BrokenPipeError:  # the reader (head, less) has seen enough
@@ -52,11 +38,11 @@ class OneLineErrors(TyperGroup):
         except OSError as error:
             if not error.filename:
                 _let_go_of_stdout()
-            said, code = _meant(error)
-            print(f"ddpctl: {said}", file=sys.stderr)
+            message, code = _meant(error)
+            print(f"ddpctl: {message}", file=sys.stderr)
             raise typer.Exit(int(code)) from None
         finally:
-            verb_is_over()
+            interrupts.exit_silently()  # Python's own end takes a moment, too
 
 
 app = typer.Typer(
@@ -85,19 +71,29 @@ def options(
     """Options of ddpctl itself; its text is the program's help above."""
 
 
-launch.register(app)
-runs.register(app)
-top.register(app)
-report.register(app)
-timeline.register(app)
-remove.register(app)
-reach.register(app)
-pause.register(app)
-pull.register(app)
-image.register(app)
-monitor.register(app)
-provision.register(app)
-setup.register(app)
+# In the order of --help.
+app.command()(launch.launch)
+app.command()(launch.render)
+app.command()(runs.ps)
+app.command()(runs.status)
+app.command()(runs.logs)
+app.command()(runs.stop)
+app.command()(top.top)
+app.command()(timeline.report)
+app.command()(timeline.timeline)
+app.command()(runs.rm)
+app.command()(runs.attach)
+app.command(name="exec")(runs.execute)
+app.command()(runs.shell)
+app.command()(runs.suspend)
+app.command()(runs.resume)
+app.command()(runs.pull)
+app.add_typer(image.app)
+app.add_typer(monitor.app)
+app.command()(provision.provision)
+app.command()(setup.init)
+app.command()(setup.schema)
+app.command()(setup.version)
 
 
 def _let_go_of_stdout() -> None:
@@ -106,7 +102,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _meant(error: OSError) -> tuple[str, Exit]:
-    """What it comes to for a person, and the exit code."""
+    """What it comes to for the user, and the exit code."""
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:

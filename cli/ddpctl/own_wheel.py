@@ -1,7 +1,7 @@
-"""Packs the ddpctl that is installed here as a wheel, and prints it as text: it travels to where there is no network.
+"""Packs the installed ddpctl as a wheel and prints it as text, for machines without a network.
 
-A program of its own (``python -m ddpctl.own_wheel``). The wheel names no dependency: where it goes they are there, or
-cannot be had. The same files make the same bytes. It is compressed as a whole, by LZMA: 345 kB where a wheel's own
+A program of its own (``python -m ddpctl.own_wheel``). The wheel names no dependency: where it goes they are installed,
+or cannot be. The same files make the same bytes. It is compressed as a whole, by LZMA: 345 kB where a wheel's own
 compression, file by file, comes to 585 kB, and a notebook may be 1 MB.
 """
 
@@ -18,9 +18,12 @@ from pathlib import Path
 from ddpwire.version import __version__
 
 PACKAGES = ("ddpctl", "ddpwire", "ddprun", "ddptrain")
-_PROGRAMS = (
-    "[console_scripts]\nddpctl = ddpctl.entry:main\nddprun = ddprun.__main__:main\nddptrain = ddptrain.__main__:main\n"
-)
+_PROGRAMS = """\
+[console_scripts]
+ddpctl = ddpctl.__main__:main
+ddprun = ddprun.__main__:main
+ddptrain = ddptrain.__main__:main
+"""
 
 
 def main() -> None:

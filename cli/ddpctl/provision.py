@@ -1,7 +1,7 @@
-"""Bare machines become nodes: the inventory out of a configuration, and the lines that run the playbooks of ansible/.
+"""Bare machines become nodes: the inventory from a configuration, and the lines that run the playbooks of ansible/.
 
-Values and verbs; touches nothing, and knows Ansible by its command line alone. What is found broken by a first look
-(``--check``) is left alone, and the other machines are done all the same.
+Values and verbs; performs nothing, and knows Ansible by its command line alone. A machine that the first check
+(``--check``) finds broken is left alone; the others are done.
 """
 
 import json
@@ -35,7 +35,7 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class PlaybookRun:
     """One call of ``ddpctl provision``."""
 
     ansible: str  # the program ansible-playbook
@@ -49,7 +49,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fared:
+class HostResult:
     """How one machine fared."""
 
     changed: int  # tasks that changed something, or would
@@ -106,7 +106,7 @@ def _ip(address: str) -> IPv4Address | IPv6Address | None:
 
 
 def _variables(host: SshHost, site: Site) -> dict[str, Any]:
-    said = {
+    variables = {
         "ansible_host": host.address,
         "ansible_user": site.login or host.user,
         "ansible_port": host.port,
@@ -114,7 +114,7 @@ def _variables(host: SshHost, site: Site) -> dict[str, Any]:
         "ddpctl_peer": host.peer or host.address,
         "ddpctl_user": host.user or TRAINER,
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in variables.items() if value is not None}
 
 
 def inventory_text(options: SshOptions, site: Site) -> str:
@@ -127,37 +127,37 @@ def image_of(options: SshOptions, job: JobSpec) -> str | None:
     return None if options.runtime == "none" else job.image
 
 
-def playbook_line(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Command:
+def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Command:
     """A run of the playbook; ``only``: on these machines."""
-    argv = [wish.ansible, f"--inventory={wish.inventory}", f"{wish.folder}/{wish.playbook}.yaml"]
+    argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
     argv += ["--check"] if check else []
-    argv += [f"--tags={','.join(wish.tags)}"] if wish.tags else []
+    argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
     argv += [f"--limit={','.join(only)}"] if only else []
-    env = {"ANSIBLE_CONFIG": f"{wish.folder}/ansible.cfg", "DDPCTL_RECAP": wish.recap, "LC_ALL": "C.UTF-8"}
-    return Command(argv=(*argv, *wish.extra), env=env, mode="tty", timeout_s=None)
+    env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
+    return Command(argv=(*argv, *run.extra), env=env, mode="tty", timeout_s=None)
 
 
-def provision(wish: Wish) -> Verb[dict[str, Fared]]:
+def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
     """Run the playbook, after a look that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
-    if wish.playbook == "verify":
-        return (yield from _play(wish, check=False))
-    looked = yield from _play(wish, check=True)
+    if run.playbook == "verify":
+        return (yield from _play(run, check=False))
+    looked = yield from _play(run, check=True)
     sound = tuple(host for host, fared in looked.items() if not fared.failed)
-    if wish.check or not any(looked[host].changed for host in sound):
+    if run.check or not any(looked[host].changed for host in sound):
         return looked
-    done = yield from _play(wish, check=False, only=() if len(sound) == len(looked) else sound)
+    done = yield from _play(run, check=False, only=() if len(sound) == len(looked) else sound)
     return {**looked, **done}
 
 
-def _play(wish: Wish, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, Fared]]:
+def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
     # What an earlier playbook left is not to be taken for this one's.
-    yield (Command(argv=("rm", "-f", wish.recap)),)
-    (played,) = yield (playbook_line(wish, check=check, only=only),)
-    (recap,) = yield (Command(argv=("cat", wish.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
+    yield (Command(argv=("rm", "-f", run.recap)),)
+    (played,) = yield (playbook_line(run, check=check, only=only),)
+    (recap,) = yield (Command(argv=("cat", run.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)
     if played.returncode == _INTERRUPTED:
         raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
             f"ansible-playbook ended with {played.returncode} before it came to a machine: its own words stand above"
         )
-    return {host: Fared(**fared) for host, fared in json.loads(recap.stdout).items()}
+    return {host: HostResult(**fared) for host, fared in json.loads(recap.stdout).items()}

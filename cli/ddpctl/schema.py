@@ -1,47 +1,310 @@
-"""What a ddpctl.yaml may hold: its sections, and their JSON schema for editors. Reads nothing."""
+"""What a ddpctl.yaml may hold: what its text means, pydantic models of its fields, the JSON schema, the starter file.
+
+The models are made of dataclasses (``spec.fields_of``). A field may hold records: a tuple of a frozen dataclass, whose
+``from_text``, if it has one, reads the short form of an entry. Reads no file, and imports pydantic only where there is
+a value to check.
+"""
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache, partial, reduce
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-from ddpctl.fields import Field, Kind, fields_of
-from ddpctl.spec import JobSpec
+from annotated_types import Ge, Le
+
+from ddpctl.spec import Field, JobSpec, Kind, fields_of
+from ddpctl.text import quote, unknown
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+# Values. A scalar of the file stays text until its field decides what it means, so ``nodes: 1:4`` is not 64, and
+# ``env: {DEBUG: on}`` is not true. A number must be written so that every reader of YAML takes it for the same one.
+
+
+class Text(str):
+    """A scalar as it is written in the file."""
+
+    quoted = False
+
+
+def kind_of(value: Any) -> str:
+    """What stands in the file in the place of a value, for an error."""
+    return "keys and values" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
+
+
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*)")
+_NUMBER = re.compile(r"([-+]?(0|[1-9][0-9]*)(\.[0-9]*([eE][-+][0-9]+)?)?|\.[0-9]+([eE][-+][0-9]+)?)")
+_MAX_DIGITS = 40  # int() refuses 4,301 digits, and nothing here needs 20
+_TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
+
+
+def _base_60(text: str) -> int:
+    value = reduce(lambda value, part: value * 60 + int(part), text.lstrip("-+").split(":"), 0)
+    return -value if text.startswith("-") else value
+
+
+# What YAML 1.1 takes for something else than a user does (https://yaml.org/type/), and what to say of it.
+_TRAPS: tuple[tuple[str, Callable[[str], str]], ...] = (
+    (r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", lambda text: f"would be {_base_60(text)} to YAML (base 60); write the number"),
+    (r"[-+]?0[xXbBoO][0-9a-fA-F]+", lambda _: "is not written in base 10; write the number in base 10"),
+    (r"[-+]?0[0-9]+\.?[0-9]*", lambda text: f"may be base 8 to YAML; write {re.sub('0+(?=[0-9])', '', text, count=1)}"),
+    (r"[-+]?[0-9][0-9_.]*_[0-9_.]*", lambda text: f"holds '_'; write {text.replace('_', '')}"),
+    (r"[-+]?[0-9.]+[eE][-+]?[0-9]+", lambda _: "has an exponent, which YAML may take for text; write it out"),
+    (r"(?i)true|false|yes|no|on|off", lambda _: "is a truth value to YAML; write a number"),
+    (r"(?i)[-+]?\.?(inf|nan)", lambda _: "is not finite; write a number"),
+    (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*", lambda _: "is a date to YAML; write a number"),
+)
+
+
+def is_null(value: Any) -> bool:
+    """Whether there is no value, or a plain ``null`` or ``~``."""
+    return isinstance(value, Text) and not value.quoted and value in ("", "~", "null", "Null", "NULL")
+
+
+def read_text(value: Any) -> Any:
+    """The text of a scalar; what Python gives is returned as it is. Raises ValueError, which never repeats the text."""
+    if isinstance(value, dict | list):
+        raise ValueError(f"takes text, not {kind_of(value)}")
+    if value == "" and is_null(value):
+        raise ValueError("has no value; write '' if it is to be empty")
+    return str(value) if isinstance(value, Text) else value
+
+
+def _read_truth(text: Text) -> bool:
+    if text in ("true", "false") and not text.quoted:
+        return text == "true"
+    if meant := _TRUTH.get(text.lower()):
+        raise ValueError(f"{quote(text)} may be text or a truth value to YAML; write {meant}")
+    raise ValueError(f"{quote(text)} is no truth value; write true or false")
+
+
+def _read_number(text: Text, kind: Kind) -> int | float:
+    whole = kind == "whole number"
+    if len(text) <= _MAX_DIGITS:
+        if (_WHOLE if whole else _NUMBER).fullmatch(text):
+            if text.quoted:
+                raise ValueError(f"{quote(text)} is text because of its quotes; write {text}")
+            return int(text) if whole else float(text)
+        for pattern, words in () if text.quoted else _TRAPS:
+            if re.fullmatch(pattern, text):
+                raise ValueError(f"{text} {words(text)}")
+    raise ValueError(f"{quote(text)} is no {kind}")
+
+
+def _number_of_flag(text: str, kind: Kind) -> int | float:
+    try:
+        return int(text) if kind == "whole number" else float(text)
+    except ValueError:
+        raise ValueError(f"{quote(text)} is no {kind}") from None
+
+
+def _read(field: Field, value: Any) -> Any:
+    """What a value of the file says in the field's type; pydantic checks the result. Raises ValueError."""
+    match field.kind:
+        case "list" | "records" if isinstance(value, list):
+            return tuple(value)
+        case "list" | "table" if is_null(value):
+            return () if field.kind == "list" else {}
+        case "records" | "list" | "table":
+            return value
+    if field.optional and is_null(value):
+        return None
+    if field.kind in ("text", "choice"):
+        return read_text(value)
+    if not isinstance(value, Text):
+        return _number_of_flag(value, field.kind) if isinstance(value, str) else value
+    if is_null(value):
+        raise ValueError(f"has no value; write a {field.kind}")
+    return _read_truth(value) if field.kind == "truth value" else _read_number(value, field.kind)
+
+
+@cache
+def model_of(cls: type) -> "type[BaseModel]":
+    """The pydantic model of a dataclass: its fields as a file gives them, and no other key."""
+    from pydantic import ConfigDict, create_model
+    from pydantic import Field as ModelField
+
+    fields: dict[str, Any] = {
+        name: (_annotation(one), ModelField(... if one.required else one.default, description=one.doc))
+        for name, one in fields_of(cls).items()
+    }
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    return create_model(cls.__name__, __config__=config, **fields)
+
+
+def _annotation(field: Field) -> Any:
+    """The field's type for pydantic, with its range, its rules, its reader and its JSON schema."""
+    from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, WrapValidator
+
+    word = Annotated[str, BeforeValidator(read_text)]
+    base: Any = {"list": tuple[word, ...], "table": Mapping[str, word]}.get(field.kind, field.base)
+    if field.record:
+        model: Any = model_of(field.record)
+        short = {"json_schema_input_type": str | model} if hasattr(field.record, "from_text") else {}
+        base = tuple[Annotated[model, WrapValidator(partial(_read_record, field.record), **short)], ...]
+    notes: list[Any] = [Ge(field.low)] * (field.low is not None) + [Le(field.high)] * (field.high is not None)
+    notes += [AfterValidator(check if field.kind in _SECRET else partial(_checked, check)) for check in field.checks]
+    notes += [WithJsonSchema(schema) for schema in (_json_text(field),) if schema]
+    inner: Any = Annotated[base, *notes, None]
+    return Annotated[inner | None if field.optional else inner, BeforeValidator(partial(_read, field))]
+
+
+_SECRET = ("list", "table", "records")  # kinds whose values may be secrets, which no error repeats
+
+
+def _checked(check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ValueError(f"{quote(value)} is not allowed: {error}") from None
+
+
+def _read_record(cls: Any, value: Any, validate: Callable[[Any], "BaseModel"]) -> Any:
+    """An entry of records, from keys and values or from its short form. Raises ValueError."""
+    if isinstance(value, Text) and hasattr(cls, "from_text"):
+        return cls.from_text(read_text(value))
+    return cls(**_given(validate(value)))
+
+
+def _given(model: "BaseModel") -> dict[str, Any]:
+    return {name: getattr(model, name) for name in model.model_fields_set}
+
+
+class Problem(NamedTuple):
+    """What is wrong in a mapping of the file, or in the flags."""
+
+    place: tuple[str | int, ...]  # the keys and indices that lead there; empty: the mapping itself
+    text: str
+    field: str = ""  # the field whose value is wrong; empty: the key is, or the mapping
+    of_key: bool = False
+
+
+def validate(
+    cls: type, values: Mapping[str, Any], *, what: str = "", owner: str = ""
+) -> tuple[dict[str, Any], list[Problem]]:
+    """Check values for the fields of a dataclass.
+
+    ``values`` holds what the file has (Text, list, dict), or what Python has. ``what`` (``a job``) and ``owner``
+    (``target 'a'``) say in an error what the values belong to. Returns the values that are right, by name, in the
+    fields' types, and all that is wrong.
+    """
+    if not values and not any(field.required for field in fields_of(cls).values()):
+        return {}, []
+    from pydantic import ValidationError
+
+    try:
+        return _given(model_of(cls).model_validate(values)), []
+    except ValidationError as error:
+        problems = [_problem(one, cls, what, owner or what) for one in error.errors(include_url=False)]
+    wrong = {problem.place[0] for problem in problems if problem.place}
+    rest = {name: value for name, value in values.items() if name not in wrong}
+    return validate(cls, rest)[0] if len(rest) < len(values) else {}, problems
+
+
+def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
+    """An error of pydantic in our words."""
+    name, *inner = place = error["loc"]
+    field = fields_of(cls).get(name)
+    if field is None:
+        meant = _ELSEWHERE.get(name.lower())
+        text = unknown(name, f"key of {what}", fields_of(cls), meant if meant in fields_of(cls) else None)
+        return Problem(place, text, of_key=True)
+    if field.record and inner:
+        entry = f"an entry of {name}"
+        if len(inner) > 1:
+            problem = _problem({**error, "loc": inner[1:]}, field.record, entry, entry)
+            return problem._replace(place=(name, inner[0], *problem.place))
+        if error["type"] == "model_type":
+            return Problem(place, f"{entry} takes keys and values, not {kind_of(error['input'])}")
+    if error["type"] == "missing":
+        return Problem((), f"{owner} needs {quote(name)}: {field.type_words}")
+    text = _words(error, field)
+    if inner and not field.record:
+        text = f"{quote(inner[0]) if field.kind == 'table' else f'item {inner[0] + 1}'} {text}"
+    return Problem(place, text, name)
+
+
+_TAKES = {"list": "a list such as [a, b]", "records": "a list", "table": "keys and values"}
+
+
+def _words(error: Any, field: Field) -> str:
+    value = error["input"]
+    match error["type"]:
+        case "value_error":
+            return str(error["ctx"]["error"])
+        case "greater_than_equal":
+            return f"{value} is too small: {field.range_words}"
+        case "less_than_equal":
+            return f"{value} is too large: {field.range_words}"
+        case "finite_number":
+            return f"{value} is not finite; write a number"
+        case "literal_error":
+            return f"{quote(value)} is none of {', '.join(field.choices)}"
+    if isinstance(value, Text | list | dict):
+        return f"takes {_TAKES.get(field.kind, f'a {field.kind}')}, not {kind_of(value)}"
+    return f"not {field.type_words}" if field.kind in _SECRET else f"{quote(value)} is no {field.kind}"
+
+
+# What other programs call a job's keys, where the spelling leads nowhere near.
+_ELSEWHERE = {
+    "replicas": "nodes",
+    "workers": "nodes",
+    "num_nodes": "nodes",
+    "nproc_per_node": "gpus",
+    "args": "command",
+    "script": "command",
+    "environment": "env",
+    "volumes": "mounts",
+}
 
 FILE_NAME = "ddpctl.yaml"
 Kinds = Mapping[str, Callable[[], type]]  # kind → a function that imports and returns its options dataclass
-
 SECTIONS = {
     "job": "What runs, on how many nodes and GPUs.",
     "target": "The target that is meant when none is given: a name of targets, or a kind.",
     "targets": "Places to run, by name: a kind and its options.",
     "profiles": "Keys of job, by name; --profile NAME lays them over job (env is merged).",
 }
+
 # Text is taken as it is written, so an editor must let other scalars pass: name: 7, env: {DEBUG: true}.
-_JSON_TEXT = {"type": ["string", "number"]}
 _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
-def schema(kinds: Kinds) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of ddpctl.yaml, for editors."""
-    branches = []
+def _json_text(field: Field) -> dict[str, Any]:
+    """What an editor lets pass for a field that takes text; empty where pydantic knows it."""
+    if field.kind == "list":
+        return {"type": ["array", "null"], "items": _JSON_VALUE}
+    if field.kind == "table":
+        return {"type": ["object", "null"], "additionalProperties": _JSON_VALUE}
+    if field.kind != "text" or not field.pattern:
+        return {"type": ["string", "number"]} if field.kind == "text" else {}
+    text = {"type": ["string"], "pattern": f"^(?:{field.pattern})$"}
+    # A number only where one can be of the pattern: nodes: 2, never memory: 64.
+    return text | {"type": ["string", "integer"], "minimum": 1} if re.fullmatch(field.pattern, "1") else text
+
+
+def json_schema(kinds: Kinds) -> dict[str, Any]:
+    """The JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds``: the targets that there are."""
+    branches: list[Any] = []
+    parts: dict[str, Any] = {}
     for kind, options in kinds.items():
-        target = _json_object(options())
-        target["properties"] = {"kind": {"const": kind}} | target["properties"]
-        required = [field.name for field in fields_of(options()).values() if field.required]
-        is_kind = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
-        branches.append({"if": is_kind, "then": target | {"type": "object", "required": ["kind", *required]}})
+        schema = _json_object(options())
+        parts |= schema.pop("$defs", {})
+        schema["properties"] = {"kind": {"const": kind}} | schema["properties"]
+        schema |= {"type": "object", "required": ["kind", *schema.get("required", ())]}
+        branches.append({"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": schema})
     # Not oneOf: an editor then tells what is wrong with this kind, and not with every other.
-    any_target = {
-        "type": "object",
-        "required": ["kind"],
-        "properties": {"kind": {"enum": list(kinds)}},
-        "allOf": branches,
-    }
-    sections = {
+    any_target = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(kinds)}}}
+    any_target["allOf"] = branches
+    profile = _json_object(JobSpec)
+    for value in profile["properties"].values():
+        del value["default"]
+    sections: dict[str, dict[str, Any]] = {
         "job": _json_object(JobSpec),
         "target": {"type": ["string", "null"]},
         "targets": {"type": ["object", "null"], "additionalProperties": any_target},
-        "profiles": {"type": ["object", "null"], "additionalProperties": _json_object(JobSpec, defaults=False)},
+        "profiles": {"type": ["object", "null"], "additionalProperties": profile},
     }
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -49,47 +312,69 @@ def schema(kinds: Kinds) -> dict[str, Any]:
         "type": ["object", "null"],
         "additionalProperties": False,
         "properties": {name: {"description": text} | sections[name] for name, text in SECTIONS.items()},
+        "$defs": parts,
     }
 
 
-def _json_object(cls: type, *, defaults: bool = True) -> dict[str, Any]:
-    """The JSON schema of a YAML mapping with the fields of a dataclass."""
-    properties = {}
-    for field in fields_of(cls).values():
-        properties[field.name] = {"description": field.doc, **_json_value(field)}
-        if defaults and not field.required:
-            default = list(field.default) if field.kind in ("list", "records") else field.default
-            properties[field.name]["default"] = default
-    return {"type": ["object", "null"], "additionalProperties": False, "properties": properties}
+def _json_object(cls: type) -> dict[str, Any]:
+    """The JSON schema of a dataclass's fields; null is an object without keys."""
+    return {**_without_titles(model_of(cls).model_json_schema()), "type": ["object", "null"]}
 
 
-def _json_record(cls: type) -> dict[str, Any]:
-    """An entry of records: an object, or text where it has a short form."""
-    required = [field.name for field in fields_of(cls).values() if field.required]
-    whole = _json_object(cls) | {"type": "object", "required": required}
-    return {"anyOf": [{"type": "string"}, whole]} if hasattr(cls, "from_text") else whole
+def _without_titles(schema: Any) -> Any:
+    """The schema without pydantic's titles, which repeat the names of keys."""
+    if isinstance(schema, dict):
+        return {word: _without_titles(part) for word, part in schema.items() if word != "title"}
+    return [_without_titles(part) for part in schema] if isinstance(schema, list) else schema
 
 
-def _json_text(pattern: str) -> dict[str, Any]:
-    """Text; of a pattern, and then a number only where one can be of it (nodes: 2, never memory: 64)."""
-    if not pattern:
-        return _JSON_TEXT
-    number = ["integer"] if re.fullmatch(pattern, "1") else []
-    return {"type": ["string", *number], "pattern": f"^(?:{pattern})$"} | ({"minimum": 1} if number else {})
+# Every one of them is read again without its "# " by a test.
+_NOT_IN_STARTER = """\
+  # boxes: # machines with SSH and Docker
+  #   kind: ssh
+  #   hosts: [alice@box1, alice@box2]
+  # hpc: # from a login node, or with login: of this machine
+  #   kind: slurm
+  #   partition: gpu
+  #   account: my-lab
+  # cluster:
+  #   kind: kubernetes
+  #   namespace: ml
+  # t4s: # two T4s of Kaggle, with its client
+  #   kind: kaggle
+  #   datasets: [someone/their-pictures]
+"""
 
 
-def _json_value(field: Field) -> dict[str, Any]:
-    kinds: dict[Kind, dict[str, Any]] = {
-        "text": _json_text(field.pattern),
-        "whole number": {"type": "integer"},
-        "number": {"type": "number"},
-        "truth value": {"type": "boolean"},
-        "choice": {"enum": list(field.choices)},
-        "list": {"type": ["array", "null"], "items": _JSON_VALUE},
-        "table": {"type": ["object", "null"], "additionalProperties": _JSON_VALUE},
+def starter_text(*, gpus: int, cores: int) -> str:
+    """A commented configuration for a machine with so many GPUs and CPU cores."""
+    ranks = gpus or max(1, min(2, cores))
+    machine = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, {cores} CPU cores"
+    values = {
+        "name": "train",
+        "nodes": "1",
+        "gpus": str(ranks),
+        "device": "auto",
+        "command": "[]  # for example [train.py, --epochs, 3]",
+        "env": "{}  # for example {OMP_NUM_THREADS: 1}",
     }
-    if field.record:
-        return {"type": "array", "items": _json_record(field.record)}
-    limits = {"minimum": field.low, "maximum": field.high}
-    value = kinds[field.kind] | {word: limit for word, limit in limits.items() if limit is not None}
-    return {"anyOf": [value, {"type": "null"}]} if field.optional else value
+    job = "".join(f"  # {fields_of(JobSpec)[name].doc}\n  {name}: {value}\n" for name, value in values.items())
+    others = ", ".join(name for name in fields_of(JobSpec) if name not in values)
+    return f"""\
+# What to train and where, for: ddpctl launch. Written by ddpctl init for this machine: {machine}.
+# A flag wins over a DDPCTL_* variable, that over this file. ddpctl schema prints all of its words.
+
+job:
+{job}  # Also: {others}.
+
+# Where it may run: --target takes one of these names; this one is taken when none is given.
+target: here
+targets:
+  here:
+    kind: local
+{_NOT_IN_STARTER}
+# Other settings of the job by name: ddpctl launch --profile quick
+profiles:
+  quick:
+    gpus: 1
+"""

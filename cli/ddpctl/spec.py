@@ -1,17 +1,22 @@
-"""What a person asks for: a job, in words that no cluster owns. Frozen values; touches nothing.
+"""What a user asks for: a job, in terms that mean the same on every target. Frozen values; no effects.
 
-A field's documentation (``Doc``) and rules stand beside it, once: the flags' help, the errors of a
-ddpctl.yaml and the file that ``ddpctl init`` writes come from here, and ``config`` alone checks them.
+A field's documentation (``Doc``) and rules stand beside it, once: the errors of a ddpctl.yaml and of flags, the schema
+for editors and the file that ``ddpctl init`` writes come from here (``fields_of``), and ``schema`` alone checks them.
 A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
 """
 
+import math
 import re
+import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, dataclass, field, is_dataclass
+from dataclasses import fields as dataclass_fields
+from functools import cache
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Le
 
+from ddpctl.text import either
 from ddpwire import names
 from ddpwire.version import __version__
 
@@ -22,7 +27,7 @@ DEFAULT_SHM = "8Gi"  # an engine's own, 64 MB, is soon full
 
 @dataclass(frozen=True)
 class Doc:
-    """What a field means: unit, range, the meaning of 0 or null. A flag's --help."""
+    """What a field means: unit, range, the meaning of 0 or null."""
 
     text: str
 
@@ -35,10 +40,108 @@ class Rule:
     pattern: str = ""  # of the whole text, in words that JSON Schema knows too; empty: only the check can say
 
 
-Device = Literal["auto", "cuda", "cpu"]
+Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records"]
+_KINDS: dict[Any, Kind] = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "truth value",
+    tuple[str, ...]: "list",
+    Mapping[str, str]: "table",
+}
+_KIND_WORDS = {
+    "truth value": "true or false",
+    "list": "list of text",
+    "table": "names and their text",
+    "records": "list",
+}
 
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """A field of a dataclass; ``base`` is its type without null, rules and documentation."""
+
+    name: str
+    kind: Kind
+    base: Any
+    optional: bool  # whether null is a value
+    required: bool
+    default: Any  # None where it is required
+    doc: str
+    choices: tuple[str, ...] = ()
+    low: Any = None  # the smallest value; None: no limit
+    high: Any = None
+    checks: tuple[Callable[[Any], Any], ...] = ()
+    pattern: str = ""  # what all of its text looks like; empty: not said
+    record: type | None = None  # what each entry of records is
+
+    @property
+    def range_words(self) -> str:
+        """``from 1 to 64``, or nothing."""
+        words = [("from", self.low), ("to" if self.low is not None else "up to", self.high)]
+        return " ".join(f"{word} {limit}" for word, limit in words if limit is not None)
+
+    @property
+    def type_words(self) -> str:
+        """What a user may write: ``whole number from 1 to 64``."""
+        words = either(self.choices) if self.kind == "choice" else _KIND_WORDS.get(self.kind, self.kind)
+        return " ".join(filter(None, (words, self.range_words))) + (" or null" if self.optional else "")
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value that JSON kept is of this kind, whatever its range."""
+        if value is None:
+            return self.optional
+        match self.kind:
+            case "list" | "records":
+                item = str if self.kind == "list" else Mapping
+                return isinstance(value, list | tuple) and all(isinstance(one, item) for one in value)
+            case "table":
+                return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+            case "number":
+                return type(value) in (int, float) and math.isfinite(value)
+            case "whole number":
+                return type(value) is int
+        return isinstance(value, bool if self.kind == "truth value" else str)
+
+
+@cache
+def fields_of(cls: type) -> Mapping[str, Field]:
+    """The fields of a dataclass, by name, in their order."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {one.name: _field(one.name, hints[one.name], _default(one)) for one in dataclass_fields(cls)}
+
+
+def _default(one: Any) -> Any:
+    return one.default if one.default_factory is MISSING else one.default_factory()
+
+
+def _field(name: str, hint: Any, default: Any) -> Field:
+    annotation, *notes = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
+    optional = get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
+    base = next(part for part in get_args(annotation) if part is not type(None)) if optional else annotation
+    choices = get_args(base) if get_origin(base) is Literal else ()
+    record = next((part for part in get_args(base) if is_dataclass(part)), None)
+    return Field(
+        name=name,
+        kind="choice" if choices else "records" if record else _KINDS[base],
+        base=base,
+        optional=optional,
+        required=default is MISSING,
+        default=None if default is MISSING else default,
+        doc=next((note.text for note in notes if isinstance(note, Doc)), ""),
+        choices=choices,
+        low=next((note.ge for note in notes if isinstance(note, Ge)), None),
+        high=next((note.le for note in notes if isinstance(note, Le)), None),
+        checks=tuple(note.check for note in notes if isinstance(note, Rule)),
+        pattern=next((note.pattern for note in notes if isinstance(note, Rule)), ""),
+        record=record if isinstance(record, type) else None,
+    )
+
+
+Device = Literal["auto", "cuda", "cpu"]
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
-# What places a node or a rank is not a person's to set.
+
+# What places a node or a rank is not a user's to set.
 OURS = frozenset({
     names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
     names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_DIR, names.CHECKPOINT_DIR,
@@ -81,6 +184,7 @@ IMAGE_PATTERN = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")  # the r
 SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 TIME_PATTERN = re.compile(r"([1-9][0-9]*)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+MAX_PORT = 65535
 
 
 def check_image(image: str) -> str:
@@ -97,11 +201,21 @@ def check_size(size: str) -> str:
     return size
 
 
-def check_time(text: str) -> str:
+def check_time(text: str, *, example: str = "12h") -> str:
     """``12h``."""
     if not TIME_PATTERN.fullmatch(text):
-        raise ValueError("a whole number and s, m, h or d, such as 12h")
+        raise ValueError(f"a whole number and s, m, h or d, such as {example}")
     return text
+
+
+def time_s(text: str) -> int:
+    """``12h`` in seconds."""
+    return int(text[:-1]) * _SECONDS[text[-1]]
+
+
+def is_port(text: str) -> bool:
+    """Whether it is the number of a TCP port."""
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
 
 
 def size_bytes(size: str) -> int:
@@ -135,6 +249,11 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Arguments that a process can take."""
     if any("\0" in word for word in command):
         raise ValueError("no NUL byte")
+    program = command[1:] if command[:1] in (("python",), ("python3",)) else command
+    if program[:1] == ("",) or program[:2] == ("-m", ""):
+        raise ValueError("the script's name is empty")
+    if program == ("-m",):
+        raise ValueError("-m needs the name of a module")
     return command
 
 
@@ -165,7 +284,7 @@ class JobSpec:
         default_factory=dict
     )
     port: Annotated[
-        int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(65535)
+        int | None, Doc("The rendezvous port on node 0; null: the target chooses one."), Ge(1), Le(MAX_PORT)
     ] = None
     grace: Annotated[
         float,
@@ -225,7 +344,7 @@ class JobSpec:
     @property
     def time_limit_s(self) -> int | None:
         """The limit in seconds."""
-        return None if self.time_limit is None else int(self.time_limit[:-1]) * _SECONDS[self.time_limit[-1]]
+        return None if self.time_limit is None else time_s(self.time_limit)
 
     @property
     def shm_size(self) -> str:

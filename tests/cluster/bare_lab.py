@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench.lab import Machine, machines
 from tests.cluster.ssh_lab import KEYGEN, PACKAGES, SSHD, Person, make_key
-from tests.road.driver import ROOT, wait_until
+from tests.e2e.driver import ROOT, wait_until
 
 PROGRAMS = ("mmdebstrap", "unshare", "ip")
 INSTALLED = "openssh-server,python3,python3-apt,sudo,iproute2,procps,ca-certificates"

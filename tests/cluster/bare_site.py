@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.lab import Machine
 from tests.cluster.bare_lab import Bare
 from tests.cluster.ssh_lab import PACKAGES, Person
-from tests.road.driver import ROOT
+from tests.e2e.driver import ROOT
 
 README = (ROOT / "ansible" / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)

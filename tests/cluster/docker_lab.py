@@ -18,7 +18,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.road.driver import ROOT, wait_until
+from tests.e2e.driver import ROOT, wait_until
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"  # Debian's docker.io, before any other
 DOCKER = shutil.which("docker", path=f"{PATH}:/usr/local/bin")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.road.driver import ddpctl
+from tests.e2e.driver import ddpctl
 
 HOW = (
     "needs a Kubernetes cluster (KUBECONFIG) and an image that it can pull (DDPCTL_TEST_IMAGE). With kind: "
@@ -118,8 +118,8 @@ class Cluster:
         )
         for number, machine in enumerate(machines):
             self._on(machine, f"prepare-{number}", script, f"saw-{self.namespace}-{number}")
-        look = f"ls {self.volume}"
-        seen = self._on(machines[0], "look", look, "")
+        probe = f"ls {self.volume}"
+        seen = self._on(machines[0], "look", probe, "")
         return all(f"saw-{self.namespace}-{number}" in seen for number in range(len(machines)))
 
     def _on(self, machine: str, name: str, script: str, word: str) -> str:

@@ -10,8 +10,8 @@ from typing import Any
 
 from tests.ddpctl.kubernetes_trial import expand
 
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
 
 Object = dict[str, Any]
 

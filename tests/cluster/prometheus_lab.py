@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.road.driver import ddpctl, wait_until
+from tests.e2e.driver import ddpctl, wait_until
 
 MISSING = (
     ""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.lab import Machine
-from tests.road.driver import wait_until
+from tests.e2e.driver import wait_until
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/bin:/sbin:/bin")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from tests.ddpctl.kubernetes_lab import JOB, draft_of
 
-from ddpctl.targets.kubernetes import companions, submission
-from ddpctl.targets.kubernetes.manifest import dump
+from ddpctl.targets.kubernetes import manifests, target
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
+from ddpctl.targets.kubernetes.pod import dump
 
 CHECKOV = shutil.which("checkov")
 pytestmark = pytest.mark.skipif(
@@ -31,9 +31,9 @@ def found(tmp_path: Path, *, plant: Callable[[dict[str, Any]], None] = lambda _:
     draft = draft_of(
         replace(JOB, cpus=4, memory="16Gi", image=DIGEST), KubernetesOptions(namespace="ml", pull="Always")
     )
-    pod = submission.bare_pod(draft, WORKLOADS[word])
+    pod = target.bare_pod(draft, WORKLOADS[word])
     plant(pod)
-    (tmp_path / "pod.yaml").write_text(dump([pod, companions.network_policy(draft)]))
+    (tmp_path / "pod.yaml").write_text(dump([pod, manifests.network_policy(draft)]))
     argv = [str(CHECKOV), "-f", "pod.yaml", "--framework", "kubernetes", "--output", "json", "--skip-download"]
     done = subprocess.run(
         argv, cwd=tmp_path, capture_output=True, text=True, timeout=240, env={"PATH": PATH, "HOME": str(tmp_path)}

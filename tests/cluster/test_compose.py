@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.cluster import docker_lab
-from tests.road.driver import ROOT
+from tests.e2e.driver import ROOT
 
 FILE = str(ROOT / "docker" / "compose.yaml")
 PROJECT = "ddpctl-test-compose"

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from ddptrain.checkpoint import load
+from ddptrain.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a tmpfs is mounted")
 TIMEOUT_S = 120.0
@@ -53,7 +53,7 @@ def test_training_goes_on_the_old_one_is_whole_and_room_is_used_again(disk: Path
         filler.write_bytes(b"\0" * (free - 100_000))
         wait_until(lambda: errors.read_text().count("\n") >= 3, process)
         newest = max(disk.glob("checkpoints/step-*.pt"))
-        assert load(newest).step == int(newest.name[5:13])  # what was there is whole
+        assert load_checkpoint(newest).step == int(newest.name[5:13])  # what was there is whole
         assert not [path for path in disk.glob("checkpoints/.step-*") if path.suffix != ".part"]
         filler.unlink()
         assert process.wait(TIMEOUT_S) == 0
@@ -64,7 +64,7 @@ def test_training_goes_on_the_old_one_is_whole_and_room_is_used_again(disk: Path
     told = errors.read_text().splitlines()
     assert [line for line in told if not re.fullmatch(warning, line)] == []
     assert failures(metrics) == len(told)
-    assert load(disk / "checkpoints/step-00002700.pt").step == 2700
+    assert load_checkpoint(disk / "checkpoints/step-00002700.pt").step == 2700
 
 
 def wait_until(condition, process: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.cluster import docker_lab
-from tests.road.driver import ROOT, wait_until
+from tests.e2e.driver import ROOT, wait_until
 
 # As restricted as a cluster may have it.
 LOCKED = ("--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--shm-size=1g")
@@ -73,8 +73,8 @@ def test_a_folder_of_the_group_of_a_cluster_is_enough(docker: Docker, image: str
 def test_tini_is_the_first_process_and_nobody_is_root(docker: Docker, training: str) -> None:
     assert docker("exec", training, "cat", "/proc/1/comm").stdout == "tini\n"
     assert docker("exec", training, "id", "--user").stdout == "10001\n"
-    look = docker("exec", training, "python", "-m", "ddprun.healthcheck")
-    assert (look.returncode, look.stdout) == (0, "1 ddprun well\n")
+    probe = docker("exec", training, "python", "-m", "ddprun.healthcheck")
+    assert (probe.returncode, probe.stdout) == (0, "1 ddprun well\n")
 
 
 @pytest.mark.parametrize(("name", "code"), [("TERM", 143), ("USR1", 138)])

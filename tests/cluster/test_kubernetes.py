@@ -28,7 +28,7 @@ from tests.cluster.kubernetes_cluster import (
     wait_until,
     why_not,
 )
-from tests.road.driver import ROOT, ddpctl
+from tests.e2e.driver import ROOT, ddpctl
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)), pytest.mark.timeout(1800)]

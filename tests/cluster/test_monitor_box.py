@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cluster import docker_lab
 from tests.cluster.prometheus_lab import MISSING
-from tests.road.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import ddpctl, node_log, wait_until
 
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(900)]
 PATH = os.environ["PATH"]

@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 from tests.cluster.prometheus_lab import MISSING, Lab, prometheus
 from tests.ddpctl.expressions import names, plain, selectors_of
-from tests.road.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import ddpctl, node_log, wait_until
 from tests.test_dashboards import expressions
 
-from ddpctl.monitoring.alerts import alerts
-from ddpctl.monitoring.limits import Limits
-from ddpctl.monitoring.rules import RECORDINGS
+from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts
 from ddpctl.monitoring.stack import DASHBOARDS
-from ddpwire.catalogue import CATALOGUE
+from ddpwire.metrics import CATALOGUE
 
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(600)]
 PATH = os.environ["PATH"]

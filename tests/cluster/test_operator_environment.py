@@ -22,8 +22,8 @@ from tests.cluster.operator_environment import Pod, pods_of
 from tests.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip (iproute2): the pods are network namespaces"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.road.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import ddpctl, node_log, wait_until
 
-from ddpwire.catalogue import CATALOGUE
+from ddpwire.metrics import CATALOGUE
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("prometheus") and shutil.which("promtool")),

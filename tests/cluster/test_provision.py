@@ -15,7 +15,7 @@ import pytest
 from tests.cluster import bare_lab
 from tests.cluster.bare_site import BLOCKS, COMMANDS, GOOD, LAB, RAN, Site
 from tests.cluster.ssh_lab import PACKAGES
-from tests.road.driver import ROOT, wait_until
+from tests.e2e.driver import ROOT, wait_until
 
 pytestmark = [
     pytest.mark.skipif(bool(bare_lab.missing()), reason=bare_lab.missing() or "-"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.road.driver import wait_until
+from tests.e2e.driver import wait_until
 
 GATEWAY = next(filter(None, map(shutil.which, ("prometheus-pushgateway", "pushgateway"))), None)
 pytestmark = pytest.mark.skipif(GATEWAY is None, reason="needs a Pushgateway (apt install prometheus-pushgateway)")

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from tests.cluster import docker_lab, ssh_lab
-from tests.road.driver import DDPCTL
+from tests.e2e.driver import DDPCTL
 
 pytestmark = pytest.mark.skipif(bool(ssh_lab.MISSING) or os.geteuid() != 0, reason="needs root, sshd and ssh-keygen")
 IMAGE = "ddpctl-test:ship"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import exact
 import pytest
 from tests.cluster import slurm_lab
 from tests.cluster.slurm_site import ROOT, SSHD, STEPS, Site, login_node, until
@@ -65,6 +66,14 @@ def test_the_weights_are_those_of_a_local_run_also_through_a_login_node(site: Si
         assert WEIGHTS.findall(far) == WEIGHTS.findall(local)
 
 
+def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(site: Site, tmp_path: Path) -> None:
+    checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
+    program = ("ddptrain", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
+    there = site.ddpctl("launch", "-f", FILE, "--name", "night", "--", *program)
+    assert "going on at step " in there
+    assert WEIGHTS.findall(there) == [exact.undisturbed((1, 4), exact.DIGITS)]
+
+
 def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     site.ddpctl("launch", "-f", FILE, "--name", "night", "--detach", *LONG)
     site.ddpctl("launch", "-f", FILE, "--name", "next", "--nodes", "3", "--detach", *LONG)
@@ -87,19 +96,24 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert site.ddpctl("ps").splitlines()[1].split()[:2] == ["next", "pending"]
     assert site.ddpctl("exec", "night", "--node", "1", "--", "hostname").strip() == "node-1"
     job = site.job("night")
-    targets = json.loads((site.folder / "state" / ".targets" / f"night.job-{job}.json").read_text())
-    assert targets == [
-        {
-            "targets": [report["state"]["metrics"].split("/")[2]],
-            "labels": {"job_id": "night", "launcher": "slurm", "node": str(node), "slurm_job": job},
-        }
+    files = sorted((site.folder / "state" / ".targets").iterdir())
+    assert [path.name for path in files] == ["night.node-0.json", "night.node-1.json"]
+    assert [json.loads(path.read_text()) for path in files] == [
+        [
+            {
+                "targets": [report["state"]["metrics"].split("/")[2]],
+                "labels": {"job_id": "night", "launcher": "slurm", "node": str(node), "slurm_job": job},
+            }
+        ]
         for node, report in enumerate(status["node_reports"])
     ]
     followed = site.start("logs", "-f", "night")
     assert "run next stopped" in site.ddpctl("stop", "next")
-    assert "run night stopped, exit code 143: stopped by SIGTERM" in site.ddpctl("stop", "night")
+    # Slurm and ddprun both signal the ranks: which of the two a rank heard first is not said.
+    assert "run night stopped, exit code 143: " in site.ddpctl("stop", "night")
     assert followed.wait(30) == 0
     assert "slurm: stopped on request: the ranks save\n" in (site.folder / "logs.txt").read_text()
+    assert list((site.folder / "state" / ".targets").iterdir()) == []
     last = json.loads(site.ddpctl("status", "--json", "night"))["outcome"]["step"]
     assert site.checkpoints("night")[-1] == last
     assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
@@ -126,7 +140,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
         site.sh("scontrol", "update", f"JobId={job}", "StartTime=now", check=False)
         return f"going on at step {first + 1} of" in said()
 
-    until(goes_on, 120, said)
+    until(goes_on, 120, lambda: said()[-2000:] + site.sh("scontrol", "show", "job", job))
     time.sleep(2)
     site.sh("scancel", job)
     until(lambda: site.state(job) == "CANCELLED", 30, lambda: site.state(job))
@@ -186,5 +200,5 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     site.sh("scontrol", "update", f"JobId={job}", "StartTime=now")
     until(lambda: "going on at step" in site.log("lost"), 90, lambda: site.log("lost"))
     again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
-    assert again > reached - 10
+    assert again > reached
     assert "run lost stopped" in site.ddpctl("stop", "lost")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cluster import slurm_lab
 
-from ddpwire.outcome import Outcome, read_outcome
+from ddpwire.run_files import Outcome, read_outcome
 
 pytestmark = pytest.mark.skipif(bool(slurm_lab.missing()), reason=slurm_lab.missing() or "-")
 ROOT = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
-from tests.road.driver import wait_until
+from tests.e2e.driver import wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
 FOREVER = ("--", "--epochs", "5000")
@@ -77,6 +78,15 @@ def test_two_machines_train_as_one_does(lab: Lab) -> None:
     written = lab.ddpctl("report", "night", "--output", str(lab.folder / "night.html"))
     assert (written.returncode, written.stderr) == (0, "")
     assert "<h2>Throughput, samples a second</h2>" in (lab.folder / "night.html").read_text()
+
+
+def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(lab: Lab, tmp_path: Path) -> None:
+    checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
+    program = ("--", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
+    there = lab.ddpctl("launch", "--name", "night", *program)
+    assert there.returncode == 0, there.stderr + there.stdout
+    assert "going on at step " in there.stdout
+    assert weights(there.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
 
 
 def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:

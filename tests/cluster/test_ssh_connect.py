@@ -10,18 +10,18 @@ import pytest
 from tests.cluster.ssh_lab import MISSING, PATH, Box, Person, box, fingerprint, free_port, make_key
 
 from ddpctl.command import Command, Host, Output, Verb
-from ddpctl.runner import Runner
-from ddpctl.targets.ssh.project import sync
+from ddpctl.executor import Executor
+from ddpctl.targets.ssh.target import sync
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 
 
 class Lab:
-    """Two hosts, and a runner that may be made anew."""
+    """Two hosts, and an executor that may be made anew."""
 
     def __init__(self, person: Person, boxes: tuple[Box, Box]) -> None:
         self.person, self.boxes = person, boxes
-        self.runner = Runner({"HOME": str(person.home), "PATH": PATH})
+        self.executor = Executor({"HOME": str(person.home), "PATH": PATH})
 
     def host(self, number: int = 0) -> Host:
         return Host(address=self.boxes[number].address, port=self.boxes[number].port)
@@ -30,13 +30,13 @@ class Lab:
         def verb() -> Verb[tuple[Output, ...]]:
             return (yield commands)
 
-        return self.runner.perform(verb())
+        return self.executor.perform(verb())
 
     def configure(self, text: str) -> None:
         """Another ~/.ssh/config, and no connection left of before."""
         (self.person.home / ".ssh/config").write_text(text)
-        self.runner.close()
-        self.runner = Runner({"HOME": str(self.person.home), "PATH": PATH})
+        self.executor.close()
+        self.executor = Executor({"HOME": str(self.person.home), "PATH": PATH})
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
         ]
         found = Lab(person, (boxes[0], boxes[1]))
         yield found
-        found.runner.close()
+        found.executor.close()
 
 
 def test_commands_and_their_answers(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
@@ -86,12 +86,12 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
         f"Host inner\n  HostName 127.0.0.1\n  Port {inner.port}\n  ProxyJump gate\n"
     )
     ask = Command(argv=("sh", "-c", "echo $HOME"), host=Host(address="inner"))
-    lab.configure(f"Include inner\n{jump}")
+    lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}")
     assert lab.run(ask) == (Output(returncode=0, stdout=f"{inner.home}\n"),)
 
     lab.person.known_hosts.write_text("")
     lab.person.trusts(inner.known_name, inner.host_key)
-    lab.configure(f"Include inner\n{jump}")
+    lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}")
     (refused,) = lab.run(ask)
     assert refused == Output(
         returncode=255,
@@ -101,10 +101,10 @@ def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:
     )
 
     lab.person.trusts("the-gate", gate.host_key)
-    lab.configure(f"Include inner\n{jump}  HostKeyAlias the-gate\n")
+    lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n")
     assert lab.run(ask)[0].returncode == 0
 
-    lab.configure(f"Include inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
+    lab.configure(f"Include {lab.person.home}/.ssh/inner\n{jump}  HostKeyAlias the-gate\n  ProxyJump inner\n")
     assert lab.run(ask)[0].stderr == "its ProxyJump leads in a circle: inner -> gate -> inner"
 
 
@@ -168,16 +168,16 @@ def test_a_project_is_sent_by_content(lab: Lab, tmp_path: Path) -> None:
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     wanted = {"train.py": b"print(1)\n", "run.sh": b"#!/bin/sh\n", "pkg dir/it's é.py": bytes(range(256))}
-    lab.runner.perform(watched("first"))
+    lab.executor.perform(watched("first"))
     assert [arrived(number, "first") for number in (0, 1)] == [wanted, wanted]
     assert os.access(lab.boxes[0].home / ".ddpctl/runs/first/project/run.sh", os.X_OK)
     assert sum(sent) > 0
     sent.clear()
     (project / "run.sh").unlink()
-    lab.runner.perform(watched("second"))
+    lab.executor.perform(watched("second"))
     assert sum(sent) == 0  # what is there is not sent again
     assert arrived(1, "second") == {name: data for name, data in wanted.items() if name != "run.sh"}
     (project / "train.py").write_text("print(2)\n")
-    lab.runner.perform(watched("third"))
+    lab.executor.perform(watched("third"))
     assert arrived(0, "third")["train.py"] == b"print(2)\n"
     assert arrived(0, "first") == wanted  # a run keeps what it was started with

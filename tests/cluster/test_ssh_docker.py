@@ -16,7 +16,7 @@ import pytest
 from bench.lab import Machine, machines
 from tests.cluster.docker_lab import IMAGE, PATH, answers, docker, environ, unmount
 from tests.cluster.ssh_lab import PACKAGES, ROOT_MISSING, Box, Person, box
-from tests.road.driver import wait_until
+from tests.e2e.driver import wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(900)]
 CLI = (sys.executable, "-P", "-m", "ddpctl")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.road.driver import ddpctl, node_log, wait_until
+from tests.e2e.driver import ddpctl, node_log, wait_until
 
 pytestmark = [
     pytest.mark.skipif(not shutil.which("tmux"), reason="needs tmux (apt install tmux)"),

@@ -1,10 +1,14 @@
-"""A life for each alert, minute by minute: healthy, ill, healthy again; and what is said while it is ill.
+"""A life for each alert, minute by minute: healthy, ill, healthy again; and what is said while it is ill. And half a
+day of scripts that tell ddprun little or nothing, in which none fires.
 
 Values are promtool's: ``2x5`` is six times 2, ``0+60x9`` ten values from 0 on. Time begins at 0.
 """
 
 from dataclasses import dataclass, field
 
+from ddpwire.metrics import LAST_STEP, LAST_STEP_TIME, OF_A_NODE, SAMPLES, STEP_DURATION, STEPS
+
+HALF_A_DAY = 720  # minutes
 NODES = {"0": "10.0.0.1:9200", "1": "10.0.0.2:9200"}
 RUN = {"job": "ddp", "job_id": "night"}
 
@@ -37,16 +41,45 @@ WARNINGS |= {"DdpMixedVersions", "DdpClockSkew"}  # the others are critical
 
 TRAINING = s("ddp_job_state", "1x300", state="training")
 STARTED = s("ddp_job_start_timestamp_seconds", "1x300")
+FIRST_STEP = "night, started {} ago, waits for its first step, or for the first after a restart"
 
 CASES = (
     Case(
         alert="DdpNoFirstStep",
-        what="a first step that comes after half an hour",
-        series=(STARTED, s("ddp_last_step_timestamp_seconds", "0x28 1740+60x20", rank="0")),
+        what="a first step of ddptrain that comes after half an hour",
+        series=(
+            STARTED,
+            TRAINING,
+            s("ddp_productive_seconds_total", "0x28 0+60x20", rank="0"),
+            s("ddp_last_step_timestamp_seconds", "0x28 1740+60x20", rank="0"),
+        ),
         silent=(0, 15, 16),
         firing=20,
         resolved=30,
-        summary="night has taken no step since its start 19m 59s ago",
+        summary=FIRST_STEP.format("19m 59s"),
+    ),
+    Case(
+        alert="DdpNoFirstStep",
+        what="a script that told of steps for ten minutes, was started again, and loads for half an hour",
+        series=(
+            STARTED,
+            TRAINING,
+            s("ddp_steps_total", "0+9x10 90x30 90+9x20", rank="0"),
+            s("ddp_last_step_timestamp_seconds", "0+60x10 stale _ 0x28 2460+60x20", rank="0"),
+        ),
+        silent=(0, 12, 20, 25),
+        firing=28,
+        resolved=42,
+        summary=FIRST_STEP.format("27m 59s"),
+    ),
+    Case(
+        alert="DdpNoFirstStep",
+        what="an unchanged script whose nodes wait for each other for 20 minutes",
+        series=(STARTED, s("ddp_job_state", "0x20 1x100", state="training")),
+        silent=(0, 15, 16),
+        firing=18,
+        resolved=21,
+        summary=FIRST_STEP.format("17m 59s"),
     ),
     Case(
         alert="DdpStalledStep",
@@ -247,3 +280,53 @@ CASES = (
         labels=on("1"),
     ),
 )
+
+
+def of_ddprun(*, restarted: bool = False) -> tuple[tuple[str, str], ...]:
+    """All that two nodes of two ranks tell for half a day of a script that tells nothing: it starts within a minute.
+
+    ``restarted``: all ranks start again in the sixth hour, which takes two minutes.
+    """
+    n = HALF_A_DAY
+    training, alive, restarts = f"0 1x{n}", f"0 2x{n}", f"0x{n}"
+    if restarted:
+        training, alive, restarts = f"0 1x358 0x1 1x{n}", f"0 2x358 0x1 2x{n}", f"0x359 1x{n}"
+    values = {
+        ("ddp_job_start_timestamp_seconds", ()): f"1x{n}",
+        ("ddp_build_info", ()): f"1x{n}",
+        ("ddp_run_info", ()): f"1x{n}",
+        ("ddp_job_state", ("training",)): training,
+        ("ddp_world_size", ()): f"0 4x{n}",
+        ("ddp_world_size_expected", ()): f"4x{n}",
+        ("ddp_ranks_alive", ()): alive,
+        ("ddp_restarts_total", ("killed",)): restarts,
+    }
+    found = []
+    for metric in OF_A_NODE:
+        each = [{label: value} for label, known in metric.labels.items() for value in known] or [{}]
+        for node in NODES if metric.at_first else ():
+            found.append(s("up", f"1x{n}", node))
+            for labels in each:
+                found.append(
+                    s(metric.name, values.get((metric.name, tuple(labels.values())), f"0x{n}"), node, **labels)
+                )
+    return tuple(dict.fromkeys(found))
+
+
+def of_loop(steps: str, last_step: str) -> tuple[tuple[str, str], ...]:
+    """What a rank tells as soon as its script imports ddpwire.script."""
+    names = (STEPS.name, SAMPLES.name, LAST_STEP.name, f"{STEP_DURATION.name}_sum", f"{STEP_DURATION.name}_count")
+    told = {**dict.fromkeys(names, steps), LAST_STEP_TIME.name: last_step}
+    return tuple(s(name, values, node, rank=node) for name, values in told.items() for node in NODES)
+
+
+BEATS = tuple(s("ddp_heartbeat_timestamp_seconds", f"_x2 120+60x{HALF_A_DAY}", node, rank=node) for node in NODES)
+IMPORTED = of_loop(f"_ 0x{HALF_A_DAY}", f"_ 0x{HALF_A_DAY}")
+TOLD = of_loop(f"_ 0+9x{HALF_A_DAY}", f"_ 60+60x{HALF_A_DAY}")
+SILENT_LIVES = {
+    "an unchanged script": of_ddprun(),
+    "an unchanged script that is started again": of_ddprun(restarted=True),
+    "a script that imports ddpwire.script and tells nothing": (*of_ddprun(), *IMPORTED),
+    "a script that only says that it lives": (*of_ddprun(), *IMPORTED, *BEATS),
+    "a script that tells of its steps": (*of_ddprun(), *TOLD, *BEATS),
+}

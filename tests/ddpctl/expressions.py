@@ -6,8 +6,8 @@ from typing import Any
 
 import promql_parser
 
-from ddpctl.monitoring.rules import RECORDINGS
-from ddpwire.catalogue import CATALOGUE
+from ddpctl.monitoring.alerts import RECORDINGS
+from ddpwire.metrics import CATALOGUE
 
 FROM_TARGETS = {"job", "instance", "node", "job_id", "namespace", "launcher"}
 # Prometheus' own, and what the rules make of the catalogue.

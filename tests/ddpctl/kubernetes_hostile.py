@@ -4,7 +4,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
 
 CANARY = "ddpctl-canary"
 NASTY = st.sampled_from(

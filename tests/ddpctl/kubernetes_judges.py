@@ -8,9 +8,10 @@ from functools import cache
 from typing import Any
 
 import jsonschema
-import kubernetes_validate as core
+import kubernetes_validate.utils as core
 from tests.ddpctl.kubernetes_lab import DATA
 
+core.schema_contents = cache(core.schema_contents)  # else 2 MB are read again for each object
 Object = dict[str, Any]
 
 CRDS = {

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpctl.command import Command, Output, T, Verb, shell_line
-from ddpctl.plan import Plan
-from ddpctl.run import Run
+from ddpctl.launch_plan import Plan
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
 from ddpctl.targets.kubernetes.pod import Draft

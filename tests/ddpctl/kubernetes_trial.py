@@ -13,10 +13,10 @@ from tests.ddpctl.kubernetes_lab import plan_of
 
 from ddpctl import config, targets
 from ddpctl.errors import ConfigError, FileError
-from ddpctl.plan import ddprun_args, program
-from ddpctl.targets.kubernetes import submission
+from ddpctl.launch_plan import ddprun_args, program
+from ddpctl.targets.kubernetes import target
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.pod import Draft
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
 
 LINE = re.compile(r"ddpctl\.yaml:\d+:\d+: \S.*")
 
@@ -41,10 +41,10 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
         return "refused"
     plan = plan_of(settings.job, run=f"{settings.job.name}-otter"[:40].rstrip("-"))
     try:
-        text = submission.render(plan, settings.options)
+        text = target.render(plan, settings.options)
     except ConfigError:  # what is known once the workload is
         return "refused"
-    assert submission.render(plan, settings.options) == text
+    assert target.render(plan, settings.options) == text
     draft = Draft(plan=plan, options=settings.options, project={})
     word = "pytorchjob" if settings.options.workload == "auto" else settings.options.workload
     workload = WORKLOADS[word]
@@ -52,7 +52,7 @@ def trial(folder: Path, job: dict[str, Any], options: dict[str, Any]) -> str:
     wanted = [*workload.before(draft), workload.job(draft)]
     assert things[-len(wanted) :] == wanted
     assert {thing["kind"] for thing in things} <= {"NetworkPolicy", *(thing["kind"] for thing in wanted)}
-    pod = submission.bare_pod(draft, workload)
+    pod = target.bare_pod(draft, workload)
     for thing in (*things, pod):
         assert faults(thing, ("1.36",)) == [], thing
     if settings.options.profile == "restricted" and not any("hostPath" in one for one in pod["spec"]["volumes"]):

@@ -7,25 +7,27 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddpctl.plan import Plan
+from ddpctl.launch_plan import Plan
 from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpctl.targets.slurm.script import render_script
 
 SYSTEM = "/usr/bin:/bin"
 # Records, then says what Slurm would say.
 RECORD = """\
 #!/bin/bash
-number=$(ls "$RECORDS" | wc -l)
-record="$RECORDS/$number-${0##*/}"
-mkdir "$record"
-printf '%s\\0' "$@" >"$record/argv"
-env -0 >"$record/env"
+shopt -s nullglob
+records=("$RECORDS"/*.argv)
+shopt -u nullglob
+record="$RECORDS/${#records[@]}-${0##*/}"
+printf '%s\\0' "$@" >"$record.argv"
+env -0 >"$record.env"
 """
 SRUN = """
 while [[ ${1:-} == --* ]]; do shift; done
 code=0
-for ((node = 0; node < SLURM_JOB_NUM_NODES; node++)); do
+export SLURM_NNODES=$SLURM_JOB_NUM_NODES
+for ((node = 0; node < SLURM_NNODES; node++)); do
   SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=1 SLURMD_NODENAME=node-$node "$@" || code=$?
 done
 exit "$code"
@@ -45,8 +47,8 @@ esac
 [[ " $* " != *" -c import "* ]] || exit 0 # the script's question whether it is there
 if [[ -n ${SAVES:-} ]]; then echo "$SAVES" >"$DDP_CHECKPOINT_DIR/step-$SAVES.pt"; fi
 if [[ -n ${OUTCOME:-} ]]; then
-  mkdir -p "$DDP_RUN_DIR/node-$PET_NODE_RANK"
-  echo "$OUTCOME" >"$DDP_RUN_DIR/node-$PET_NODE_RANK/outcome.json"
+  mkdir -p "$DDP_RUN_DIR/node-$SLURM_NODEID"
+  echo "$OUTCOME" >"$DDP_RUN_DIR/node-$SLURM_NODEID/outcome.json"
 fi
 exit "${CODE:-0}"
 """,
@@ -131,18 +133,16 @@ class StandIns:
                 timeout=60,
                 check=False,
             )
-        calls = tuple(self._read(path) for path in sorted(self._records.iterdir(), key=_number))
+        calls = tuple(self._read(path) for path in sorted(self._records.glob("*.argv"), key=_number))
         for path in self._records.iterdir():
-            for file in path.iterdir():
-                file.unlink()
-            path.rmdir()
+            path.unlink()
         return Done(code=done.returncode, said=os.fsdecode(log.read_bytes()), calls=calls)
 
     def _read(self, path: Path) -> Recorded:
-        words = os.fsdecode((path / "argv").read_bytes()).split("\0")[:-1]
-        pairs = os.fsdecode((path / "env").read_bytes()).split("\0")[:-1]
+        words = os.fsdecode(path.read_bytes()).split("\0")[:-1]
+        pairs = os.fsdecode(path.with_suffix(".env").read_bytes()).split("\0")[:-1]
         env = dict(pair.split("=", 1) for pair in pairs)
-        return Recorded(program=path.name.split("-", 1)[1], argv=tuple(words), env=env)
+        return Recorded(program=path.stem.split("-", 1)[1], argv=tuple(words), env=env)
 
 
 def _number(path: Path) -> int:

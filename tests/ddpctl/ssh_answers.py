@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from ddpctl.command import Command, Output, T, Verb
-from ddpctl.plan import Plan
-from ddpctl.run import Run
+from ddpctl.errors import NotStartedError
+from ddpctl.launch_plan import Plan
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets.ssh import SshHost, SshOptions, SshTarget
 
@@ -78,4 +79,8 @@ def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tup
 
 
 def submit(*said: Output, options: SshOptions = OPTIONS, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]], Any]:
-    return play(SshTarget(options).submit(plan, attached=True), [said, CLOCKS, PORT, (OK, OK)])
+    """What a launch asks, and its submission; the reason of a NotStartedError, which is its cause."""
+    try:
+        return play(SshTarget(options).submit(plan, attached=True), [said, CLOCKS, PORT, (OK, OK)])
+    except NotStartedError as error:
+        raise error.reason from error

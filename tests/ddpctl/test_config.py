@@ -1,4 +1,4 @@
-"""ddpctl.yaml and flags → Settings: every error's whole text, and what stands in the file arrives as written."""
+"""ddpctl.yaml and flags → Settings: every error, and what stands in the file arrives as written."""
 
 import os
 import subprocess
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.ddpctl.loading import KINDS, Local, Ssh, load
+from tests.wording import Wording
 
 from ddpctl import config
 from ddpctl.errors import ConfigError, NoInputError, UsageError
@@ -38,46 +39,39 @@ def bad_files() -> list[Any]:
 def test_a_bad_file_is_refused_with_all_that_is_wrong_in_it(text: str, errors: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load(text)
-    assert (str(raised.value), raised.value.exit_code) == (errors, 78)
+    assert (str(raised.value), raised.value.code) == (errors, 78)
 
 
 @pytest.mark.parametrize(
-    ("data", "error"),
+    ("data", "place"),
     [
-        (b"job: {name: \xff}\n", "ddpctl.yaml:1:13: the byte 0xff is not UTF-8"),
-        ("jöb:\n  näme: ".encode() + b"\xff", "ddpctl.yaml:2:9: the byte 0xff is not UTF-8"),
-        (b"\xff\xfej\0o\0b\0", "ddpctl.yaml:1:1: the byte 0xff is not UTF-8"),
-        (b"job:\n  name: a\0\n", "ddpctl.yaml:2:10: the character U+0000 is not allowed"),
-        (b"\x7fELF\x02", "ddpctl.yaml:1:1: the character U+007F is not allowed"),
-        (b"#" + b"x" * 1_000_000, "ddpctl.yaml:1:1: the file is larger than 1000000 bytes"),
-        (b"job: {gpus: %s}\n" % (b"9" * 5000), f"ddpctl.yaml:1:13: gpus: '{'9' * 55}...' is no whole number"),
-        (b"job:\r\n  gpus: 0\r\n", "ddpctl.yaml:2:9: gpus: 0 is too small: from 1 to 64"),
+        pytest.param(b"job: {name: \xff}\n", "1:13", id="no UTF-8"),
+        pytest.param("jöb:\n  näme: ".encode() + b"\xff", "2:9", id="no UTF-8 after UTF-8"),
+        pytest.param(b"\xff\xfej\0o\0b\0", "1:1", id="UTF-16"),
+        pytest.param(b"job:\n  name: a\0\n", "2:10", id="NUL"),
+        pytest.param(b"\x7fELF\x02", "1:1", id="a program"),
+        pytest.param(b"#" + b"x" * 1_000_000, "1:1", id="too large"),
+        pytest.param(b"job: {gpus: %s}\n" % (b"9" * 5000), "1:13", id="5000 digits"),
+        pytest.param(b"job:\r\n  gpus: 0\r\n", "2:9", id="CRLF"),
     ],
 )
-def test_a_file_that_is_no_text_for_us(data: bytes, error: str) -> None:
+def test_a_file_that_is_not_text_or_too_large(data: bytes, place: str, wording: Wording) -> None:
     with pytest.raises(ConfigError) as raised:
         load(data)
-    assert str(raised.value) == error
+    assert (str(raised.value).split(": ")[0], raised.value.code) == (f"ddpctl.yaml:{place}", 78)
+    wording(raised.value)
 
 
-def test_a_file_that_cannot_be_read(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["missing.yaml", "folder.yaml", "pipe.yaml", "a\nb.yaml", "nul\0.yaml"])
+def test_a_file_that_cannot_be_read(name: str, folder: Path, wording: Wording) -> None:
     (folder / "folder.yaml").mkdir()
     os.mkfifo(folder / "pipe.yaml")
-    errors = {}
-    for name in ("missing.yaml", "folder.yaml", "pipe.yaml", "a\nb.yaml", "nul\0.yaml"):
-        with pytest.raises(NoInputError) as raised:
-            config.load(file=Path(name), profile=None, target=None, overrides={}, kinds=KINDS)
-        errors[name] = str(raised.value)
-    assert errors == {
-        "missing.yaml": "missing.yaml: No such file or directory",
-        "folder.yaml": "folder.yaml: not a regular file",
-        "pipe.yaml": "pipe.yaml: not a regular file",
-        "a\nb.yaml": r"a\nb.yaml: No such file or directory",
-        "nul\0.yaml": r"nul\x00.yaml: embedded null byte",
-    }
+    with pytest.raises(NoInputError) as raised:
+        config.load(file=Path(name), profile=None, target=None, overrides={}, kinds=KINDS)
+    wording(raised.value)
 
 
-def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> None:
+def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path, wording: Wording) -> None:
     assert config.find_file(None, folder) is None
     (folder / "ddpctl.yaml").touch()
     (folder / "other.yaml").touch()
@@ -86,8 +80,9 @@ def test_the_file_is_the_named_one_else_the_one_that_is_there(folder: Path) -> N
     (folder / "inner" / "ddpctl.yaml").touch()
     assert config.find_file(None, folder / "inner") == folder / "inner" / "ddpctl.yaml"
     assert config.find_file(Path("other.yaml"), folder) == Path("other.yaml")
-    with pytest.raises(NoInputError, match=r"^none\.yaml: there is no such file$"):
+    with pytest.raises(NoInputError) as raised:
         config.find_file(Path("none.yaml"), folder)
+    wording(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -160,27 +155,28 @@ def test_who_chose_the_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "error"),
+    "flags",
     [
-        ({"gpus": 0}, "--gpus: 0 is too small: from 1 to 64"),
-        ({"grace": float("nan")}, "--grace: nan is not finite; write a number"),
-        ({"join_timeout": 0.5}, "--join-timeout: 0.5 is too small: from 1"),
-        ({"device": "gpu"}, "--device: 'gpu' is none of auto, cuda, cpu"),
-        ({"nodes": "2:1"}, "--nodes: '2:1' is not allowed: a number of nodes from 1, or MIN:MAX such as 1:4"),
-        ({"env": {"1A": "s3cret"}}, "--env: '1A' is no name of a variable: letters, digits and '_', no digit first"),
-        ({"env": {"A": "s3cret\0"}}, "--env: the value of A holds a NUL byte"),
-        ({"command": ["s3cret\0"]}, "-- SCRIPT: no NUL byte"),
-        ({"target": "laptp"}, "--target: 'laptp' is no target; did you mean 'laptop'?"),
-        ({"target": "lokal"}, "--target: 'lokal' is no target; did you mean 'local'?"),
-        ({"target": "moon"}, "--target: 'moon' is no target; there are: lab, laptop, local"),
-        ({"profile": "quik"}, "--profile: 'quik' is no profile; did you mean 'quick'?"),
-        ({"gpus": 65, "port": 0}, "--gpus: 65 is too large: from 1 to 64\n--port: 0 is too small: from 1 to 65535"),
+        pytest.param({"gpus": 0}, id="gpus"),
+        pytest.param({"grace": float("nan")}, id="grace"),
+        pytest.param({"join_timeout": 0.5}, id="join_timeout"),
+        pytest.param({"device": "gpu"}, id="device"),
+        pytest.param({"nodes": "2:1"}, id="nodes"),
+        pytest.param({"env": {"1A": "s3cret"}}, id="env name"),
+        pytest.param({"env": {"A": "s3cret\0"}}, id="env value"),
+        pytest.param({"command": ["s3cret\0"]}, id="command"),
+        pytest.param({"target": "laptp"}, id="target of the file"),
+        pytest.param({"target": "lokal"}, id="target local"),
+        pytest.param({"target": "moon"}, id="target"),
+        pytest.param({"profile": "quik"}, id="profile"),
+        pytest.param({"gpus": 65, "port": 0}, id="two flags"),
     ],
 )
-def test_a_bad_flag(asked: dict[str, Any], error: str) -> None:
+def test_a_bad_flag(flags: dict[str, Any], wording: Wording) -> None:
     with pytest.raises(UsageError) as raised:
-        load(FILE, **asked)
-    assert (str(raised.value), raised.value.exit_code) == (error, 2)
+        load(FILE, **flags)
+    assert raised.value.code == 2
+    wording(raised.value)
 
 
 TWO = "targets:\n  a: {kind: ssh, hosts: [a]}\n  b: {kind: ssh, hosts: [b]}\n"
@@ -200,17 +196,14 @@ def test_a_kind_is_the_files_only_target_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "error"),
-    [
-        ("", UsageError, "--target: ssh needs hosts; write a target of this kind in ddpctl.yaml"),
-        (TWO, UsageError, "--target: ssh: several targets are of this kind: write a or b"),
-        ("targets: {a: {kind: ssh}}", ConfigError, "ddpctl.yaml:1:14: target 'a' needs 'hosts': list of text"),
-    ],
+    ("text", "kind"),
+    [("", UsageError), (TWO, UsageError), ("targets: {a: {kind: ssh}}", ConfigError)],
+    ids=["no target", "two targets", "a target without hosts"],
 )
-def test_a_kind_that_leads_to_no_target(text: str, kind: type[Exception], error: str) -> None:
+def test_a_kind_that_leads_to_no_target(text: str, kind: type[Exception], wording: Wording) -> None:
     with pytest.raises(kind) as raised:
         load(text, target="ssh")
-    assert str(raised.value) == error
+    wording(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +215,22 @@ def test_shared_memory_is_a_part_of_memory(given: str | None, memory: str | None
     assert JobSpec(shm=given, memory=memory).shm_size == size
 
 
-def test_a_profile_without_a_file() -> None:
-    with pytest.raises(UsageError, match=r"^--profile: 'quick' is no profile; there is none$"):
+def test_a_profile_without_a_file(wording: Wording) -> None:
+    with pytest.raises(UsageError) as raised:
         load(profile="quick")
+    wording(raised.value)
 
 
-def test_a_bad_flag_beside_a_bad_file() -> None:
+def test_a_bad_flag_beside_a_bad_file(wording: Wording) -> None:
     with pytest.raises(ConfigError) as raised:
         load("job: {gpus: 0}\ntarget: moon\n", gpus=0, profile="p")
-    assert str(raised.value).split("\n") == [
-        "ddpctl.yaml:1:13: gpus: 0 is too small: from 1 to 64",
-        "ddpctl.yaml:2:9: target: 'moon' is no target; there are: local",
-        "--gpus: 0 is too small: from 1 to 64",
-        "--profile: 'p' is no profile; there is none",
-    ]
+    assert [line.split(": ")[0] for line in str(raised.value).split("\n")] == [
+        "ddpctl.yaml:1:13", "ddpctl.yaml:2:9", "--gpus", "--profile",
+    ]  # fmt: skip
+    wording(raised.value)
 
 
-def test_importing_config_imports_neither_pydantic_nor_yaml() -> None:
-    code = "import sys, ddpctl.config; print([name for name in ('pydantic', 'yaml', 'torch') if name in sys.modules])"
+def test_importing_config_imports_no_pydantic() -> None:
+    code = "import sys, ddpctl.config; print([name for name in ('pydantic', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"

@@ -28,7 +28,7 @@ jobs = st.builds(
     nodes=st.one_of(st.integers(1, 9999).map(str), st.integers(1, 99).map(lambda low: f"{low}:{low + 3}")),
     gpus=st.integers(1, 64),
     device=st.sampled_from(["auto", "cuda", "cpu"]),
-    command=st.lists(words, max_size=4).map(tuple),
+    command=st.lists(words, max_size=4).map(lambda given: ("train.py", *given) if given else ()),
     env=st.dictionaries(st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True), words, max_size=4),
     port=st.none() | st.integers(1, 65535),
     grace=st.floats(0, 3600),

@@ -1,27 +1,25 @@
 """What is said of a ddpctl.yaml's keys elsewhere: the fields' documentation, and the JSON schema for editors."""
 
-from dataclasses import MISSING
-
 import jsonschema
 import pytest
 import yaml
 from tests.ddpctl.loading import KINDS, Ssh
 
-from ddpctl import config
-from ddpctl.spec import JobSpec
+from ddpctl.schema import json_schema
+from ddpctl.spec import JobSpec, fields_of
 
 
-def test_field_docs() -> None:
-    assert config.field_docs(Ssh) == (
-        ("hosts", "list of text", MISSING, "Where."),
+def test_fields_in_words() -> None:
+    assert [(field.name, field.type_words, field.default, field.doc) for field in fields_of(Ssh).values()] == [
+        ("hosts", "list of text", None, "Where."),
         ("user", "text or null", None, "Who; null: you."),
         ("check", "true or false", True, "Whether to look first."),
         ("tries", "whole number from 1", 1, "How often."),
-    )
+    ]
 
 
 def test_schema() -> None:
-    schema = config.schema(KINDS)
+    schema = json_schema(KINDS)
     text, value = {"type": ["string", "number"]}, {"type": ["string", "number", "boolean"]}
     assert list(schema["properties"]) == ["job", "target", "targets", "profiles"]
     assert schema["properties"]["targets"]["additionalProperties"]["allOf"][1]["then"] == {
@@ -38,7 +36,7 @@ def test_schema() -> None:
     }
     job_fields = schema["properties"]["job"]["properties"]
     assert {name: job_fields[name]["description"] for name in job_fields} == {
-        doc.name: doc.doc for doc in config.field_docs(JobSpec)
+        field.name: field.doc for field in fields_of(JobSpec).values()
     }
 
 
@@ -59,7 +57,7 @@ def test_schema() -> None:
     ],
 )
 def test_what_an_editor_refuses(text: str, path: str | None) -> None:
-    schema = config.schema(KINDS)
+    schema = json_schema(KINDS)
     jsonschema.Draft202012Validator.check_schema(schema)
     errors = jsonschema.Draft202012Validator(schema).iter_errors(yaml.safe_load(text))
     assert [".".join(map(str, error.absolute_path)) for error in errors] == ([path] if path else [])

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ddpctl import runs
-from ddpctl.notebook import previous
-from ddpctl.run import Run
+from ddpctl import run_store
+from ddpctl.notebook import session
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddprun import deadline
-from ddprun.deadline import Deadline
+from ddprun import node_config
+from ddprun.node_config import Deadline
 from ddpwire import kaggle
 
 ON_KAGGLE = {"KAGGLE_KERNEL_RUN_TYPE": "Batch"}
@@ -28,8 +28,8 @@ def test_a_session_is_recognised_by_kaggles_own_variable() -> None:
 
 
 def test_runs_are_in_the_working_folder_unless_somebody_says_otherwise() -> None:
-    assert runs.state_dir({**ON_KAGGLE, "HOME": "/root"}) == Path("/kaggle/working/runs")
-    assert runs.state_dir({**ON_KAGGLE, "DDPCTL_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
+    assert run_store.state_dir({**ON_KAGGLE, "HOME": "/root"}) == Path("/kaggle/working/runs")
+    assert run_store.state_dir({**ON_KAGGLE, "DDPCTL_STATE_DIR": "/elsewhere"}) == Path("/elsewhere")
 
 
 def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path) -> None:
@@ -50,9 +50,11 @@ def test_the_session_ends_twelve_hours_after_its_container_began(tmp_path: Path)
 def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kaggle, "container_start", lambda: 1000.0)
     expected = Deadline(source="the Kaggle session's end", at=1000 + 12 * 3600, margin_s=600)
-    assert deadline.read(None, ON_KAGGLE, grace_s=30, now=0.0) == expected
-    assert deadline.read("7200", ON_KAGGLE, grace_s=30, now=0.0) == Deadline(source="--deadline", after_s=7200)
-    assert deadline.read(None, {}, grace_s=30, now=0.0) is None
+    assert node_config.read_deadline(None, ON_KAGGLE, grace_s=30, now=0.0) == expected
+    assert node_config.read_deadline("7200", ON_KAGGLE, grace_s=30, now=0.0) == Deadline(
+        source="--deadline", after_s=7200
+    )
+    assert node_config.read_deadline(None, {}, grace_s=30, now=0.0) is None
 
 
 def write_run(folder: Path, *, created: float, checkpoint_dir: str, steps: tuple[int, ...] = ()) -> None:
@@ -63,19 +65,19 @@ def write_run(folder: Path, *, created: float, checkpoint_dir: str, steps: tuple
         name=folder.name, created=created, target="local", kind="local", options={}, job=JobSpec(), cwd="/",
         folder=str(folder), checkpoint_dir=checkpoint_dir, version="0",
     )  # fmt: skip
-    runs.save(run)
+    run_store.save(run)
 
 
 def test_a_former_versions_run_is_brought_to_the_working_folder(tmp_path: Path) -> None:
     top, root = tmp_path / "input", tmp_path / "working" / "runs"
-    assert previous.restore(top, root) is None
+    assert session.restore(top, root) is None
     write_run(top / "other/runs/old", created=1.0, checkpoint_dir="/kaggle/working/runs/old/checkpoints", steps=(99,))
     former = top / "notebooks/ann/ddpctl-night-2/runs"
     write_run(former / "night", created=2.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints", steps=(5, 10))
     write_run(former / "night-2", created=3.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints")
     for path in [top, *top.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)  # as an input is
-    found = previous.restore(top, root)
+    found = session.restore(top, root)
     for path in [top, *top.rglob("*")]:
         path.chmod(0o755)
     assert found is not None

@@ -11,14 +11,14 @@ from tests.ddpctl.kubernetes_lab import draft_of
 
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddprun import contract, options
+from ddprun import node_config, options
 
 JOB = JobSpec(name="digits", nodes="3", gpus=4, command=("train.py", "--note", "$(HOSTNAME) $$"), time_limit="12h")
 ELASTIC = replace(JOB, nodes="2:3")
 
 
-def read(pod: Pod) -> contract.Contract:
-    return contract.read(options.parse(pod.args), pod.env, {"gpu": 8, "cpu": 2}.__getitem__)
+def read(pod: Pod) -> node_config.NodeConfig:
+    return node_config.read_config(options.parse(pod.args), pod.env, {"gpu": 8, "cpu": 2}.__getitem__)
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_every_node_has_its_place(word: str, job: JobSpec, given: dict[str, bool
     assert [one.node_rank for one in read_s] == [0, 1, 2]
     assert master in pods[0].names
     for one in read_s:
-        assert (one.master_addr, one.master_port, one.nproc) == (master, port, 4)
+        assert (one.master_addr, one.master_port, one.local_world_size) == (master, port, 4)
         assert (one.min_nodes, one.max_nodes) == (job.min_nodes, 3)
         assert one.command[-3:] == ("train.py", "--note", "$(HOSTNAME) $$")
         assert (one.run_id, str(one.run_dir)) == ("digits-otter", "/runs/digits-otter")
         assert one.checkpoint_dir == "/runs/digits-otter/checkpoints"
-        assert (one.patient, one.join_timeout_s, one.metrics_port) == (True, 600.0, 9500)
+        assert (one.retries_network, one.join_timeout_s, one.metrics_port) == (True, 600.0, 9500)
         assert one.deadline is not None
         assert one.deadline.after_s == 12 * 3600
 

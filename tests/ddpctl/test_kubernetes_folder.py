@@ -4,12 +4,12 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from tests.ddpctl.kubernetes_judges import CRDS, VERSIONS, faults, restricted
+from tests.in_process import ddpctl
 
 ROOT = Path(__file__).parents[2]
 KUBECTL = shutil.which("kubectl")  # before a test's PATH is empty
@@ -106,23 +106,16 @@ def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text("")
     words = [word for word in shlex.split(line) if word != "--dry-run"]
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "ddpctl", "render", *words],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ddpctl("render", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {thing["kind"] for thing in yaml.safe_load_all(done.stdout)} & {"PyTorchJob", "TrainJob", "Job"}
 
 
-def test_the_page_shows_what_is_said_of_its_file(tmp_path: Path) -> None:
+def test_the_page_shows_the_errors_of_its_file(tmp_path: Path) -> None:
     part = PAGE.partition("## Before anything is made")[2]
     file, said = re.findall(r"^```(?:yaml)?\n(.*?)^```", part, re.M | re.S)[:2]
     (tmp_path / "ddpctl.yaml").write_text(file)
-    argv = [sys.executable, "-P", "-m", "ddpctl", "render"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = ddpctl("render", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (78, said)
 
 

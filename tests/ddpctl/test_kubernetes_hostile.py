@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from tests.ddpctl.kubernetes_hostile import CANARY, CONFIGURATIONS
 from tests.ddpctl.kubernetes_trial import expand, trial
 
-from ddpctl.targets.kubernetes.manifest import dump, literal
+from ddpctl.targets.kubernetes.pod import dump, literal
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.e2e
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)

@@ -11,11 +11,10 @@ from tests.ddpctl.kubernetes_judges import VERSIONS, faults, restricted
 from tests.ddpctl.kubernetes_lab import DATA, JOB, draft_of, plan_of
 
 from ddpctl.spec import JobSpec
-from ddpctl.targets.kubernetes import companions, submission
-from ddpctl.targets.kubernetes.manifest import dump
-from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.refusals import problems
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
+from ddpctl.targets.kubernetes import manifests, target
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.options import KubernetesOptions, find_problems
+from ddpctl.targets.kubernetes.pod import dump
 
 JOBS = {
     "plain": JOB,
@@ -56,7 +55,7 @@ def cases() -> list[Any]:
     found = []
     for word, (job_name, job), (name, given) in itertools.product(WORKLOADS, JOBS.items(), OPTIONS.items()):
         options = KubernetesOptions(workload=word, **given)
-        if not list(problems(job, options)):
+        if not list(find_problems(job, options)):
             found.append(pytest.param(job, options, id=f"{word}-{job_name}-{name}"))
     return found
 
@@ -71,13 +70,13 @@ def objects(job: JobSpec, options: KubernetesOptions) -> list[dict[str, Any]]:
     things = [
         *workload.before(draft),
         workload.job(draft),
-        submission.bare_pod(draft, workload),
-        companions.config_map(draft, {"train.py": "print('hé')\n\tx = '''on'''\n"}),
-        companions.secret(draft, {"WANDB_API_KEY": "s3cr:et"}),
-        companions.network_policy(draft),
+        target.bare_pod(draft, workload),
+        manifests.config_map(draft, {"train.py": "print('hé')\n\tx = '''on'''\n"}),
+        manifests.secret(draft, {"WANDB_API_KEY": "s3cr:et"}),
+        manifests.network_policy(draft),
     ]
     text = dump(things)
-    read = list(yaml.safe_load_all(text))
+    read = list(yaml.load_all(text, Loader=yaml.CSafeLoader))
     assert read == things
     return read
 
@@ -100,7 +99,7 @@ def test_every_version_of_kubernetes_accepts_it(word: str) -> None:
 
 @pytest.mark.parametrize(("job", "options"), CASES)
 def test_pod_security_restricted_admits_it(job: JobSpec, options: KubernetesOptions) -> None:
-    said = restricted(submission.bare_pod(draft_of(job, options), WORKLOADS[options.workload]))
+    said = restricted(target.bare_pod(draft_of(job, options), WORKLOADS[options.workload]))
     if options.profile == "rdma":
         container = WORKLOADS[options.workload].container
         assert said == [
@@ -114,7 +113,7 @@ def test_pod_security_restricted_admits_it(job: JobSpec, options: KubernetesOpti
 
 def test_a_path_of_the_machine_is_not_restricted() -> None:
     draft = draft_of(replace(JOB, mounts=("/mnt/data:/data",)))
-    assert restricted(submission.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
+    assert restricted(target.bare_pod(draft, WORKLOADS["pytorchjob"])) == ["volume mount-0 is a hostPath"]
 
 
 def test_the_checker_of_pod_security_says_what_the_cluster_said() -> None:
@@ -140,7 +139,7 @@ PLANTED = {
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_found(word: str, fault: str) -> None:
     workload, draft = WORKLOADS[word], draft_of()
-    good = submission.bare_pod(draft, workload)
+    good = target.bare_pod(draft, workload)
     bad = copy.deepcopy(good)
     bad["spec"]["containers"][0]["env"].insert(0, {"name": "A", "value": "1"})
     assert faults(bad) == []
@@ -185,12 +184,12 @@ def test_what_a_pod_writes_has_an_end(scratch: str | None, reserved: str | None)
 @pytest.mark.parametrize(("keep", "ttl"), [({}, 604800), ({"keep": "1h"}, 3600), ({"keep": None}, None)])
 def test_an_ended_job_goes_after_a_while(keep: dict[str, Any], ttl: int | None) -> None:
     for word in WORKLOADS:
-        things = yaml.safe_load_all(submission.render(plan_of(), KubernetesOptions(workload=word, **keep)))
+        things = yaml.safe_load_all(target.render(plan_of(), KubernetesOptions(workload=word, **keep)))
         found = [line for line in dump(list(things)).splitlines() if line.strip().startswith("ttlSecondsAfterFinished")]
         assert [line.split()[-1] for line in found] == ([str(ttl)] if ttl else []), word
 
 
 def test_rendering_is_pure_and_the_same_each_time() -> None:
     for word in WORKLOADS:
-        texts = {submission.render(plan_of(), KubernetesOptions(workload=word)) for _ in range(3)}  # type: ignore[arg-type]
+        texts = {target.render(plan_of(), KubernetesOptions(workload=word)) for _ in range(3)}  # type: ignore[arg-type]
         assert len(texts) == 1

@@ -6,14 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.wording import Wording
 
+from ddpctl.targets.kubernetes import project as reader
 from ddpctl.targets.kubernetes.options import DEFAULT_PROJECT
-from ddpctl.targets.kubernetes.project import MOST_BYTES
 
 
-def read(folder: Path, *globs: str, listed: str = "") -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *globs: str, listed: str = "") -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *(globs or DEFAULT_PROJECT)]
     return subprocess.run(argv, cwd=folder, input=listed, capture_output=True, text=True, timeout=60)
+
+
+def read(folder: Path, *globs: str) -> tuple[dict[str, str], list[str]]:
+    found = reader.read(folder, "", globs)
+    return found["files"], found["left_out"]
 
 
 @pytest.fixture
@@ -41,11 +47,11 @@ def found(done: subprocess.CompletedProcess[str]) -> tuple[dict[str, str], list[
 
 
 def test_what_it_finds_by_itself(project: Path) -> None:
-    assert found(read(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
+    assert found(run(project)) == ({"lib/model.py": "x = 'é'\n", "train.py": "import lib.model\n"}, [])
 
 
 def test_what_git_lists_and_what_is_asked_for(project: Path) -> None:
-    done = read(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
+    done = run(project, "lib/*.py", listed="train.py\0lib/model.py\0gone/lib.py\0")
     assert found(done) == ({"lib/model.py": "x = 'é'\n"}, [])
 
 
@@ -59,9 +65,9 @@ SECRETS = (
 def test_what_looks_like_a_secret_goes_along_only_by_its_own_name(project: Path, name: str) -> None:
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).write_text("canary")
-    files, left_out = found(read(project, "*"))
+    files, left_out = read(project, "*")
     assert (name in files, left_out) == (False, [name])
-    files, left_out = found(read(project, "*.py", name))
+    files, left_out = read(project, "*.py", name)
     assert (files[name], left_out) == ("canary", [])
 
 
@@ -70,7 +76,7 @@ def test_code_that_only_reads_like_a_secret_is_no_secret(project: Path) -> None:
     for name in names:
         (project / name).parent.mkdir(exist_ok=True)
         (project / name).write_text("x")
-    files, left_out = found(read(project, *names))
+    files, left_out = read(project, *names)
     assert (sorted(files), left_out) == (sorted(names), [])
 
 
@@ -78,21 +84,13 @@ def test_a_configuration_of_ddpctl_never_goes_along(project: Path) -> None:
     (project / "ddpctl.yaml").write_text("a: [broken")
     (project / "night.yml").write_text("job: {env: {WANDB_API_KEY: canary}}\ntarget: local\n")
     (project / "conf/job.yaml").write_text("job: {name: a}\nlr: 0.1\n")  # somebody else's
-    files, left_out = found(read(project, "*.yaml", "*.yml", "ddpctl.yaml", "night.yml"))
+    files, left_out = read(project, "*.yaml", "*.yml", "ddpctl.yaml", "night.yml")
     assert (sorted(files), left_out) == (["conf/big.yaml", "conf/job.yaml"], [])
 
 
-def test_what_does_not_fit_or_is_no_text(project: Path) -> None:
-    (project / "a.txt").write_bytes(b"\xff")
-    done = read(project, "*.txt")
-    assert (done.returncode, done.stderr) == (
-        78,
-        "a.txt is no text in UTF-8: leave it out of the target's 'project'\n",
-    )
-    (project / "a.txt").write_bytes(b"x" * (MOST_BYTES + 1))
-    done = read(project, "*.txt")
-    assert (done.returncode, done.stderr) == (
-        78,
-        "the project's files are more than 900 KiB or 500 files at a.txt: say with the target's 'project' which are "
-        "needed, or put them into an image (project: [])\n",
-    )
+@pytest.mark.parametrize("content", [b"\xff", b"x" * (reader.MOST_BYTES + 1)], ids=["not text", "too large"])
+def test_what_does_not_fit_or_is_no_text(project: Path, content: bytes, wording: Wording) -> None:
+    (project / "a.txt").write_bytes(content)
+    done = run(project, "*.txt")
+    assert (done.returncode, done.stdout) == (78, "")
+    wording(done.stderr)

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 from tests.ddpctl.kubernetes_lab import DATA, KUBECTL, OK, VIEW, as_run, lines, play, recorded, run_of
+from tests.wording import Wording
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError
-from ddpctl.run import RunStatus
-from ddpctl.targets import LogQuery, Suspending
+from ddpctl.run_store import RunStatus
+from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
 
 TARGET = KubernetesTarget(KubernetesOptions())
@@ -22,21 +23,22 @@ def status(*answers: tuple[Output, ...], now: float = 2000.0) -> tuple[list[tupl
     return asked, state
 
 
-def test_status_asks_once_for_jobs_and_pods() -> None:
+def test_status_asks_once_for_jobs_and_pods(wording: Wording) -> None:
     job, pods = as_run("jobs/running", "digits-otter", "running"), as_run("pods/running", "digits-otter", "running")
     asked, state = status((job, pods))
     assert [line for step in asked for line in lines(step)] == [
         f"{KUBECTL} get pytorchjobs.kubeflow.org --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
         f"{KUBECTL} get pods --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
     ]
-    assert (state.state, state.message, state.code) == ("training", "2 of 2 pods running", None)
+    assert (state.state, state.code) == ("training", None)
+    wording(state.message)
     assert [(report.alive, report.note) for report in state.nodes] == [
         (True, "digits-otter-worker-0: running"),
         (True, "digits-otter-worker-1: running"),
     ]
 
 
-def test_status_asks_for_events_where_pods_do_not_say_why() -> None:
+def test_status_asks_for_events_where_pods_do_not_say_why(wording: Wording) -> None:
     job = as_run("jobs/quota-exceeded", "digits-otter", "overquota")
     pods = as_run("pods/quota-exceeded", "digits-otter", "overquota")
     asked, state = status((job, pods), (as_run("events/quota-exceeded-job", "digits-otter", "overquota"),))
@@ -44,10 +46,7 @@ def test_status_asks_for_events_where_pods_do_not_say_why() -> None:
         f"{KUBECTL} get events --field-selector type=Warning,involvedObject.name=digits-otter "
         "--ignore-not-found -o json"
     ]
-    assert state.message == (
-        "1 of 2 pods running: the namespace's quota gpu is used up: requests.nvidia.com/gpu: 2 asked for, 2 used, "
-        "2 allowed: ask for less, or wait for other jobs"
-    )
+    wording(state.message)
 
 
 def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
@@ -57,16 +56,13 @@ def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
     assert (state.state, state.code, state.alive, state.remains) == ("failed", 137, False, True)
 
 
-def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer() -> None:
+def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: Wording) -> None:
     _, gone = status((OK, OK))
     assert (gone.state, gone.code) == ("stopped", 143)
     assert status((OK, OK), now=1005.0)[1].state == "starting"
     _, away = status((recorded("bad/api-unreachable-get"), OK))
-    assert (away.state, away.ended, away.message) == (
-        "unknown",
-        False,
-        "the cluster does not answer at 127.0.0.1:16999 (connection refused): is it up, is a VPN missing?",
-    )
+    assert (away.state, away.ended) == ("unknown", False)
+    wording(away.message)
     interrupted = replace(RUN, handle={})
     _, (lost,) = play(TARGET.status((interrupted,), now=2000.0), [])
     assert lost.state == "lost"
@@ -96,34 +92,28 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
     ]
 
 
-def test_logs_that_are_not_there() -> None:
+def test_logs_that_are_not_there(wording: Wording) -> None:
     with pytest.raises(NoInputError) as error:
         play(TARGET.logs(RUN, LogQuery(ranks=(9,))), [])
-    assert str(error.value) == "digits-otter has no such log: its nodes are 0 to 1, its ranks 0 to 3"
+    wording(error.value)
     suspended = as_run("jobs/suspended", "digits-otter", "susp1")
     with pytest.raises(NoInputError) as error:
         play(TARGET.logs(RUN, LogQuery()), [(OK,), (suspended, OK)])
-    assert str(error.value) == (
-        "digits-otter has no pod whose log could be read: suspended: it has no pods, and keeps its checkpoints; "
-        "ddpctl resume digits-otter"
-    )
+    wording(error.value)
 
 
-def test_logs_of_pods_that_wait_say_what_for() -> None:
+def test_logs_of_pods_that_wait_name_the_reason(wording: Wording) -> None:
     pods = as_run("pods/pending-gpu", "digits-otter", "pend-gpu")
     with pytest.raises(NoInputError) as error:
         play(
             TARGET.logs(RUN, LogQuery()), [(pods,), (as_run("jobs/created-pending", "digits-otter", "pend-gpu"), pods)]
         )
-    assert str(error.value) == (
-        "digits-otter has no pod whose log could be read: digits-otter-worker-0: no machine has enough nvidia.com/gpu "
-        "free: wait for one, or ask for less (0/2 nodes are available)"
-    )
+    wording(error.value)
 
 
 def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     ((follow,),), _ = play(TARGET.logs(RUN, LogQuery(follow=True, nodes=(1,), ranks=(3,))), [(OK,)])
-    assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.pod_logs")
+    assert follow.argv[:4] == (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower")
     assert (follow.mode, follow.timeout_s) == ("stream", None)
     assert json.loads(follow.argv[4]) == {
         "run": "digits-otter",
@@ -140,7 +130,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     }
 
 
-def test_stop_deletes_the_job_and_all_that_belongs_to_it() -> None:
+def test_stop_deletes_the_job_and_all_that_belongs_to_it(wording: Wording) -> None:
     named = "digits-otter --ignore-not-found --wait=false"
     job = f"{KUBECTL} delete pytorchjobs.kubeflow.org {named} --cascade=foreground"
     rest = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {named}"
@@ -158,9 +148,7 @@ def test_stop_deletes_the_job_and_all_that_belongs_to_it() -> None:
     assert [len(step) for step in asked] == [1, 1, 1]
     with pytest.raises(DdpctlError) as error:
         play(TARGET.stop(RUN, kill=False), [(recorded("bad/rbac-delete"),)])
-    assert str(error.value) == (
-        "you may not delete pytorchjobs in the namespace ml: k8s/rbac.yaml is the Role that ddpctl needs"
-    )
+    wording(error.value)
 
 
 def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_made() -> None:
@@ -180,7 +168,7 @@ def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_ma
     assert gone
 
 
-def test_execute_in_a_nodes_container() -> None:
+def test_execute_in_a_nodes_container(wording: Wording) -> None:
     pods = as_run("pods/running", "digits-otter", "running")
     (_, (command,)), code = play(
         TARGET.execute(RUN, node=1, argv=("nvidia-smi", "-L"), tty=False), [(pods,), (Output(returncode=3),)]
@@ -198,11 +186,11 @@ def test_execute_in_a_nodes_container() -> None:
     assert command.argv[-3:] == ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
     with pytest.raises(NoInputError) as error:
         play(TARGET.execute(RUN, node=2, argv=("ls",), tty=False), [(pods,)])
-    assert str(error.value) == "digits-otter has no pod for node 2: its nodes are 0 to 1"
+    wording(error.value)
 
 
-def test_suspend_and_resume() -> None:
-    assert isinstance(TARGET, Suspending)
+def test_suspend_and_resume(wording: Wording) -> None:
+    assert "suspend" in TARGET.capabilities
     patch = f"{KUBECTL} patch pytorchjobs.kubeflow.org digits-otter --type=merge --patch"
     ((suspend,),), _ = play(TARGET.suspend(RUN), [(recorded("misc/patch-suspend"),)])
     assert shell_line(suspend) == f'{patch} \'{{"spec":{{"runPolicy":{{"suspend":true}}}}}}\''
@@ -212,7 +200,7 @@ def test_suspend_and_resume() -> None:
     )
     with pytest.raises(ConfigError) as error:
         play(TARGET.resume(RUN), [(recorded("bad/get-notfound"),)])
-    assert str(error.value) == "digits-otter is not in the cluster any more: ddpctl launch --resume digits-otter"
+    wording(error.value)
 
 
 def test_a_master_is_node_0() -> None:

@@ -1,15 +1,19 @@
 """The target local: whole command lines against recorded answers, and what it says of each answer."""
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from tests.wording import Wording
 
-from ddpctl.command import Command, Output, T, Verb, shell_line
+from ddpctl import launcher
+from ddpctl.command import TIMED_OUT, Command, Output, T, Verb, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.plan import Plan
-from ddpctl.run import Run, RunStatus
+from ddpctl.launch_plan import Plan
+from ddpctl.run_store import Run, RunStatus
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget, gpus_of, share_gpus
@@ -34,6 +38,8 @@ OK = Output(returncode=0)
 PORT = Output(returncode=0, stdout='{"port": 40001}\n')
 EIGHT_GPUS = Output(returncode=0, stdout="".join(f"GPU-{index}\n" for index in range(8)))
 
+SLOW = Output(returncode=124, stderr="no answer within 30 s")
+
 
 def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:
     """What a verb yields when it is sent these answers, and what it returns."""
@@ -50,7 +56,7 @@ def submit(*probes: Output, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]
     return play(TARGET.submit(plan, attached=True), [probes, (OK, OK)])
 
 
-def test_submit_looks_first_then_starts_every_node() -> None:
+def test_submit_looks_first_then_starts_every_node(wording: Wording) -> None:
     (probes, nodes), submission = submit(NONE, NONE, OK, PORT, OK)
     assert [shell_line(command) for command in probes] == [
         "printenv CUDA_VISIBLE_DEVICES",
@@ -66,12 +72,13 @@ def test_submit_looks_first_then_starts_every_node() -> None:
         "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_NODES_HERE=2 "
         "DDP_TARGETS_DIR=/runs/.targets DDP_LAUNCHER=local "
         "DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
-        "/venv/bin/python -P -m ddprun --run-id digits-otter --grace 30 train.py --lr 0.1 "
+        "/venv/bin/python -P -m ddprun --grace 30 train.py --lr 0.1 "
         f">/runs/digits-otter/node-{node}/node.log 2>&1 &"
         for node in (0, 1)
     ]
     assert {command.tether for command in nodes} == {True}
-    assert submission == Submission(handle={"port": "40001"}, note="no GPU here: 4 CPU ranks under gloo")
+    assert replace(submission, note="") == Submission(handle={"port": "40001"})
+    wording(submission.note)
 
 
 def test_each_node_has_its_own_gpus() -> None:
@@ -81,28 +88,68 @@ def test_each_node_has_its_own_gpus() -> None:
     assert submission.note == ""
 
 
-def test_cuda_visible_devices_is_heard() -> None:
+@pytest.mark.parametrize("code", [TIMED_OUT, 15])
+def test_a_failing_nvidia_smi_is_not_taken_for_no_gpu(code: int) -> None:
+    with pytest.raises(UnavailableError):
+        gpus_of(NONE, Output(returncode=code, stderr="Unable to determine the device handle"))
+    assert gpus_of(NONE, Output(returncode=6, stdout="No devices were found")) == ()
+
+
+def test_only_lines_that_name_a_gpu_count() -> None:
+    listing = Output(returncode=0, stdout="GPU-a\nWARNING: infoROM is corrupted at gpu 0000:0B:00.0\nMIG-b\n")
+    assert gpus_of(Output(returncode=1), listing) == ("GPU-a", "MIG-b")
+    assert gpus_of(Output(returncode=1), Output(returncode=0, stdout="garbage\n")) == ()
+
+
+def test_device_cpu_asks_for_no_gpu() -> None:
+    (probes, nodes), _ = play(
+        TARGET.submit(replace(PLAN, job=replace(JOB, device="cpu")), attached=True), [(OK, PORT, OK), (OK, OK)]
+    )
+    assert not [command for command in probes if "nvidia-smi" in command.argv]
+    assert {command.env["DDP_DEVICE"] for command in nodes} == {"cpu"}
+
+
+@pytest.mark.parametrize("stdout", ["", "Loading module cuda/12\n", '{"alive": false}\n', "[1]\n"])
+def test_what_is_no_answer_is_an_error(stdout: str) -> None:
+    with pytest.raises(UnavailableError):
+        play(TARGET.status((RUN,), now=0.0), [(Output(returncode=0, stdout=stdout),)])
+
+
+def test_cuda_visible_devices_limits_the_gpus() -> None:
     assert gpus_of(Output(returncode=0, stdout="3,5\n"), EIGHT_GPUS) == ("3", "5")
-    assert gpus_of(Output(returncode=0, stdout="\n"), EIGHT_GPUS) == ()
     assert gpus_of(Output(returncode=1), EIGHT_GPUS) == tuple(f"GPU-{index}" for index in range(8))
 
 
+VISIBLE = [
+    ("0,2,-1,1", ("0", "2")), ("-1", ()), ("", ()), ("NoDevFiles", ()), ("1,1", ()), (" 3, 5,", ("3", "5")),
+    ("GPU-a,GPU-b", ("GPU-a", "GPU-b")), ("GPU-a,1", ("GPU-a",)), ("1,GPU-a", ("1",)), ("MIG-a,MIG-b", ("MIG-a",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("variable", "gpus"), VISIBLE)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(variable: str, gpus: tuple[str, ...]) -> None:
+    assert gpus_of(Output(returncode=0, stdout=f"{variable}\n"), EIGHT_GPUS) == gpus
+
+
+def test_mig_instances_are_not_shared_out() -> None:
+    with pytest.raises(ConfigError) as error:
+        share_gpus(JOB, ("MIG-a",))
+    assert (error.value.fields, "MIG" in str(error.value)) == ({}, True)
+    assert share_gpus(replace(JOB, nodes="1", gpus=1), ("MIG-a",)) == (("MIG-a",),)
+
+
 @pytest.mark.parametrize(
-    ("job", "gpus", "message"),
+    ("job", "gpus"),
     [
-        (JOB, 3, "2 nodes x 2 GPUs: 4 needed, this machine has 3: ask for fewer, or --device cpu for CPU ranks"),
-        (
-            replace(JOB, device="cuda", nodes="1", gpus=1),
-            0,
-            "--device cuda: 1 node x 1 GPU: 1 needed, this machine has none: "
-            "ask for fewer, or --device cpu for CPU ranks",
-        ),
+        pytest.param(JOB, 3, id="three-of-four"),
+        pytest.param(replace(JOB, device="cuda", nodes="1", gpus=1), 0, id="none-of-one"),
     ],
 )
-def test_too_few_gpus_are_counted(job: JobSpec, gpus: int, message: str) -> None:
+def test_too_few_gpus_are_counted(job: JobSpec, gpus: int, wording: Wording) -> None:
     with pytest.raises(ConfigError) as error:
         share_gpus(job, tuple("abcdefgh")[:gpus])
-    assert str(error.value) == message
+    wording(error.value)
+    assert error.value.fields == {"gpus_needed": job.max_nodes * job.gpus, "gpus_found": gpus}
 
 
 def test_device_cpu_takes_no_gpu() -> None:
@@ -110,30 +157,33 @@ def test_device_cpu_takes_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probes", "kind", "message"),
+    ("probes", "kind"),
     [
-        (
-            (NONE, NONE, Output(returncode=1), PORT, OK),
-            UnavailableError,
-            "/venv/bin/python has no torch: install it with /venv/bin/python -m pip install 'ddpctl[train]'",
-        ),
-        (
+        pytest.param((NONE, NONE, Output(returncode=1), PORT, OK), UnavailableError, id="no-torch"),
+        pytest.param(
             (NONE, NONE, Output(returncode=127, stderr="/venv/bin/python: not found"), PORT, OK),
             UnavailableError,
-            "cannot run /venv/bin/python: /venv/bin/python: not found: set the target's 'python' to one with torch",
+            id="no-python",
         ),
-        ((NONE, NONE, OK, PORT, Output(returncode=1)), NoInputError, "train.py: no such script in /project"),
-        (
+        pytest.param((NONE, NONE, SLOW, PORT, OK), UnavailableError, id="no-answer"),
+        pytest.param((NONE, NONE, OK, PORT, Output(returncode=1)), NoInputError, id="no-script"),
+        pytest.param(
             (NONE, NONE, OK, Output(returncode=69, stderr="port 40001 is held by pid 7 (nc -l)\n"), OK),
             UnavailableError,
-            "port 40001 is held by pid 7 (nc -l)",
+            id="port-held",
         ),
     ],
 )
-def test_submit_refuses(probes: tuple[Output, ...], kind: type[DdpctlError], message: str) -> None:
+def test_submit_refuses(probes: tuple[Output, ...], kind: type[DdpctlError], wording: Wording) -> None:
     with pytest.raises(kind) as error:
         submit(*probes)
-    assert str(error.value) == message
+    wording(error.value)
+
+
+@pytest.mark.parametrize("answer", [SLOW, Output(returncode=127, stderr="test: not found")])
+def test_a_script_is_missing_only_where_it_was_looked_for(answer: Output) -> None:
+    (_, nodes), _ = submit(NONE, NONE, OK, PORT, answer)
+    assert len(nodes) == 2
 
 
 OUTCOME = {"code": 3, "cause": "error", "message": "rank 2 on node 1 exited with 3", "node": 1, "rank": 2}
@@ -149,9 +199,10 @@ def show(*nodes: tuple[bool, dict[str, object] | None, dict[str, object] | None]
     return state
 
 
-def test_status() -> None:
+def test_status(wording: Wording) -> None:
     both = show((True, NODE, None), (True, {**NODE, "state": "rendezvous"}, None))
-    assert (both.state, both.code, both.message) == ("rendezvous", None, "2 of 2 nodes alive")
+    assert (both.state, both.code, [node.alive for node in both.nodes]) == ("rendezvous", None, [True, True])
+    wording(both.message)
     ending = show((True, NODE, None), (False, NODE, OUTCOME))
     assert (ending.state, ending.code) == ("stopping", None)
     failed = show((False, NODE, None), (False, NODE, OUTCOME))
@@ -173,7 +224,7 @@ def test_what_another_version_wrote_counts_as_not_written() -> None:
     assert (odd.state, odd.nodes[0].state, odd.nodes[0].outcome) == ("starting", None, None)
 
 
-def test_logs_and_stop() -> None:
+def test_logs_and_stop(wording: Wording) -> None:
     query = LogQuery(follow=True, nodes=(1,), ranks=(2, 3), tail=5)
     ((logs,),), _ = play(TARGET.logs(RUN, query), [(OK,)])
     assert shell_line(logs) == (
@@ -181,7 +232,7 @@ def test_logs_and_stop() -> None:
     )
     with pytest.raises(NoInputError) as error:
         play(TARGET.logs(RUN, LogQuery(ranks=(9,))), [(Output(returncode=66),)])
-    assert str(error.value) == "digits-otter has no such log: its nodes are 0 to 1, its ranks 0 to 3"
+    wording(error.value)
 
     dirs = "/runs/digits-otter/node-0 /runs/digits-otter/node-1"
     answer = (Output(returncode=0, stdout='{"alive": false}\n{"alive": true}\n'),)
@@ -191,9 +242,22 @@ def test_logs_and_stop() -> None:
         False,
     )
     ((kill,),), gone = play(
-        TARGET.stop(RUN, kill=True, wait=False), [(Output(returncode=0, stdout='{"alive": false}'),)]
+        TARGET.stop(RUN, kill=True, wait=False), [(Output(returncode=0, stdout='{"alive": false}\n{"alive": false}'),)]
     )
     assert (shell_line(kill), gone) == (
         f"/venv/bin/python -P -m ddprun.nodectl signal --signal KILL --wait 0 {dirs}",
         True,
     )
+
+
+def test_one_target_that_does_not_answer_keeps_nobody_from_the_others(tmp_path: Path) -> None:
+    """A run whose Python was removed is unknown; the other is asked."""
+    context = launcher.open_context({"DDPCTL_STATE_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"})
+    runs = tuple(
+        replace(RUN, name=name, options={"python": python}, folder=str(tmp_path / name))
+        for name, python in (("gone", str(tmp_path / "venv/bin/python")), ("there", sys.executable))
+    )
+    gone, there = launcher.status(context, runs)
+    assert (gone.run, gone.state) == ("gone", "unknown")
+    assert str(tmp_path / "venv/bin/python") in gone.message
+    assert (there.run, there.state) == ("there", "lost")

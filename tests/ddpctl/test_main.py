@@ -1,5 +1,7 @@
-"""ddpctl as a person meets it: help, speed, versions, init. Real processes."""
+"""ddpctl's help, start-up time, versions and init."""
 
+import functools
+import json
 import os
 import re
 import resource
@@ -11,6 +13,8 @@ from platform import python_version
 
 import pytest
 import yaml
+from tests.in_process import ddpctl as in_process
+from tests.wording import Wording
 
 DDPCTL = (sys.executable, "-m", "ddpctl")
 VERBS = (
@@ -56,57 +60,69 @@ def test_help_is_quick() -> None:
     assert min(spent) < 0.15, spent
 
 
+@functools.cache
+def imported() -> dict[str, list[str]]:
+    """By verb: what is imported after its help and that of the verbs before it, in one process for all."""
+    code = """
+import json, sys
+from ddpctl.main import app
+found = {}
+for verb in sys.argv[1:]:
+    assert app(args=[*verb.split(), "--help"], prog_name="ddpctl", standalone_mode=False) == 0
+    found[verb] = list({name.partition(".")[0] for name in sys.modules})
+print(json.dumps(found), file=sys.stderr)
+"""
+    line = [sys.executable, "-c", code, "", *VERBS]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True)
+    found: dict[str, list[str]] = json.loads(done.stderr)
+    return found
+
+
 @pytest.mark.parametrize("verb", ["", *VERBS])
 def test_help_imports_nothing_heavy(verb: str) -> None:
     """Typer itself imports pydantic for a verb that takes a list; the list of verbs needs neither."""
-    done = subprocess.run(
-        [sys.executable, "-X", "importtime", *DDPCTL[1:], *verb.split(), "--help"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=os.environ,
-    )
-    assert done.returncode == 0
-    imported = {line.rsplit("|", 1)[1].strip().split(".")[0] for line in done.stderr.splitlines() if "|" in line}
-    assert "typer" in imported
+    assert "typer" in imported()[verb]
     heavy = {"torch", "fabric", "yaml", "rich", "numpy"} | (set() if verb else {"pydantic"})
-    assert imported & heavy == set()
+    assert heavy & set(imported()[verb]) == set()
 
 
 def test_every_verb_is_in_the_help() -> None:
-    lines = ddpctl("--help").stdout.splitlines()
+    lines = in_process("--help").stdout.splitlines()
     listed = tuple(line.split()[0] for line in lines[lines.index("Commands:") + 1 :] if line.strip())
     assert listed == VERBS
     assert not [line for line in lines[1:] if line.endswith("...")], "a verb's first sentence is too long for the list"
 
 
 def test_version() -> None:
-    assert ddpctl("version").stdout == (
+    assert in_process("version").stdout == (
         f"ddpctl {metadata.version('ddpctl')}\npython {python_version()}\n"
         f"torch {metadata.version('torch')}\ntorchvision {metadata.version('torchvision')}\n"
     )
 
 
-def test_init_writes_a_file_that_launch_takes(tmp_path: Path) -> None:
-    done = ddpctl("init", cwd=tmp_path)
+def test_init_writes_a_file_that_launch_takes(tmp_path: Path, wording: Wording) -> None:
+    done = in_process("init", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "wrote ddpctl.yaml: ddpctl launch runs it, ddpctl launch --dry-run shows what would run\n"
+    wording(done.stderr)
     text = (tmp_path / "ddpctl.yaml").read_text()
     assert "for this machine: no GPU, " in text
-    rendered = ddpctl("render", cwd=tmp_path)
+    rendered = in_process("render", cwd=tmp_path)
     assert rendered.returncode == 0, rendered.stderr
     found = yaml.safe_load(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
     assert {name: target["kind"] for name, target in found["targets"].items()} == {
         "here": "local", "boxes": "ssh", "hpc": "slurm", "cluster": "kubernetes", "t4s": "kaggle"
     }  # fmt: skip
     (tmp_path / "all.yaml").write_text(re.sub(r"^  # (?=boxes|hpc|cluster|t4s|  )", "  ", text, flags=re.M))
-    assert ddpctl("render", "-f", "all.yaml", cwd=tmp_path).returncode == 0
-    again = ddpctl("init", cwd=tmp_path)
-    assert (again.returncode, again.stderr) == (
-        2,
-        "ddpctl: ddpctl.yaml is there already: --force writes over it, or name another file\n",
-    )
+    assert in_process("render", "-f", "all.yaml", cwd=tmp_path).returncode == 0
+    again = in_process("init", cwd=tmp_path)
+    assert again.returncode == 2
+    wording(again.stderr)
     assert (tmp_path / "ddpctl.yaml").read_text() == text
+
+
+def test_init_does_not_wait_for_a_reader(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "ddpctl.yaml")
+    assert in_process("init", "--force", cwd=tmp_path).returncode == 73
 
 
 def test_completion_knows_the_shells() -> None:

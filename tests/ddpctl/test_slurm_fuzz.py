@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.ddpctl.slurm_standins import StandIns
 
-from ddpctl.fields import fields_of
-from ddpctl.plan import Plan
+from ddpctl.launch_plan import Plan
+from ddpctl.schema import fields_of
 from ddpctl.spec import JobSpec
 from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
-from ddpctl.targets.slurm.directives import directives
+from ddpctl.targets.slurm.batch_script import directives
 
 # Free text may be anything that a process can be given; what stands in a #SBATCH line passes its check or is not there.
 HOSTILE = st.sampled_from([

@@ -5,9 +5,16 @@ from pathlib import Path
 import pytest
 from paramiko import PKey, RSAKey
 from paramiko.hostkeys import HostKeys
+from tests.wording import Wording
 
+from ddpctl.command import Host
 from ddpctl.errors import ConfigError
-from ddpctl.ssh_config import known_hosts_files, known_keys, read_config
+from ddpctl.ssh import known_keys, read_settings
+
+
+@pytest.fixture(autouse=True)
+def path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
 
 
 @pytest.fixture
@@ -16,32 +23,52 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_include_stands_where_it_stands(home: Path) -> None:
+def test_openssh_reads_the_configuration(home: Path) -> None:
     (home / ".ssh/config").write_text(
-        "Include conf.d/*.conf\nHost box*\n  User alice\n  Include ~/.ssh/late\n  Port 2200\nHost *\n  User bob\n"
+        f"Include {home}/.ssh/conf.d/*.conf\nHost box*\n  User alice\n  Include {home}/.ssh/late\n  Port 2200\n"
+        f'Match host matched exec "test %n = matched"\n  User carol\n  IdentityFile {home}/%r-%h.key\n'
+        f"Host *\n  User bob\n  UserKnownHostsFile ~/a /b\n  GlobalKnownHostsFile none\n"
     )
     (home / ".ssh/conf.d/a.conf").write_text("Host box1\n  HostName 10.0.0.1\n")
     (home / ".ssh/conf.d/b.conf").write_text("Host box2\n  HostName 10.0.0.2\n  ProxyJump gate:2222\n")
     (home / ".ssh/late").write_text("IdentityFile /keys/box\nHost other\n  Port 1\n")
-    config = read_config(home)
-    found = {name: config.lookup(name) for name in ("box1", "box2", "other", "none")}
-    assert {name: (said["hostname"], said["user"], said.get("port")) for name, said in found.items()} == {
+    names = ("box1", "box2", "other", "matched", "none")
+    found = {name: read_settings(Host(address=name), home) for name in names}
+    assert {name: (said["hostname"], said["user"], said["port"]) for name, said in found.items()} == {
         "box1": ("10.0.0.1", "alice", "2200"),
         "box2": ("10.0.0.2", "alice", "2200"),
-        "other": ("other", "bob", "1"),
-        "none": ("none", "bob", None),
+        "other": ("other", "bob", "22"),  # a Host inside of an Include is one of the block around it
+        "matched": ("matched", "carol", "22"),
+        "none": ("none", "bob", "22"),
     }
     assert found["box2"]["proxyjump"] == "gate:2222"
-    assert found["box1"]["identityfile"] == ["/keys/box"]
+    assert found["box1"]["identityfile"] == "/keys/box"
+    assert found["matched"]["identityfile"] == f"{home}/%r-%h.key"
+    assert found["none"]["userknownhostsfile"] == f"{home}/a /b"
+    assert found["none"]["globalknownhostsfile"] == ""
+    given = read_settings(Host(address="box1", user="dave", port=7), home)
+    assert (given["user"], given["port"]) == ("dave", "7")
 
 
-def test_an_include_of_itself_is_refused(home: Path) -> None:
-    (home / ".ssh/config").write_text("Include config\n")
+def test_without_a_configuration_the_defaults_count(tmp_path: Path) -> None:
+    settings = read_settings(Host(address="box"), tmp_path)
+    assert settings["userknownhostsfile"].split() == [f"{tmp_path}/.ssh/known_hosts", f"{tmp_path}/.ssh/known_hosts2"]
+    assert "~/.ssh/id_ed25519" in settings["identityfile"].splitlines()
+
+
+@pytest.mark.parametrize("text", ["Include {home}/.ssh/config\n", "Bogus x\n"], ids=["itself", "unknown"])
+def test_a_wrong_configuration_is_refused(home: Path, text: str, wording: Wording) -> None:
+    (home / ".ssh/config").write_text(text.format(home=home))
     with pytest.raises(ConfigError) as error:
-        read_config(home)
-    assert str(error.value) == (
-        f"~/.ssh/config cannot be read: {home}/.ssh/config: Include in an Include, more than 16 deep"
-    )
+        read_settings(Host(address="box"), home)
+    wording(error.value)
+
+
+def test_without_openssh_it_is_named(home: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    with pytest.raises(ConfigError) as error:
+        read_settings(Host(address="box"), home)
+    wording(error.value)
 
 
 def key_line(key: PKey) -> str:
@@ -51,13 +78,15 @@ def key_line(key: PKey) -> str:
 def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
     keys = [RSAKey.generate(1024) for _ in range(4)]
     one, two, three, bad = keys
+    wide = key_line(two).replace(" ", "  ")
     path = home / "known_hosts"
     path.write_text(
         f"# a comment\n\nbox1,10.0.0.1 {key_line(one)}\n{HostKeys.hash_host('box2')} {key_line(two)}\n"
         f"*.lab,!evil.lab {key_line(three)}\n[box1]:2222 {key_line(two)}\n"
-        f"@revoked * {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
+        f"@revoked  *   {key_line(bad)}\n@cert-authority * {key_line(three)}\nnot a line\n"
+        f"spaced  {wide}\nbox1 ssh-rsa AAAAB\n"
     )
-    names = ("box1", "BOX1", "10.0.0.1", "box2", "a.lab", "evil.lab", "[box1]:2222", "box3")
+    names = ("box1", "BOX1", "10.0.0.1", "box2", "a.lab", "evil.lab", "[box1]:2222", "box3", "spaced")
     assert {name: known_keys([path, home / "gone"], name).keys for name in names} == {
         "box1": (one,),
         "BOX1": (one,),
@@ -67,13 +96,6 @@ def test_known_hosts_has_hashes_patterns_and_markers(home: Path) -> None:
         "evil.lab": (),
         "[box1]:2222": (two,),
         "box3": (),
+        "spaced": (two,),
     }
     assert known_keys([path], "box3").revoked == (bad,)
-
-
-def test_known_hosts_files(home: Path) -> None:
-    assert known_hosts_files({"userknownhostsfile": "~/a /b", "globalknownhostsfile": "none"}, home) == (
-        home / "a",
-        Path("/b"),
-    )
-    assert known_hosts_files({}, home)[0] == home / ".ssh/known_hosts"

@@ -24,7 +24,7 @@ TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3
 )
 NAMES = st.from_regex(r"X[A-Z0-9_]{0,8}", fullmatch=True)
 DUMP = (
-    f"#!{sys.executable}\nimport json, os, sys\n"
+    f"#!{sys.executable} -IS\nimport json, os, sys\n"
     "env = {k: v for k, v in os.environ.items() if k.startswith('X')}\n"
     "with open('said.new', 'w') as file:\n    json.dump([sys.argv[1:], env], file)\n"
     "os.rename('said.new', 'said')\n"

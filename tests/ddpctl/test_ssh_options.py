@@ -7,9 +7,11 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
+from tests.wording import Wording
 
 from ddpctl import config, targets
 from ddpctl.errors import ConfigError
+from ddpctl.schema import json_schema
 from ddpctl.targets.ssh import SshHost, SshOptions
 
 HEAD = "targets:\n  boxes:\n    kind: ssh\n"
@@ -46,46 +48,31 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "errors"),
+    ("text", "places"),
     [
-        ("    runtime: none\n", ["3:5: target 'boxes' needs 'hosts': list"]),
-        ("    hosts: box1\n", ["4:12: hosts: takes a list, not a single value"]),
-        ("    hosts: []\n", ["4:12: hosts: at least one host"]),
-        ("    hosts: [a, b, a]\n", ["4:12: hosts: a is there twice, and a host runs one node"]),
-        (
-            "    hosts: [-oProxyCommand=x, 'a b', 'a:99999']\n",
-            [
-                f"4:{column}: hosts: an entry is USER@ADDRESS:PORT, of which ADDRESS is enough, or keys and values"
-                for column in (13, 31, 38)
-            ],
-        ),
-        (
+        pytest.param("    runtime: none\n", ["3:5"], id="no-hosts"),
+        pytest.param("    hosts: box1\n", ["4:12"], id="no-list"),
+        pytest.param("    hosts: []\n", ["4:12"], id="empty"),
+        pytest.param("    hosts: [a, b, a]\n", ["4:12"], id="twice"),
+        pytest.param("    hosts: [-oProxyCommand=x, 'a b', 'a:99999']\n", ["4:13", "4:31", "4:38"], id="short-form"),
+        pytest.param(
             "    hosts:\n      - {user: bob, prt: 3, gpus: 99}\n      - {address: '-x'}\n",
-            [
-                "5:9: an entry of hosts needs 'address': text",
-                "5:21: 'prt' is no key of an entry of hosts; did you mean 'port'?",
-                "5:35: gpus: 99 is too large: from 0 to 64",
-                "6:19: address: '-x' is not allowed: a name of ~/.ssh/config, a host name or an IP address",
-            ],
+            ["5:9", "5:21", "5:35", "6:19"],
+            id="long-form",
         ),
-        (
-            "    hosts: [a]\n    home: runs\n    project: here\n",
-            [
-                "5:11: home: 'runs' is not allowed: a path that begins with / or ~/, without ':' or ','",
-                "6:14: project: 'here' is not allowed: a path that begins with / or ~/, without ':' or ','",
-            ],
-        ),
+        pytest.param("    hosts: [a]\n    home: runs\n    project: here\n", ["5:11", "6:14"], id="paths"),
     ],
 )
-def test_what_is_wrong_is_said_by_line_and_column(text: str, errors: list[str], tmp_path: Path) -> None:
+def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path, wording: Wording) -> None:
     with pytest.raises(ConfigError) as error:
         load(text, tmp_path)
-    found = [line.removeprefix(f"{tmp_path}/ddpctl.yaml:") for line in str(error.value).splitlines()]
-    assert [line for line in found if not line.startswith("--target")] == errors
+    found = [line for line in str(error.value).splitlines() if not line.startswith("--target")]
+    assert [line.removeprefix(f"{tmp_path}/ddpctl.yaml:").partition(": ")[0] for line in found] == places
+    wording("\n".join(found))
 
 
 def test_an_editor_knows_hosts() -> None:
-    schema = config.schema(targets.kinds())
+    schema = json_schema(targets.kinds())
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(yaml.safe_load(HEAD + WHOLE), schema)
     with pytest.raises(jsonschema.ValidationError):

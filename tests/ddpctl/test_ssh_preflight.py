@@ -1,73 +1,63 @@
-"""Nothing is started unless all hosts are ready: every refusal's whole text."""
+"""Nothing is started unless all hosts are ready."""
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ddpctl.ssh_answers import GPUS, ID, facts, inspected, submit
+from tests.ddpctl.ssh_answers import GPUS, facts, inspected, submit
+from tests.wording import Wording
 
-from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.command import Output
+from ddpctl.errors import ConfigError, DdpctlError, NotStartedError, UnavailableError
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.preflight import parse_facts
+from ddpctl.targets.ssh.scripts import facts_script
 
-REFUSALS: list[tuple[dict[str, Any], type[DdpctlError], str]] = [
-    ({"end": None}, UnavailableError, "it said nothing"),
-    (
-        {"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"},
-        UnavailableError,
-        "docker: Cannot connect to the Docker daemon",
-    ),
-    ({"flock": None}, UnavailableError, "flock is missing there: install util-linux"),
-    (
-        {"writable": None},
-        UnavailableError,
-        "~/.ddpctl cannot be written there: set the target's 'home' to a folder that can",
-    ),
-    (
-        {"disk": "1024"},
-        UnavailableError,
-        "its disk is full: 0.0 GiB free where runs are kept (~/.ddpctl), 1 GiB needed (min_disk)",
-    ),
-    (
-        {"lock": ("old", "old")},
-        UnavailableError,
-        "the run old is there, and a host has one run: wait for it, or ddpctl stop old",
-    ),
-    (
-        {"image": None},
-        ConfigError,
-        "it does not have the image ddpctl:1: ddpctl image ship sends it, or pull it there",
-    ),
-    (
-        {"image": inspected("sha256:bb")},
-        ConfigError,
-        f"ddpctl:1 is sha256:bb there, but {ID} is wanted, as on box1: give all hosts the same one (ddpctl image ship)",
-    ),
-    (
-        {"gpu": GPUS[:1]},
-        ConfigError,
-        "it has 1 GPU, 2 needed: ask for fewer, or --device cpu for CPU ranks",
-    ),
-    (
-        {"gpu": GPUS, "busy": GPUS[:2]},
-        UnavailableError,
-        "1 of its 3 GPUs is free, 2 needed: others compute on the rest (nvidia-smi)",
-    ),
-    (
-        {"gpu": GPUS, "runtimes": "{}"},
-        UnavailableError,
-        "docker has no NVIDIA runtime there: install nvidia-container-toolkit",
-    ),
+REFUSALS: list[tuple[dict[str, Any], type[DdpctlError]]] = [
+    ({"end": None}, UnavailableError),
+    ({"engine": None, "image": None, "engine_error": "Cannot connect to the Docker daemon"}, UnavailableError),
+    ({"flock": None}, UnavailableError),
+    ({"writable": None}, UnavailableError),
+    ({"disk": "1024"}, UnavailableError),
+    ({"lock": ("old", "old")}, UnavailableError),
+    ({"image": None}, ConfigError),
+    ({"image": inspected("sha256:bb")}, ConfigError),
+    ({"gpu": GPUS[:1]}, ConfigError),
+    ({"gpu": GPUS, "busy": GPUS[:2]}, UnavailableError),
+    ({"gpu_error": "exit code 15: GPU is lost", "gpu": GPUS}, UnavailableError),
+    ({"gpu": GPUS, "runtimes": "{}"}, UnavailableError),
 ]
+IDS = ("silent", "engine", "flock", "writable", "disk", "lock", "no-image", "other-image", "too-few-gpus", "busy-gpus",
+       "nvidia-smi", "nvidia-runtime")  # fmt: skip
 
 
-@pytest.mark.parametrize(("words", "kind", "sentence"), REFUSALS, ids=[next(iter(words)) for words, _, _ in REFUSALS])
-def test_a_host_that_is_not_ready_is_refused(words: dict[str, Any], kind: type[DdpctlError], sentence: str) -> None:
+@pytest.mark.parametrize(("words", "kind"), REFUSALS, ids=IDS)
+def test_a_host_that_is_not_ready_is_refused(words: dict[str, Any], kind: type[DdpctlError], wording: Wording) -> None:
     gpus = {"gpu": GPUS} if "gpu" in words else {}
     with pytest.raises(kind) as error:
         submit(facts(1, **gpus), facts(2, **words))
     lines = str(error.value).splitlines()
-    assert (type(error.value), error.value.nothing_started) == (kind, True)
-    assert lines[0] == "nothing was started: 1 of 2 hosts is not ready"
+    assert (type(error.value), type(error.value.__cause__)) == (kind, NotStartedError)
+    wording(lines[0])
     assert [(line.split()[0], line.endswith("not ready")) for line in lines[2:4]] == [("box1", False), ("box2", True)]
-    assert lines[4:] == [f"box2: {sentence}"]
+    (sentence,) = lines[4:]
+    assert sentence.startswith("box2: ")
+    wording(sentence)
+
+
+@pytest.mark.parametrize(
+    ("code", "gpus", "error"), [(0, ("GPU-1", "GPU-2"), ""), (6, (), ""), (15, (), "exit code 15: GPU-2")]
+)
+def test_nvidia_smi_lists_gpus_or_fails(code: int, gpus: tuple[str, ...], error: str, tmp_path: Path) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nprintf 'GPU-1\\nGPU-2\\n'\nexit {code}\n")
+    smi.chmod(0o755)
+    script = facts_script(SshOptions(hosts=(SshHost(address="box1"),), runtime="none"), image="", script=None)
+    env = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(["/bin/sh"], input=script, env=env, capture_output=True, text=True, timeout=60, check=True)
+    found = parse_facts(Output(returncode=0, stdout=done.stdout))
+    assert (found.failure, found.gpus, found.get("gpu_error")) == ("", gpus, error)
 
 
 def test_an_image_is_the_same_by_a_registrys_digest() -> None:

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from ddprun import ports
-from ddpwire.node import NodeState, read_node
-from ddpwire.outcome import Outcome, read_outcome
+from ddprun import network
+from ddpwire.events import Event, read_events
+from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
 
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # a store that goes with its test is no news
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -46,6 +46,13 @@ class Node:
 
     def outcome(self) -> Outcome:
         return read_outcome((self.folder / "outcome.json").read_text())
+
+    def facts(self) -> Outcome:
+        """The outcome without its message, whose wording is in the golden file."""
+        return replace(self.outcome(), message="")
+
+    def events(self) -> tuple[Event, ...]:
+        return read_events((self.folder / "events.jsonl").read_text())
 
     def log(self, rank: int) -> str:
         with contextlib.suppress(FileNotFoundError):
@@ -90,10 +97,12 @@ class Runs:
         self.nodes.append(started)
         return started
 
-    def pair(self, script: str, *args: str, nproc: int = 1, options: tuple[str, ...] = ()) -> tuple[Node, Node]:
+    def pair(
+        self, script: str, *args: str, local_world_size: int = 1, options: tuple[str, ...] = ()
+    ) -> tuple[Node, Node]:
         """Two nodes of one run; the later one is started first."""
         port = self.free_port()
-        options = (*options, "--nproc-per-node", str(nproc))
+        options = (*options, "--nproc-per-node", str(local_world_size))
         second = self.start(script, *args, node=1, nodes="2", port=port, options=options)
         return self.start(script, *args, node=0, nodes="2", port=port, options=options), second
 
@@ -101,7 +110,7 @@ class Runs:
 
     @staticmethod
     def free_port() -> int:
-        with ports.listen_anywhere("127.0.0.1") as listener:
+        with network.listen_on_free_port("127.0.0.1") as listener:
             return int(listener.getsockname()[1])
 
     @staticmethod
@@ -119,7 +128,7 @@ class Runs:
                     found.append(f"{process.pid}: {' '.join(process.cmdline())}")
         return found
 
-    def nothing_is_left(self, timeout_s: float = 2.0) -> bool:
+    def nothing_is_left(self, timeout_s: float = 20.0) -> bool:
         deadline = time.monotonic() + timeout_s
         while (left := self.alive()) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -133,11 +142,11 @@ def runs(tmp_path: Path) -> Iterator[Runs]:
     runs = Runs(run_dir=tmp_path / "run")
     yield runs
     with contextlib.suppress(AssertionError):
-        until(lambda: not runs.alive(), 2.0)
+        until(lambda: not runs.alive(), 20.0)
     left = runs.alive()
     for line in left:
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(line.partition(":")[0]), signal.SIGKILL)
     for node in runs.nodes:
-        node.process.wait(10)
+        node.process.wait(60)
     assert left == []

@@ -6,7 +6,8 @@ from itertools import chain
 
 import pytest
 
-from ddprun import affinity, contract, health, options, share
+from ddprun import machine as ddprun_machine
+from ddprun import node_config, options, rank_environment
 from ddprun.errors import NodeError
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
@@ -26,7 +27,7 @@ def machine(folder, gpus):
         (folder / path).write_text(f"{text}\n")
 
     for node in range(NUM_NODES):
-        write(f"devices/system/node/node{node}/cpulist", affinity.written(cores_of(node)))
+        write(f"devices/system/node/node{node}/cpulist", ddprun_machine.format_cpu_list(cores_of(node)))
         for core in cores_of(node):
             physical = core % (NUM_CORES // 2)
             siblings = {physical, physical + NUM_CORES // 2}
@@ -35,8 +36,8 @@ def machine(folder, gpus):
             }
             of_core = f"devices/system/cpu/cpu{core}"
             write(f"{of_core}/topology/physical_package_id", node // 2)
-            write(f"{of_core}/topology/thread_siblings_list", affinity.written(siblings))
-            write(f"{of_core}/cache/index3/shared_cpu_list", affinity.written(cache))
+            write(f"{of_core}/topology/thread_siblings_list", ddprun_machine.format_cpu_list(siblings))
+            write(f"{of_core}/cache/index3/shared_cpu_list", ddprun_machine.format_cpu_list(cache))
     for index, node in enumerate(gpus):
         write(f"bus/pci/devices/0000:{index:02x}:00.0/numa_node", node)
     return tuple(f"0000:{index:02x}:00.0" for index in range(len(gpus)))
@@ -44,10 +45,13 @@ def machine(folder, gpus):
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    def plan(mode, nproc, gpus=(), environ=None, allowed=range(NUM_CORES)):
+    def plan(mode, local_world_size, gpus=(), environ=None, allowed=range(NUM_CORES)):
         found = machine(tmp_path, gpus)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
-        return [affinity.written(cores) for cores in affinity.plan(mode, nproc, lambda: found, environ or {}, tmp_path)]
+        return [
+            ddprun_machine.format_cpu_list(cores)
+            for cores in ddprun_machine.plan_affinity(mode, local_world_size, lambda: found, environ or {}, tmp_path)
+        ]
 
     return plan
 
@@ -87,12 +91,12 @@ def test_a_mask_that_somebody_has_set_is_never_left(plan):
 @pytest.mark.parametrize(
     ("mode", "given"),
     [
-        (None, {"nproc": 3, "gpus": (0, 1)}),  # ranks share GPUs
-        (None, {"nproc": 1, "gpus": (0,), "environ": {"OMP_PLACES": "cores"}}),  # somebody else binds
-        (None, {"nproc": 1, "gpus": (0,), "allowed": (0, 1)}),  # one NUMA node: nothing to choose
-        ("node", {"nproc": 1, "gpus": (0,), "allowed": (4, 8)}),  # none of the cores near the GPU is ours
-        ("node", {"nproc": 1, "gpus": (-1,)}),  # the firmware does not say
-        ("exclusive", {"nproc": 5, "gpus": (0,) * 5}),  # fewer cores than ranks
+        (None, {"local_world_size": 3, "gpus": (0, 1)}),  # ranks share GPUs
+        (None, {"local_world_size": 1, "gpus": (0,), "environ": {"OMP_PLACES": "cores"}}),  # somebody else binds
+        (None, {"local_world_size": 1, "gpus": (0,), "allowed": (0, 1)}),  # one NUMA node: nothing to choose
+        ("node", {"local_world_size": 1, "gpus": (0,), "allowed": (4, 8)}),  # none of the cores near the GPU is ours
+        ("node", {"local_world_size": 1, "gpus": (-1,)}),  # the firmware does not say
+        ("exclusive", {"local_world_size": 5, "gpus": (0,) * 5}),  # fewer cores than ranks
     ],
 )
 def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
@@ -102,46 +106,55 @@ def test_ranks_are_left_alone_where_there_is_no_sound_place(plan, mode, given):
 def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, monkeypatch):
     gpus = machine(tmp_path, (0,))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(NUM_CORES)})
-    monkeypatch.setattr(share.machine, "usable_cores", lambda: NUM_CORES)
-    monkeypatch.setattr(health, "pci_addresses", lambda: gpus)
+    monkeypatch.setattr(rank_environment, "usable_cores", lambda: NUM_CORES)
+    monkeypatch.setattr(ddprun_machine, "pci_addresses", lambda: gpus)
 
     def shared(*argv, **environ):
-        return share.share(contract.read(options.parse([*argv, "train.py"]), environ, lambda _: 1), environ, tmp_path)
+        return rank_environment.allocate_resources(
+            node_config.read_config(options.parse([*argv, "train.py"]), environ, lambda _: 1), environ, tmp_path
+        )
 
     assert shared().threads == 8
-    assert shared(DDP_DEVICE="cpu") == share.Share(threads=NUM_CORES, bound=())
+    assert shared(DDP_DEVICE="cpu") == rank_environment.ResourceAllocation(threads=NUM_CORES, bound=())
     assert shared("--numa-binding", "core-complex").threads == 4
-    assert shared("--numa-binding", "node", DDP_NODES_HERE="2") == share.Share(threads=NUM_CORES // 2, bound=())
+    assert shared("--numa-binding", "node", DDP_NODES_HERE="2") == rank_environment.ResourceAllocation(
+        threads=NUM_CORES // 2, bound=()
+    )
 
 
 @pytest.mark.parametrize(
     ("ranges", "cores"), [("0-2,5", {0, 1, 2, 5}), ("7", {7}), ("", set()), ("0,2-3,9-12", {0, 2, 3, *range(9, 13)})]
 )
 def test_a_list_as_the_kernel_writes_it(ranges, cores):
-    assert affinity.parse(ranges) == cores
-    assert affinity.written(cores) == ranges
+    assert ddprun_machine.parse_cpu_list(ranges) == cores
+    assert ddprun_machine.format_cpu_list(cores) == ranges
 
 
 def test_a_gpu_s_address_as_the_kernel_writes_it():
-    assert health.pci_address("00000000:3B:00.0") == "0000:3b:00.0"
+    assert ddprun_machine.pci_address("00000000:3B:00.0") == "0000:3b:00.0"
 
 
-def test_a_mode_that_does_not_exist():
+def test_an_unknown_mode_is_refused(wording):
     with pytest.raises(NodeError) as caught:
-        contract.read(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
-    assert str(caught.value) == "--numa-binding is 'cpu': none, node, socket, exclusive, core-complex is allowed"
+        node_config.read_config(options.parse(["--numa-binding", "cpu", "train.py"]), {}, lambda _: 1)
+    assert caught.value.outcome.code == 78
+    wording(caught.value)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-@pytest.mark.parametrize("how", [(), ("--exec",)])
-def test_real_ranks_share_the_cores_out(runs, how):
+@pytest.mark.parametrize("how", [(), ("--exec",)], ids=["fork", "exec"])
+def test_real_ranks_share_the_cores_out(runs, wording, how):
     node = runs.start("cores.py", options=("--nproc-per-node", "2", "--numa-binding", "exclusive", *how))
     assert node.end() == 0
     cores = [json.loads(line) for rank in (0, 1) for line in node.log(rank).splitlines()]
     assert cores[::2] == cores[1::2]  # the thread has the mask of its rank
     assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
-    told = "; ".join(f"local rank {rank} to cores {affinity.written(own)}" for rank, own in enumerate(cores[::2]))
-    assert node.said() == [f"[node0] {told}", "[node0] ranks 0 to 1 of 2 started (attempt 1)"]
+    lines = "\n".join(node.said())
+    for rank, own in enumerate(cores[::2]):
+        listed = f"rank {rank} to cores {ddprun_machine.format_cpu_list(own)}"
+        assert listed in lines
+        lines = lines.replace(listed, f"rank {rank} to cores CORES")
+    wording(lines)
 
 
 def test_real_ranks_may_run_wherever_the_node_may(runs):

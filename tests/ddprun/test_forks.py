@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.ddprun.keeping import keep
+from tests.ddprun.supervised import run_ranks
 
 
 def test_what_a_process_draws_or_reads_for_itself(tmp_path):
     path = tmp_path / "draw.py"
     path.write_text(DRAW)
     env = {"OMP_NUM_THREADS": "3"}
-    done, plain = keep("fork", [[[str(path)], env], [[str(path)], env]], tmp_path)
+    done, plain = run_ranks("fork", [[[str(path)], env], [[str(path)], env]], tmp_path)
     assert plain == []
     (first, _), (second, _) = (([json.loads(line) for line in text.splitlines()], status) for text, status in done)
     assert (
@@ -35,10 +35,23 @@ print(json.dumps({name: str(value).translate(letters) for name, value in drawn.i
 """
 
 
+@pytest.mark.e2e
+def test_a_script_chooses_its_temporary_folder(runs, tmp_path):
+    script, folder = tmp_path / "script.py", tmp_path / "own"
+    folder.mkdir()
+    script.write_text(
+        f"import os, tempfile\nos.environ['TMPDIR'] = {str(folder)!r}\nprint('at', tempfile.gettempdir())"
+    )
+    node = runs.start(str(script), env={"DDP_RUN_DIR": ""})  # ddprun makes a temporary folder itself
+    assert node.end() == 0
+    assert f"[node0 rank0] at {folder}\n" in node.stdout.read_text()
+
+
+@pytest.mark.e2e
 def test_a_loader_s_workers_of_every_kind_and_ranks_of_ranks(tmp_path):
     path = tmp_path / "children.py"
     path.write_text(CHILDREN)
-    done, plain = keep("fork", [[[str(path)], {}]], tmp_path)
+    done, plain = run_ranks("fork", [[[str(path)], {}]], tmp_path)
     assert plain == []
     assert done == [["fork 28\nspawn 28\nforkserver 28\nall-reduced 3.0\nall-reduced 3.0\n", 0]]
 
@@ -69,28 +82,30 @@ if __name__ == "__main__":
 """
 
 
-def test_where_a_fork_would_be_another_program_it_is_executed_and_said(tmp_path):
+def test_where_a_fork_would_be_another_program_it_is_executed_and_reported(wording, tmp_path):
     (tmp_path / "script.py").write_text("import queue, sys; print(queue.__file__, 'torch' in sys.modules)")
     (tmp_path / "queue.py").touch()
-    done, plain = keep("fork", [[["script.py"], {}], [["script.py"], {}]], tmp_path)
+    done, plain = run_ranks("fork", [[["script.py"], {}], [["script.py"], {}]], tmp_path)
     assert done == [[f"{tmp_path}/queue.py False\n", 0]] * 2
-    assert plain == [f"{tmp_path}/queue.py would hide a module that is already imported"]
+    (reason,) = plain
+    wording(reason)
 
 
 @pytest.mark.parametrize("options", [(), ("-P",)])
 def test_the_first_path_is_the_script_s_whatever_ddprun_s_is(tmp_path, options):
     (tmp_path / "script.py").write_text("import sys; print(sys.path[0], 'torch' in sys.modules)")
     lines = [[["script.py"], {}], [["-m", "script"], {}], [["script.py"], {"PYTHONSAFEPATH": "1"}]]
-    done, plain = keep("fork", lines, tmp_path, options=options)
+    done, plain = run_ranks("fork", lines, tmp_path, options=options)
     trainer = Path(__file__).parents[2] / "trainer"
     assert (done, plain) == ([[f"{folder} True\n", 0] for folder in (tmp_path, tmp_path, trainer)], [])
 
 
-def test_options_of_the_interpreter_are_not_the_ranks_own(tmp_path):
+def test_options_of_the_interpreter_are_not_the_ranks_own(wording, tmp_path):
     (tmp_path / "script.py").write_text("import sys; print(sys.flags.dont_write_bytecode, 'torch' in sys.modules)")
-    done, plain = keep("fork", [[["script.py"], {}]], tmp_path, options=("-B",))
+    done, plain = run_ranks("fork", [[["script.py"], {}]], tmp_path, options=("-B",))
     assert done == [["0 False\n", 0]]
-    assert plain == ["ddprun's Python was started with options of its own (-B)"]
+    (reason,) = plain
+    wording(reason)
 
 
 def test_ddprun_forks_unless_it_is_told_to_execute(runs, tmp_path):

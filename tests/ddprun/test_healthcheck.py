@@ -5,7 +5,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 from ddprun import healthcheck
-from ddpwire.node import NodeState
+from ddpwire.run_files import NodeState
 
 
 def node(folder: Path, metrics: str | None) -> Path:
@@ -20,17 +20,17 @@ def test_a_node_is_found_by_who_holds_its_lock(tmp_path: Path) -> None:
         descriptors.mkdir(parents=True)
         (descriptors / "5").symlink_to(target)
     (tmp_path / "proc" / "self").symlink_to("7")
-    assert healthcheck.held(tmp_path / "proc") == {Path("/runs/x/node-1")}
+    assert healthcheck.locked_nodes(tmp_path / "proc") == {Path("/runs/x/node-1")}
 
 
 def test_this_process_holds_one(tmp_path: Path) -> None:
     (tmp_path / "node-0").mkdir()
     with (tmp_path / "node-0" / "ddprun.lock").open("w"):
-        assert tmp_path / "node-0" in healthcheck.held(Path("/proc"))
-    assert tmp_path / "node-0" not in healthcheck.held(Path("/proc"))
+        assert tmp_path / "node-0" in healthcheck.locked_nodes(Path("/proc"))
+    assert tmp_path / "node-0" not in healthcheck.locked_nodes(Path("/proc"))
 
 
-def test_a_node_on_its_way_and_one_that_answers_are_well(tmp_path: Path) -> None:
+def test_a_node_that_starts_and_one_that_answers_are_healthy(tmp_path: Path) -> None:
     class Answers(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -39,20 +39,20 @@ def test_a_node_on_its_way_and_one_that_answers_are_well(tmp_path: Path) -> None
         def log_message(self, *_: object) -> None:
             pass
 
-    assert healthcheck.complaint_of(node(tmp_path / "node-0", None)) == ""
+    assert healthcheck.find_problem(node(tmp_path / "node-0", None)) == ""
     server = HTTPServer(("127.0.0.1", 0), Answers)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     answering = node(tmp_path / "node-1", f"http://127.0.0.1:{server.server_port}/metrics")
     try:
-        assert healthcheck.complaint_of(answering) == ""
+        assert healthcheck.find_problem(answering) == ""
     finally:
         server.shutdown()
         server.server_close()
-    assert healthcheck.complaint_of(answering) == "node-1: <urlopen error [Errno 111] Connection refused>"
+    assert healthcheck.find_problem(answering) == "node-1: <urlopen error [Errno 111] Connection refused>"
 
 
-def test_a_node_that_says_nothing_readable_is_not_well(tmp_path: Path) -> None:
+def test_a_node_whose_record_is_torn_is_not_healthy(tmp_path: Path) -> None:
     broken = tmp_path / "node-0"
     broken.mkdir()
     (broken / "node.json").write_text("{")
-    assert healthcheck.complaint_of(broken).startswith("node-0: ")
+    assert healthcheck.find_problem(broken).startswith("node-0: ")

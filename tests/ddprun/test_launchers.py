@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from ddprun import contract, launchers, options
+from ddprun import launchers, node_config, options
 from ddprun.errors import NodeError
 from ddpwire import kaggle
 
@@ -22,11 +22,12 @@ SLURM = {
 ON_SLURM = {
     "min_nodes": 2,
     "max_nodes": 2,
-    "nproc": 4,
+    "local_world_size": 4,
     "node_rank": 1,
     "master_addr": "gpu07",
     "master_port": 61001,
     "join_timeout_s": 300.0,
+    "slurm_job": "4537",
 }
 PYTORCHJOB = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1",
@@ -54,7 +55,9 @@ ELASTIC = {
 
 
 def read(argv, environ):
-    return asdict(contract.read(options.parse([*argv, "train.py"]), environ, {"gpu": 0, "cpu": 6}.__getitem__))
+    return asdict(
+        node_config.read_config(options.parse([*argv, "train.py"]), environ, {"gpu": 0, "cpu": 6}.__getitem__)
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,21 +80,30 @@ def read(argv, environ):
         ([], SLURM | {"RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "stale"}, ON_SLURM),
         ([], SLURM | TWO, ON_SLURM | {"master_addr": "10.0.0.1", "master_port": 4000}),
         ([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_ON_NODE": ""}, ON_SLURM),
-        (["--nnodes", "1", "--nproc-per-node", "3"], SLURM, {"nproc": 3}),
-        ([], SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"}, {"nproc": 4}),
-        ([], {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}, {"nproc": 2}),
+        (["--nnodes", "1", "--nproc-per-node", "3"], SLURM, {"local_world_size": 3, "slurm_job": "4537"}),
+        ([], SLURM | {"PET_NNODES": "1:2", "SLURM_RESTART_COUNT": "3"}, ON_SLURM | {"min_nodes": 1, "num_requeues": 3}),
+        (
+            [],
+            SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"},
+            {"local_world_size": 4, "slurm_job": "4537"},
+        ),
+        (
+            [],
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"},
+            {"local_world_size": 2, "slurm_job": "7"},
+        ),
         (
             [],
             PYTORCHJOB,
             {
                 "min_nodes": 2,
                 "max_nodes": 2,
-                "nproc": 6,
+                "local_world_size": 6,
                 "node_rank": 1,
                 "master_addr": "bert-master-0",
                 "master_port": 23456,
                 "join_timeout_s": 600.0,
-                "patient": True,
+                "retries_network": True,
             },
         ),
         (
@@ -100,13 +112,13 @@ def read(argv, environ):
             {
                 "min_nodes": 1,
                 "max_nodes": 3,
-                "nproc": 2,
+                "local_world_size": 2,
                 "node_rank": 2,
                 "master_addr": "bert-worker-0",
                 "master_port": 23456,
                 "max_restarts": 5,
                 "join_timeout_s": 600.0,
-                "patient": True,
+                "retries_network": True,
             },
         ),
         (
@@ -119,11 +131,11 @@ def read(argv, environ):
                 "master_addr": "job-0.job",
                 "master_port": 29500,
                 "join_timeout_s": 600.0,
-                "patient": True,
+                "retries_network": True,
             },
         ),
         ([], {"JOB_COMPLETION_INDEX": "2"}, {}),
-        ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"nproc": 6}),
+        ([], {"KAGGLE_KERNEL_RUN_TYPE": "Interactive"}, {"local_world_size": 6}),
     ],
 )
 def test_what_launchers_say(argv, environ, differs, monkeypatch):
@@ -133,61 +145,41 @@ def test_what_launchers_say(argv, environ, differs, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "environ", "message"),
+    ("argv", "environ"),
     [
-        ([], {"RANK": "3"}, "RANK is set, but WORLD_SIZE is not: set both, or give --nnodes and --node-rank"),
-        (
-            [],
-            {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"},
-            "RANK is 4, but the job has 4 nodes: 0 to 3 is allowed",
+        pytest.param([], {"RANK": "3"}, id="rank-alone"),
+        pytest.param(
+            [], {"RANK": "4", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "4000"}, id="rank-too-high"
         ),
-        (
-            ["--nproc-per-node", "4"],
-            {"RANK": "1", "WORLD_SIZE": "2"},
-            "RANK and WORLD_SIZE make this a node of one rank, but --nproc-per-node is 4: "
-            "unset them, or give --nnodes and --node-rank",
+        pytest.param(["--nproc-per-node", "4"], {"RANK": "1", "WORLD_SIZE": "2"}, id="one-rank-and-nproc"),
+        pytest.param([], {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, id="local-rank"),
+        pytest.param(
+            [], {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"}, id="slurm-without-srun"
         ),
-        (
-            [],
-            {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
-            "LOCAL_RANK is 1: something has started one process a rank already; ddprun is started once a node",
+        pytest.param(
+            [], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "1"}, id="slurm-gpus-per-task"
         ),
-        (
-            [],
-            {name: value for name, value in SLURM.items() if name != "SLURM_STEP_ID"},
-            "a Slurm job of 2 nodes, but srun did not start this ddprun: "
-            "srun --ntasks-per-node=1 ddprun ..., or --nnodes 1 for this node alone",
-        ),
-        (
-            [],
-            SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_PER_TASK": "1"},
-            "Slurm started 4 tasks on this node and SLURM_GPUS_PER_TASK hides their GPUs from each other: "
-            "srun --ntasks-per-node=1 --gpus-per-node=4 is what ddprun takes",
-        ),
-        ([], SLURM | {"SLURM_NODEID": "x"}, "SLURM_NODEID is 'x': a whole number from 0 is what Slurm sets"),
-        (
+        pytest.param([], SLURM | {"SLURM_NODEID": "x"}, id="slurm-nodeid-word"),
+        pytest.param(
             [],
             {"PET_NNODES": "2", "KUBERNETES_SERVICE_HOST": "10.96.0.1", "HOSTNAME": "bert-worker-1"},
-            "2 nodes, and which one this is was not said: give --node-rank or PET_NODE_RANK, 0 to 1",
+            id="no-node-rank",
         ),
-        (
-            [],
-            ELASTIC | {"HOSTNAME": "bert-worker-3"},
-            "the pod's number in HOSTNAME is 3, but the job has 3 nodes: 0 to 2 is allowed",
-        ),
+        pytest.param([], ELASTIC | {"HOSTNAME": "bert-worker-3"}, id="pod-number-too-high"),
     ],
 )
-def test_what_launchers_contradict(argv, environ, message):
+def test_contradictory_variables_of_a_launcher_are_refused(wording, argv, environ):
     with pytest.raises(NodeError) as caught:
         read(argv, environ)
-    assert (str(caught.value), caught.value.outcome.code) == (message, 78)
+    assert (caught.value.outcome.code, caught.value.outcome.cause) == (78, "config")
+    wording(caught.value)
 
 
-def test_a_task_that_another_stands_for_ends_with_0():
+def test_every_slurm_task_but_the_first_of_a_node_ends_with_0(wording):
     with pytest.raises(NodeError) as caught:
         read([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_LOCALID": "1"})
-    message = "Slurm started 4 tasks on this node: the first of them brings up all ranks, this one ends"
-    assert (str(caught.value), caught.value.outcome.code) == (message, 0)
+    assert (caught.value.outcome.code, caught.value.outcome.cause) == (0, "ok")
+    wording(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ddprun import lock
-from ddpwire.outcome import Outcome
+from ddprun import process_discovery
+from ddpwire.run_files import Outcome
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.e2e
 
-DONE = Outcome(code=0, cause="ok", message="every rank exited with 0", attempt=2)
-KILLED = "was killed by SIGKILL"
+DONE = Outcome(code=0, cause="ok", message="", attempt=2)
 
 
 def steps_of(node, rank):
@@ -24,37 +23,42 @@ def steps_of(node, rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_a_killed_rank_costs_one_restart_of_all(runs, rank):
-    first, second = runs.pair("steps.py", "--fail", f"1.{rank}=-9@7", nproc=2)
+def test_a_killed_rank_costs_one_restart_of_all(runs, wording, rank):
+    first, second = runs.pair("steps.py", "--fail", f"1.{rank}=-9@7", local_world_size=2)
     assert (first.end(), second.end()) == (0, 0)
-    assert (first.outcome(), second.outcome()) == (DONE, DONE)
+    assert (first.facts(), second.outcome()) == (DONE, first.outcome())
     assert [steps_of(node, r) for node, r in ((first, 0), (first, 1), (second, 2), (second, 3))] == [
         ["step 0", "step 5"]
     ] * 4
-    assert first.said()[:3] == [
-        "[node0] ranks 0 to 1 of 4 started (attempt 1)",
-        f"[node0] attempt 1 failed: rank {rank} on node {rank // 2} {KILLED}; starting all ranks anew",
-        "[node0] ranks 0 to 1 of 4 started (attempt 2)",
-    ]
+    (failed,) = [event for event in first.events() if event.event == "failed"]
+    assert (failed.node, failed.rank, failed.facts["cause"]) == (rank // 2, rank, "killed")
+    wording(first.outcome().message)
+    wording("\n".join(first.said()[:3]))
 
 
-@pytest.mark.parametrize(("deed", "code", "how"), [(-11, 139, "was killed by SIGSEGV"), (255, 255, "exited with 255")])
-def test_what_the_script_did_itself_is_reported_once(runs, deed, code, how):
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        pytest.param(-11, 139, id="sigsegv"),
+        pytest.param(255, 255, id="255"),
+    ],
+)
+def test_what_the_script_did_itself_is_reported_once(runs, wording, deed, code):
     first, second = runs.pair("steps.py", "--fail", f"*.1={deed}@3")
     assert (first.end(), second.end()) == (code, code)
     assert first.outcome() == second.outcome()
-    assert first.outcome().message == f"rank 1 on node 1 {how}"
-    assert (first.outcome().step, first.outcome().attempt) == (2, 1)
+    outcome = first.outcome()
+    assert (outcome.node, outcome.rank, outcome.step, outcome.attempt) == (1, 1, 2, 1)
+    wording(outcome.message)
     assert steps_of(second, 1) == ["step 0"]
 
 
-def test_without_progress_it_gives_up_on_both_nodes(runs):
+def test_without_progress_it_gives_up_on_both_nodes(runs, wording):
     first, second = runs.pair("steps.py", "--fail", "1.0=-9@3", "--fail", "[23].1=-9@1", "--fail", "4.0=-9@3")
     assert (first.end(), second.end()) == (75, 75)
-    what = (f"attempt 2: rank 1 on node 1 {KILLED}", f"attempt 3: rank 1 on node 1 {KILLED}")
-    message = f"gave up after 3 attempts without progress: {'; '.join(what)}; attempt 4: rank 0 on node 0 {KILLED}"
-    expected = Outcome(code=75, cause="gave_up", message=message, node=0, rank=0, step=2, retry=False, attempt=4)
-    assert (first.outcome(), second.outcome()) == (expected, expected)
+    expected = Outcome(code=75, cause="gave_up", message="", node=0, rank=0, step=2, retry=False, attempt=4)
+    assert (first.facts(), second.outcome()) == (expected, first.outcome())
+    wording(first.outcome().message)
 
 
 def test_with_progress_it_does_not(runs):
@@ -64,60 +68,57 @@ def test_with_progress_it_does_not(runs):
     assert node.outcome().attempt == 6
 
 
-def test_a_stopped_rank_is_named_and_killed(runs):
+def test_a_stopped_rank_is_named_and_killed(runs, wording):
     options = ("--hang-timeout", "1", "--max-restarts", "0")
-    first, second = runs.pair("steps.py", "--steps", "10000", nproc=2, options=options)
+    first, second = runs.pair("steps.py", "--steps", "10000", local_world_size=2, options=options)
     runs.until(lambda: len(list((runs.run_dir / "steps").glob("1.*.3"))) > 5)
     os.kill(second.state().ranks[1].pid, signal.SIGSTOP)
-    stopped_at = time.monotonic()
     assert (first.end(), second.end()) == (144, 144)
-    assert time.monotonic() - stopped_at < 1 + 15
     outcome = first.outcome()
     assert second.outcome() == outcome
     assert (outcome.cause, outcome.node, outcome.rank, outcome.retry) == ("hang", 1, 3, True)
-    assert outcome.message.endswith(f"(--hang-timeout 1) after step {outcome.step}, and it is stopped (SIGSTOP)")
+    wording(re.sub(r"for \d+ s", "for N s", outcome.message).replace(f"step {outcome.step},", "step N,"))
     for node, ranks in ((first, (0, 1)), (second, (2, 3))):
         kept = (node.folder / "stacks-attempt-1.txt").read_text()
         assert [line.split()[2] for line in kept.splitlines() if line.startswith("====")] == [str(r) for r in ranks]
         assert kept.count('steps.py", line') == 2  # the frozen one speaks too
 
 
-def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs):
+def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs, wording):
     options = ("--nproc-per-node", "2", "--hang-timeout", "1")
     node = runs.start("steps.py", "--fail", "1.1=sleep@7", options=options)
     assert node.end() == 0
-    assert node.outcome() == DONE
-    started, failed, kept, again, *_ = node.said()
-    assert re.fullmatch(
-        r"\[node0\] attempt 1 failed: rank [01] on node 0 hung: no sign of life for [12] s \(--hang-timeout 1\) "
-        r"after step 6, and it takes no CPU time; starting all ranks anew",
-        failed,
-    )
-    assert kept == "[node0] the stacks of this node's ranks are in RUN/node-0/stacks-attempt-1.txt"
-    assert [started, again] == [f"[node0] ranks 0 to 1 of 2 started (attempt {attempt})" for attempt in (1, 2)]
+    assert node.facts() == DONE
+    (failed,) = [event for event in node.events() if event.event == "failed"]
+    assert (failed.facts["cause"], failed.node, failed.rank in (0, 1), failed.step) == ("hang", 0, True, 6)
+    lines = "\n".join(node.said()[:4])
+    wording(re.sub(r"rank [01] on node 0 (.*) for [12] s", r"rank R on node 0 \1 for N s", lines))
 
 
-def test_a_node_that_was_killed_and_is_started_again_finds_its_way_in(runs):
+def test_a_node_that_was_killed_and_is_started_again_joins_the_next_attempt(runs, wording):
     port, args = runs.free_port(), ("steps.py", "--steps", "200", "--pause", "0.01")
     first = runs.start(*args, nodes="2", port=port)
     second = runs.start(*args, node=1, nodes="2", port=port)
     runs.until(lambda: (runs.run_dir / "steps" / "1.20.1").exists())
     second.process.kill()
     second.end()
-    runs.until(lambda: not lock.is_held(second.folder), 5)
+    runs.until(lambda: not process_discovery.is_locked(second.folder))
     second = runs.start(*args, node=1, nodes="2", port=port)  # as its launcher does
     assert (first.end(), second.end()) == (0, 0)
-    assert (first.outcome(), second.outcome()) == (DONE, DONE)
-    assert "[node0] attempt 1 failed: node 1 was lost: its ddprun fell silent; starting all ranks anew" in first.said()
+    assert (first.facts(), second.outcome()) == (DONE, first.outcome())
+    (failed,) = [event for event in first.events() if event.event == "failed"]
+    assert (failed.facts["cause"], failed.node, failed.rank) == ("node_lost", 1, None)
+    wording("\n".join(line for line in first.said() if "attempt 1 failed" in line))
 
 
-def test_a_node_that_does_not_come_back_is_named(runs):
+def test_a_node_that_does_not_come_back_is_named(runs, wording):
     options = ("--join-timeout", "6")
     first, second = runs.pair("steps.py", "--steps", "10000", options=options)
     runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
     second.process.kill()
     assert first.end() == 137
-    assert first.outcome().message == "node 1 was lost: its ddprun fell silent, and did not come back in 6 s"
+    assert (first.outcome().cause, first.outcome().node) == ("node_lost", 1)
+    wording(first.outcome().message)
 
 
 def test_a_job_that_may_shrink_goes_on_without_a_lost_node(runs):
@@ -126,9 +127,7 @@ def test_a_job_that_may_shrink_goes_on_without_a_lost_node(runs):
     second = runs.start(*args, node=1, nodes="1:2", port=port)
     runs.until(lambda: (runs.run_dir / "steps" / "1.20.1").exists())
     second.process.kill()
-    killed_at = time.monotonic()
-    runs.until(lambda: first.log(0).count("attempt 2: rank 0 of 1") == 1, 15)
-    assert time.monotonic() - killed_at < 10
+    runs.until(lambda: first.log(0).count("attempt 2: rank 0 of 1") == 1)
     assert first.end() == 0
 
 
@@ -143,21 +142,14 @@ def test_an_agent_that_is_starved_for_two_seconds_is_not_lost(runs, starved):
     assert nodes[0].outcome().attempt == 1
 
 
-def test_a_node_0_that_is_gone_without_a_word_is_named(runs):
+def test_a_node_0_that_falls_silent_is_named(runs, wording):
     """No connection is closed when a machine loses its power: every call to its store just waits."""
     first, second = runs.pair("steps.py", "--steps", "100000")
     runs.until(lambda: (runs.run_dir / "steps" / "1.5.1").exists())
     first.process.send_signal(signal.SIGSTOP)
-    stopped_at = time.monotonic()
     assert second.end() == 137
-    assert time.monotonic() - stopped_at < 8
-    assert second.outcome() == Outcome(
-        code=137,
-        cause="node_lost",
-        message="node 0 was lost, and with it the store of the run: start the run again",
-        node=0,
-        retry=True,
-    )
+    assert second.facts() == Outcome(code=137, cause="node_lost", message="", node=0, retry=True)
+    wording(second.outcome().message)
     first.process.kill()
 
 
@@ -183,25 +175,23 @@ def memory_group(tmp_path):
             time.sleep(0.05)
 
 
-def test_a_rank_that_is_killed_for_memory_is_started_again_once(runs, memory_group):
+def test_a_rank_that_is_killed_for_memory_is_started_again_once(runs, wording, memory_group):
     def enter():
         (memory_group / "cgroup.procs").write_text(str(os.getpid()))
 
     node = runs.start("steps.py", "--fail", "*.0=eat@2", preexec_fn=enter)
     assert node.end() == 137
     outcome = node.outcome()
-    assert outcome.message == (
-        "rank 0 on node 0 was killed for memory: its cgroup has 0.586 GiB; "
-        "give the job more, or each rank less to do (again)"
-    )
-    assert (outcome.cause, outcome.retry, outcome.attempt, outcome.step) == ("oom", False, 2, 1)
+    assert (outcome.cause, outcome.node, outcome.rank) == ("oom", 0, 0)
+    assert (outcome.retry, outcome.attempt, outcome.step) == (False, 2, 1)
+    wording(outcome.message)
 
 
 def test_the_series_of_a_restart(runs):
     node = runs.start("steps.py", "--steps", "10000", "--fail", "1.0=-9@7", options=("--nproc-per-node", "2"))
     runs.until(lambda: (runs.run_dir / "steps" / "2.12.1").exists())
-    runs.until(lambda: any("training again" in line for line in node.said()))
-    with urllib.request.urlopen(node.state().metrics, timeout=5) as answer:  # noqa: S310
+    runs.until(lambda: any(event.event == "recovered" for event in node.events()))
+    with urllib.request.urlopen(node.state().metrics, timeout=60) as answer:  # noqa: S310
         text = answer.read().decode()
     series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("ddp_"))
     assert series['ddp_restarts_total{reason="killed"}'] == "1.0"
@@ -209,7 +199,7 @@ def test_the_series_of_a_restart(runs):
     assert series['ddp_rank_exits_total{cause="sigkill"}'] == "1.0"
     assert series['ddp_rank_exits_total{cause="stopped"}'] == "1.0"
     phases = {p: float(series[f'ddp_recovery_seconds{{phase="{p}"}}']) for p in ("detect", "teardown", "total")}
-    assert 0 < phases["detect"] + phases["teardown"] < phases["total"] < 10
+    assert 0 < phases["detect"] + phases["teardown"] < phases["total"]
     node.process.terminate()
     assert node.end() == 143
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+
+from ddptrain import distributed
 
 TIMEOUT_S = 240.0
 
@@ -42,9 +45,9 @@ class World:
         port = _free_port()
         self.ranks = []
         for rank in range(size):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if size > 1 else {}
-            variables = {name: str(value) for name, value in (place | master).items()}
+            variables = {name: str(value) for name, value in (of_rank | master).items()}
             self.ranks.append(
                 subprocess.Popen(
                     [sys.executable, *command],
@@ -80,6 +83,14 @@ class World:
 
 
 Start = Callable[..., World]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(clean_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread a training: with more than the cores, as pytest's workers share them, each step takes much longer."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(distributed, "usable_cores", lambda: 1)
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

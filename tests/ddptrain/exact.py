@@ -4,8 +4,8 @@ import os
 import sys
 import time
 
+from ddptrain.config import parse_options
 from ddptrain.main import run
-from ddptrain.options import parse
 
 
 class Asked:
@@ -21,6 +21,6 @@ class Asked:
         return 143 if self.left == 0 else 0
 
 
-code = run(parse(sys.argv[2:], os.environ), os.environ, Asked(int(sys.argv[1])), started=time.monotonic())
+code = run(parse_options(sys.argv[2:], os.environ), os.environ, Asked(int(sys.argv[1])), started=time.monotonic())
 sys.stdout.flush()
 os._exit(code)

@@ -11,32 +11,30 @@ from collections import deque
 
 import torch.distributed as dist
 
-from ddptrain.options.ranks import RankOptions
-from ddptrain.place import read_place
-from ddptrain.straggler import Comparison, Naming
-from ddptrain.whereabouts import named, whereabouts
-from ddptrain.world import join
+from ddptrain.config import RankOptions
+from ddptrain.distributed import join_ranks, read_rank_info
+from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
 
 HEALTHY, SLOW, TIMES = 1000, 3.0, 5
 LASTS = 50  # steps
 STEP_S = float(sys.argv[1])
 
-place = read_place(os.environ)
-join(place, RankOptions(timeout_s=60))
+rank_info = read_rank_info(os.environ)
+join_ranks(rank_info, RankOptions(timeout_s=60))
 now_s = 0.0
-where = whereabouts(place, os.environ)
-chance = random.Random(place.rank)
+where = gather_rank_hosts(rank_info, os.environ)
+chance = random.Random(rank_info.rank)
 own_s: deque[float] = deque(maxlen=100)
 
 
-def tell(naming: Naming, step: int) -> None:
-    print(named(naming, where[naming.rank], step), flush=True)
+def report(event: StragglerEvent, step: int) -> None:
+    print(straggler_message(event, where[event.rank], step), flush=True)
 
 
-ranks = Comparison(
-    place.rank,
-    place.size,
-    tell=tell,
+detector = StragglerDetector(
+    rank_info.rank,
+    rank_info.size,
+    on_event=report,
     clock=lambda: now_s,
 )
 
@@ -49,10 +47,10 @@ def is_slow(step: int) -> bool:
 
 for step in range(1, HEALTHY + TIMES * (2 * LASTS + 1) + 1):
     took_s = STEP_S * chance.lognormvariate(0, 0.15) * (5 if chance.random() < 0.02 else 1)
-    slow = place.rank == 1 and is_slow(step)
+    slow = rank_info.rank == 1 and is_slow(step)
     own_s.append(took_s * (SLOW if slow else 1))
     now_s += STEP_S * (SLOW if is_slow(step) else 1)
-    ranks.after(step, own_s)
-ranks.answer(step)
+    detector.after_step(step, own_s)
+detector.read_answer(step)
 dist.barrier()
 os._exit(0)

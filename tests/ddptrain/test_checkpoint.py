@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.wording import Wording
 
-from ddptrain.checkpoint import Checkpoint, load, manifest_of, write
+from ddptrain.checkpoint import Checkpoint, load_checkpoint, manifest_path, write_checkpoint
+from ddptrain.checkpoint_directory import CheckpointDirectory
+from ddptrain.checkpoint_manager import CheckpointSaver, Snapshot
+from ddptrain.config import CheckpointOptions
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
-from ddptrain.options.checkpoints import CheckpointOptions
-from ddptrain.saver import Saver
-from ddptrain.shelf import Shelf
-from ddptrain.snapshot import Snapshot
 from ddpwire.events import EventLog
 
 
@@ -30,47 +30,51 @@ def checkpoint(step: int, accuracy: float | None = None) -> Checkpoint:
 SILENT = EventLog(None, node=0)
 
 
-def saver(shelf: Shelf, warned: list[str], **options: object) -> Saver:
-    return Saver(shelf, CheckpointOptions(**options), Metrics(), events=SILENT, warn=warned.append)
+def saver(directory: CheckpointDirectory, warned: list[str], **options: object) -> CheckpointSaver:
+    return CheckpointSaver(directory, CheckpointOptions(**options), Metrics(), events=SILENT, warn=warned.append)
 
 
-def save(one: Saver, step: int, accuracy: float | None = None) -> None:
+def save(one: CheckpointSaver, step: int, accuracy: float | None = None) -> None:
     written = checkpoint(step, accuracy)
     one.save(step, written.parts, written.shaping, accuracy)
-    assert one.settle(step)
+    assert one.wait_for_write(step)
 
 
 def test_what_is_read_is_what_was_written_and_sha256sum_can_prove_it(tmp_path: Path) -> None:
     path = tmp_path / "step-00000007.pt"
-    write(path, checkpoint(7, 0.5))
-    again = load(path)
+    write_checkpoint(path, checkpoint(7, 0.5))
+    again = load_checkpoint(path)
     assert (again.step, again.shaping, again.accuracy) == (7, {"seed": 0}, 0.5)
     assert torch.equal(again.parts["model"]["weight"], torch.full((500,), 7.0))
     assert again.parts["optimizer"] == {"state": {0: {"step": 7}}}
-    manifest = json.loads(manifest_of(path).read_text())
+    manifest = json.loads(manifest_path(path).read_text())
     assert manifest["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     plain = torch.load(path, weights_only=True)  # torch alone reads it too
     assert plain["parts"]["model"]["weight"][0] == 7
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
-    shelf, warned = Shelf(tmp_path), []
-    one = saver(shelf, warned, keep=2)
+    directory, warned = CheckpointDirectory(tmp_path), []
+    one = saver(directory, warned, keep=2)
     for step, accuracy in ((1, 0.1), (2, 0.9), (3, 0.9), (4, 0.8), (5, None), (6, 0.7)):
         save(one, step, accuracy)
-    assert [path.name for path in shelf.checkpoints()] == ["step-00000006.pt", "step-00000005.pt", "step-00000003.pt"]
+    assert [path.name for path in directory.checkpoints()] == [
+        "step-00000006.pt",
+        "step-00000005.pt",
+        "step-00000003.pt",
+    ]
     assert warned == []
 
 
 def test_all_are_kept_when_asked_and_the_best_is_not(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "all")
+    directory = CheckpointDirectory(tmp_path / "all")
     for step in range(1, 6):
-        save(saver(shelf, [], keep=0), step)
-    assert len(shelf.checkpoints()) == 5
-    shelf = Shelf(tmp_path / "newest")
+        save(saver(directory, [], keep=0), step)
+    assert len(directory.checkpoints()) == 5
+    directory = CheckpointDirectory(tmp_path / "newest")
     for step in range(1, 6):
-        save(saver(shelf, [], keep=1, keep_best=False), step, 1 / step)
-    assert shelf.checkpoints() == [shelf.path(5)]
+        save(saver(directory, [], keep=1, keep_best=False), step, 1 / step)
+    assert directory.checkpoints() == [directory.path(5)]
 
 
 def test_the_copy_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
@@ -87,42 +91,47 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
 
 
 def test_saved_when_the_last_one_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = saver(Shelf(tmp_path), [], minutes=10.0)
-    assert not one.due(3)
+    one = saver(CheckpointDirectory(tmp_path), [], minutes=10.0)
+    assert not one.is_due(3)
     later = time.monotonic() + 601
     monkeypatch.setattr(time, "monotonic", lambda: later)
-    assert one.due(3)
-    every = saver(Shelf(tmp_path), [], every=3)
-    assert [step for step in range(1, 8) if every.due(step)] == [3, 6]
+    assert one.is_due(3)
+    every = saver(CheckpointDirectory(tmp_path), [], every=3)
+    assert [step for step in range(1, 8) if every.is_due(step)] == [3, 6]
 
 
-def test_a_disk_that_hangs_is_given_up_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_hangs_is_given_up_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
     reader, writer = os.pipe()
-    monkeypatch.setattr("ddptrain.saver.STUCK_S", 0.3)
+    monkeypatch.setattr("ddptrain.checkpoint_manager.STUCK_S", 0.3)
     monkeypatch.setattr("ddptrain.checkpoint.os.fsync", lambda _: os.read(reader, 1))
     warned: list[str] = []
     beats: list[int] = []
-    shelf = Shelf(tmp_path)
-    one = Saver(shelf, CheckpointOptions(), Metrics(), events=SILENT, warn=warned.append, alive=beats.append)
+    directory = CheckpointDirectory(tmp_path)
+    one = CheckpointSaver(
+        directory, CheckpointOptions(), Metrics(), events=SILENT, warn=warned.append, on_wait=beats.append
+    )
     one.save(1, {}, {}, None)
     one.save(2, {}, {}, None)
-    assert warned == ["no checkpoint of step 2: the disk has not taken the one before it for 0.3 s"]
+    (warning,) = warned
+    wording(warning)
     assert set(beats) == {2}
     os.write(writer, b"go on!")
     deadline = time.monotonic() + 10
-    while not one.settle(2):
+    while not one.wait_for_write(2):
         assert time.monotonic() < deadline
-    assert shelf.checkpoints() == [shelf.path(1)]
+    assert directory.checkpoints() == [directory.path(1)]
 
 
-HOLD = "import sys; from pathlib import Path; from ddptrain.shelf import Shelf; "
-HOLD += "kept = Shelf(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+HOLD = "import sys; from pathlib import Path; from ddptrain.checkpoint_directory import CheckpointDirectory; "
+HOLD += "kept = CheckpointDirectory(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
 
 def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
 ) -> None:
-    monkeypatch.setattr("ddptrain.shelf.LOCK_WAIT_S", 0.2)
+    monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.2)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -130,17 +139,13 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         with pytest.raises(TrainError) as refused:
-            Shelf(tmp_path)
-        told = refused.value.message
-        assert (refused.value.code, told.replace(os.uname().nodename, "HOST")) == (
-            73,
-            f"--checkpoint-dir {tmp_path} is in use by process {holder.pid} on HOST: "
-            "stop that training, or give another one",
-        )
+            CheckpointDirectory(tmp_path)
+        assert refused.value.code == 73
+        wording(refused.value, pid=holder.pid, host=os.uname().nodename)
     finally:
         holder.kill()
         holder.communicate()
-    assert Shelf(tmp_path).checkpoints() == []
+    assert CheckpointDirectory(tmp_path).checkpoints() == []
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,4 +153,4 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(fcntl, "lockf", unknown)
-    assert Shelf(tmp_path).checkpoints() == []
+    assert CheckpointDirectory(tmp_path).checkpoints() == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddptrain.options import parse
+from ddptrain.config import parse_options
 from ddptrain.recipes import recipe_names
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def shown() -> list[str]:
 
 @pytest.mark.parametrize("line", [line for line in shown() if "--help" not in line])
 def test_a_shown_command_is_taken(line: str) -> None:
-    parse([word.replace("FILE.yaml", recipe_names()[0]) for word in shlex.split(line)[1:]], {})
+    parse_options([word.replace("FILE.yaml", recipe_names()[0]) for word in shlex.split(line)[1:]], {})
 
 
 def test_the_docs_show_commands_and_every_recipe() -> None:
@@ -38,7 +38,7 @@ def test_the_docs_show_commands_and_every_recipe() -> None:
 def test_the_docs_say_what_a_recipe_must_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.yaml").write_text("options: {}\n")
     with pytest.raises(SystemExit):
-        parse([f"--recipe={tmp_path}/own.yaml"], {})
+        parse_options([f"--recipe={tmp_path}/own.yaml"], {})
     refused = re.findall(r"--([a-z-]+)(?=,| and| are)", capsys.readouterr().err)
     page = (ROOT / "docs" / "training.md").read_text()
     told = re.findall(r"Four options have no default: ([^.]*)\.", page)[0]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddptrain.checkpoint import load
+from ddptrain.checkpoint import load_checkpoint
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.e2e
 
 ROOT = Path(__file__).parents[2]
 KILLS = 3  # bench/kills.py does 20
 
 
 def weights(folder: Path) -> dict[str, Tensor]:
-    return dict(load(max(folder.glob("step-*.pt"))).parts["model"])
+    return dict(load_checkpoint(max(folder.glob("step-*.pt"))).parts["model"])
 
 
 def test_two_ranks_then_one_then_two_are_two_ranks_to_the_last_digits(

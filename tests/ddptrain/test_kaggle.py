@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from tests.ddptrain.formats import write_cifar, write_mnist, write_pictures
+from tests.wording import Wording
 
-from ddptrain.datasets import SOURCES
-from ddptrain.datasets.kaggle import locate
+from ddptrain.config import DataOptions
+from ddptrain.data.datasets import SOURCES
+from ddptrain.data.kaggle import locate
 from ddptrain.errors import TrainError
-from ddptrain.options.data import DataOptions
 
 
 @pytest.fixture
@@ -65,17 +66,18 @@ def test_pictures(layout: str, top: Path) -> None:
     assert sorted(top.rglob("*")) == before  # the input is read-only: the cache is elsewhere
 
 
-def test_several_are_refused_by_name_and_none_is_said(top: Path) -> None:
+def test_none_and_several_are_refused(top: Path, wording: Wording) -> None:
     with pytest.raises(TrainError) as raised:
         loaded("folder")
-    assert raised.value.message == (
-        f"no folder of pictures under {top}: add a data set to the notebook, or give --data-dir"
-    )
+    assert raised.value.code == 66
+    wording(raised.value)
     write_pictures(top / "cats")
     write_pictures(top / "dogs")
     with pytest.raises(TrainError) as raised:
         loaded("folder")
-    assert raised.value.message == (f"--data folder may be any of {top}/cats, {top}/dogs: name one with --data-dir")
+    assert raised.value.code == 78
+    assert f"{top}/cats, {top}/dogs" in str(raised.value)
+    wording(raised.value)
 
 
 def test_what_is_given_and_what_is_elsewhere_stays(top: Path, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddptrain import training_state
+from ddptrain.config import parse_options
 from ddptrain.main import run
-from ddptrain.options import parse
+from ddptrain.training_state import Precision
 from ddpwire.signals import Signals
 
 TINY = (
@@ -26,6 +28,12 @@ def final_weights(folder: Path) -> dict[str, torch.Tensor]:
     values = torch.load(max(folder.glob("step-*.pt")), weights_only=True)
     model: dict[str, torch.Tensor] = values["parts"]["model"]
     return model
+
+
+def difference(folder: Path, other: Path) -> float:
+    """The largest difference of a weight, relative to the largest weight of its tensor."""
+    ours, theirs = final_weights(folder), final_weights(other)
+    return max(float((ours[name] - theirs[name]).abs().max() / ours[name].abs().max()) for name in ours)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +53,16 @@ def test_two_ranks_learn_nearly_the_same(
     common = (*TINY, "--model=convnet", "--norm=group", "--precision=fp32", "--epochs=1")
     ends = [train(*common, *which, f"--checkpoint-dir=of{number}", size=2) for number, which in enumerate(((), knobs))]
     assert [(one.code, one.err) for end in ends for one in end] == [(0, "")] * 4
-    plain, other = (final_weights(tmp_path / f"of{number}") for number in range(2))
-    worst = max(float((plain[name] - other[name]).abs().max() / plain[name].abs().max()) for name in plain)
-    assert worst < tolerance
+    assert difference(tmp_path / "of0", tmp_path / "of1") < tolerance
+
+
+@pytest.mark.parametrize("model", ["convnet", "digitsnet"])
+def test_the_memory_format_changes_the_rounding_alone(model: str, train: Callable[..., list], tmp_path: Path) -> None:
+    norm = ("--norm=group",) if model == "convnet" else ()  # digitsnet has no normalization
+    common = (*TINY, f"--model={model}", *norm, "--precision=fp32", "--epochs=1")
+    ends = [train(*common, *which, f"--checkpoint-dir={len(which)}")[0] for which in ((), ("--no-channels-last",))]
+    assert [(one.code, one.err) for one in ends] == [(0, "")] * 2
+    assert difference(tmp_path / "0", tmp_path / "1") < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -67,7 +82,7 @@ def test_one_process_learns_and_goes_on_where_it_was(
     monkeypatch.chdir(tmp_path)
 
     def told(*arguments: str) -> str:
-        code = run(parse([*TINY, "--model=convnet", "--deterministic", *knobs, *arguments], {}), {}, Signals())
+        code = run(parse_options([*TINY, "--model=convnet", "--deterministic", *knobs, *arguments], {}), {}, Signals())
         out, err = capfd.readouterr()
         assert (code, err) == (0, "")
         return out
@@ -79,12 +94,43 @@ def test_one_process_learns_and_goes_on_where_it_was(
         if not path.name.startswith("step-00000003"):
             path.unlink()
     again = told()
-    assert "going on at step 4 of 16" in again
+    assert "checkpoints/step-00000003.pt" in again
+    assert "step 4 of 16" in again
     assert whole.splitlines()[-1] == again.splitlines()[-1]  # the weights' fingerprint
 
 
+def test_fp16_goes_on_from_another_precision_with_a_fresh_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The scaler of fp16, which CPUs do not have, with the arithmetic of fp32."""
+    monkeypatch.chdir(tmp_path)
+
+    def parts(epochs: int, name: str) -> dict[str, dict[str, object]]:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if name == "fp16" else None
+        precision = Precision(name=name, compute=torch.float32, weights=torch.float32, scaler=scaler)
+        monkeypatch.setattr(training_state, "choose_precision", lambda *_: precision)
+        code = run(
+            parse_options([*TINY, "--model=simple", f"--epochs={epochs}", "--checkpoint-every=5"], {}), {}, Signals()
+        )
+        assert (code, capfd.readouterr().err) == (0, "")
+        newest = max(Path("checkpoints").glob("step-*.pt"))
+        assert newest.name == f"step-{8 * epochs:08d}.pt"
+        found: dict[str, dict[str, object]] = torch.load(newest, weights_only=True)["parts"]
+        return found
+
+    assert "scaler" not in parts(1, "fp32")
+    scaler = parts(2, "fp16")["scaler"]
+    assert (scaler["scale"], scaler["_growth_tracker"]) == (1024.0, 8)
+    assert parts(3, "fp16")["scaler"]["_growth_tracker"] == 16
+    assert "scaler" not in parts(4, "fp32")
+
+
 @pytest.mark.skipif(shutil.which("g++", path="/usr/bin:/usr/local/bin") is None, reason="torch.compile needs g++")
-def test_compiled(train: Callable[..., list]) -> None:
-    ended = train(*TINY, "--model=simple", "--compile=default", environ={"PATH": "/usr/bin:/usr/local/bin:/bin"})
+def test_compiled_it_ends_within_rounding(train: Callable[..., list], tmp_path: Path) -> None:
+    common = (*TINY, "--model=convnet", "--norm=group", "--precision=fp32", "--epochs=1")
+    assert train(*common, "--checkpoint-dir=plain")[0].code == 0
+    environ = {"PATH": "/usr/bin:/usr/local/bin:/bin"}
+    ended = train(*common, "--compile=default", "--checkpoint-dir=compiled", environ=environ)
     own = [line for line in ended[0].err.splitlines() if "No CUDA runtime is found" not in line]  # torch's compiler
     assert (ended[0].code, own) == (0, [])
+    assert difference(tmp_path / "plain", tmp_path / "compiled") < 1e-4

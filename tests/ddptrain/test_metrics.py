@@ -8,10 +8,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric as Family
 from prometheus_client.multiprocess import MultiProcessCollector
+from tests.wording import Wording
 
-from ddpwire.catalogue import CATALOGUE, Metric
 from ddpwire.heartbeat import read_beat
-from ddpwire.rank_catalogue import OF_A_RANK, STEP_PHASES
+from ddpwire.metrics import CATALOGUE, OF_A_RANK, STEP_PHASES, Metric
 
 TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
 
@@ -57,7 +57,7 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert values["ddp_nonfinite_total", "loss"] == 0
     assert values["ddp_grad_norm",] > 0
     spent = [values["ddp_step_phase_seconds_total", phase] for phase in STEP_PHASES]
-    assert sum(spent) == pytest.approx(values["ddp_productive_seconds_total",], rel=0.02)
+    assert sum(spent) == pytest.approx(values["ddp_productive_seconds_total",])
     assert values["ddp_step_duration_seconds_sum",] == pytest.approx(values["ddp_productive_seconds_total",])
     assert all(values["ddp_unproductive_seconds_total", cause] > 0 for cause in ("startup", "checkpoint", "evaluation"))
     assert values["ddp_training_info", "none", "synthetic", "cpu", "simple"] == 1
@@ -69,13 +69,10 @@ def test_every_metric_of_the_catalogue_is_there(train: Callable[..., list], tmp_
     assert round(values["ddp_eval_accuracy_ratio", "test"], 4) == round(accuracy, 4)
 
 
-def test_a_folder_that_is_not_there_stops_no_training(train: Callable[..., list]) -> None:
+def test_a_folder_that_is_not_there_stops_no_training(train: Callable[..., list], wording: Wording) -> None:
     ended = train(*TINY, "--epochs=1", environ={"PROMETHEUS_MULTIPROC_DIR": "/nonexistent"})[0]
     assert ended.code == 0
-    told = re.sub(r"_\d+\.db", "_PID.db", ended.err)
-    assert told == (
-        "ddptrain: training without metrics: [Errno 2] No such file or directory: '/nonexistent/counter_PID.db'\n"
-    )
+    wording(re.sub(r"_\d+\.db", "_PID.db", ended.err))
 
 
 @pytest.mark.parametrize("path", ["device", "loader"])
@@ -103,8 +100,8 @@ def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list
         values = values_of(folder)
         phases = {phase: values["ddp_step_phase_seconds_total", phase] for phase in STEP_PHASES}
         steps_s = values["ddp_step_duration_seconds_sum",]
-        assert sum(phases.values()) == pytest.approx(steps_s, rel=0.02)
-        assert values["ddp_productive_seconds_total",] == pytest.approx(steps_s, rel=0.001)
+        assert sum(phases.values()) == pytest.approx(steps_s)
+        assert values["ddp_productive_seconds_total",] == pytest.approx(steps_s)
         assert all(phases[phase] > 0 for phase in STEP_PHASES if phase != "h2d" or path == "loader")
         assert values["ddp_comm_seconds_total", "exposed"] == pytest.approx(phases["comm_exposed"])
         assert values["ddp_unproductive_seconds_total", "rendezvous"] == 1.5

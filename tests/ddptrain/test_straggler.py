@@ -6,24 +6,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.wording import Wording
 
-from ddptrain.straggler import Judge, Naming, Skew, compare
+from ddptrain.straggler import Skew, StragglerEvent, StragglerPolicy, compute_skew
+from ddpwire.events import read_events
 
-HOST = re.escape(socket.gethostname())
+HOST = socket.gethostname()
 PACED = """
 import os, runpy, sys, time
-from ddptrain.input.batches import Preparation
+from ddptrain.data.augment import BatchBuilder
 
-batch, steps = Preparation.batch, 0
+batch, steps = BatchBuilder.batch, 0
 
-def paced(preparation, indices_B, **how):
+def paced(builder, indices_B, **how):
     # Every rank takes 70 ms, and rank 1 three times as long from step 46 on.
     global steps
     steps += 1
     time.sleep(0.21 if os.environ["RANK"] == "1" and steps > 45 else 0.07)
-    return batch(preparation, indices_B, **how)
+    return batch(builder, indices_B, **how)
 
-Preparation.batch = paced
+BatchBuilder.batch = paced
 sys.argv[0] = "ddptrain"
 runpy.run_module("ddptrain", run_name="__main__")
 """
@@ -31,7 +33,7 @@ runpy.run_module("ddptrain", run_name="__main__")
 
 @pytest.mark.parametrize(("size", "step_s"), [(2, 0.1), (3, 0.1), (2, 0.02)])
 def test_named_within_20_steps_five_of_five_and_nobody_in_1000_healthy_ones(
-    train: Callable[..., list], size: int, step_s: float
+    train: Callable[..., list], size: int, step_s: float, wording: Wording
 ) -> None:
     command = (str(Path(__file__).with_name("straggling.py")), str(step_s))
     ended = train(size=size, command=command, environ={"NODE_RANK": "3"})
@@ -40,25 +42,34 @@ def test_named_within_20_steps_five_of_five_and_nobody_in_1000_healthy_ones(
     assert len(lines) == 10
     for spell, (slow, again) in enumerate(zip(lines[::2], lines[1::2], strict=True)):
         begins = 1000 + 101 * spell
-        said = re.fullmatch(
-            rf"step (\d+): rank 1 on node 3 \({HOST}\) is slow: a step takes it (\d\.\d) times as long as the others",
-            slow,
-        )
-        assert said, slow
-        assert begins < int(said[1]) <= begins + 20
-        assert 2 < float(said[2]) < 4.5
-        recovered = re.fullmatch(rf"step (\d+): rank 1 on node 3 \({HOST}\) is as fast as the others again", again)
-        assert recovered, again
-        assert begins + 50 < int(recovered[1]) <= begins + 50 + (30 if step_s > 0.05 else 50)
+        assert begins < step_of(slow) <= begins + 20
+        assert 2 < float(re.findall(r"([\d.]+) times", slow)[0]) < 4.5
+        assert begins + 50 < step_of(again) <= begins + 50 + (30 if step_s > 0.05 else 50)
+    for every_second in (lines[::2], lines[1::2]):
+        (line,) = {without_numbers(line) for line in every_second}
+        wording(line)
 
 
-def test_a_training_names_its_slow_rank(train: Callable[..., list]) -> None:
-    rank_0, rank_1 = train("--epochs", "2", size=2, command=("-c", PACED))
+def step_of(line: str) -> int:
+    return int(line.partition(":")[0].removeprefix("step "))
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"[\d.]+ times", "N times", line.replace(f"step {step_of(line)}:", "step N:")).replace(HOST, "HOST")
+
+
+def test_a_training_names_its_slow_rank(train: Callable[..., list], tmp_path: Path, wording: Wording) -> None:
+    environ = {"DDP_EVENTS_FILE": str(tmp_path / "events.jsonl")}
+    rank_0, rank_1 = train("--epochs", "2", size=2, command=("-c", PACED), environ=environ)
     assert (rank_0.code, rank_0.err, rank_1.out, rank_1.err) == (0, "", "", "")
-    slow = r"^step (\d+): (rank \d on \S+ is slow): a step takes it \d+\.\d times"
-    said = re.findall(slow, rank_0.out, re.MULTILINE)
-    assert [what for _, what in said] == [f"rank 1 on {socket.gethostname()} is slow"]
-    assert 45 < int(said[0][0]) <= 90  # after a second of it; the steps are quick, and the machine may be busy
+    events = [event for event in read_events((tmp_path / "events.jsonl").read_text()) if event.event == "straggler"]
+    # A busy machine may let it be named later, or once more after a recovery; bench and the test above count steps.
+    assert {event.rank for event in events} == {1}
+    lines = [line for line in rank_0.out.splitlines() if re.match(r"step \d+: .* times", line)]
+    assert [step_of(line) for line in lines] == [event.step for event in events]
+    assert step_of(lines[0]) > 45
+    (line,) = {without_numbers(line) for line in lines}
+    wording(line)
     shares = re.findall(r"^a step +data (\d+) %, compute (\d+) %, communication (\d+) %", rank_0.out, re.MULTILINE)
     data, compute, communication = map(int, shares[0])
     assert data > 20
@@ -67,37 +78,37 @@ def test_a_training_names_its_slow_rank(train: Callable[..., list]) -> None:
 
 
 def test_the_median_of_two_is_the_faster_one() -> None:
-    assert compare([0.1, 0.3]) == Skew(
+    assert compute_skew([0.1, 0.3]) == Skew(
         slowest=1, ratio=pytest.approx(3.0), behind_s=pytest.approx(0.2), speeds=(1.0, pytest.approx(1 / 3))
     )
-    assert compare([0.2, 0.1, 0.2, 0.25]).ratio == pytest.approx(1.25)
+    assert compute_skew([0.2, 0.1, 0.2, 0.25]).ratio == pytest.approx(1.25)
 
 
 def test_a_rank_is_named_when_it_is_behind_twice_in_a_row_and_once() -> None:
-    judge = Judge()
+    policy = StragglerPolicy()
     slow, other, well = (
         Skew(slowest=rank, ratio=ratio, behind_s=0.1 * (ratio - 1), speeds=())
         for rank, ratio in ((1, 3.0), (2, 2.0), (0, 1.1))
     )
     heard = [
-        judge.hear(skew, began_s=now_s, now_s=now_s + 0.4)
+        policy.update(skew, began_s=now_s, now_s=now_s + 0.4)
         for now_s, skew in enumerate((slow, well, slow, slow, slow, other, other, well, well))
     ]
     assert heard == [
         None,
         None,
         None,
-        Naming(rank=1, ratio=3.0),
+        StragglerEvent(rank=1, ratio=3.0),
         None,
         None,
-        Naming(rank=2, ratio=2.0),
+        StragglerEvent(rank=2, ratio=2.0),
         None,
-        Naming(rank=2),
+        StragglerEvent(rank=2),
     ]
 
 
 def test_short_steps_are_judged_by_the_half_second_that_they_make() -> None:
-    judge = Judge()
+    policy = StragglerPolicy()
     slow = Skew(slowest=1, ratio=3.0, behind_s=0.02, speeds=())
-    heard = [judge.hear(slow, began_s=0.15 * number, now_s=0.15 * number + 0.3) for number in range(4)]
-    assert heard == [None, None, Naming(rank=1, ratio=3.0), None]
+    heard = [policy.update(slow, began_s=0.15 * number, now_s=0.15 * number + 0.3) for number in range(4)]
+    assert heard == [None, None, StragglerEvent(rank=1, ratio=3.0), None]

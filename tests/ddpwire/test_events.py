@@ -13,8 +13,8 @@ from ddpwire.events import EventLog, events_of, read_events, strange_lines
 def test_a_line_says_what_happened_and_no_more(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, node=1, rank=2, attempt=3)
-    log.tell("checkpoint_saved", step=40, seconds=0.12345, bytes=7)
-    log.tell("straggler", rank=5, node=2, ratio=3.0)
+    log.emit("checkpoint_saved", step=40, seconds=0.12345, bytes=7)
+    log.emit("straggler", rank=5, node=2, ratio=3.0)
     saved, straggler = read_events(path.read_text())
     assert path.read_text().splitlines()[0] == (
         f'{{"time": {saved.time}, "event": "checkpoint_saved", "node": 1, "attempt": 3, "rank": 2, "step": 40, '
@@ -33,16 +33,16 @@ def test_a_reader_passes_over_what_is_torn_or_strange_and_sorts_by_time() -> Non
 
 
 def test_nobody_to_write_for_and_a_folder_that_is_gone_stop_nothing(tmp_path: Path) -> None:
-    EventLog(None, node=0).tell("node_started")
-    EventLog(tmp_path / "gone" / "events.jsonl", node=0).tell("node_started")
-    events_of({}).tell("training_began")
+    EventLog(None, node=0).emit("node_started")
+    EventLog(tmp_path / "gone" / "events.jsonl", node=0).emit("node_started")
+    events_of({}).emit("training_began")
     assert list(tmp_path.iterdir()) == []
 
 
 def write_many(path: Path, rank: int) -> None:
     log = EventLog(path, node=0, rank=rank)
     for step in range(400):
-        log.tell("epoch_ended", step=step)
+        log.emit("epoch_ended", step=step)
 
 
 def test_many_writers_tear_no_line_and_the_files_stay_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,4 +87,4 @@ def test_values_of_another_kind_are_passed_over_and_counted() -> None:
 
 def test_a_fifo_that_nobody_reads_stops_no_writer(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "events.jsonl")
-    EventLog(tmp_path / "events.jsonl", node=0).tell("node_started")
+    EventLog(tmp_path / "events.jsonl", node=0).emit("node_started")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpwire.regular import read_regular
+from ddpwire.run_files import read_regular
 
 
 def test_a_file_is_read_and_a_fifo_a_device_and_a_folder_are_refused(tmp_path: Path) -> None:

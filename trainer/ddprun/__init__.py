@@ -1,1 +1,1 @@
-"""The node agent: brings up one node's ranks, watches them, and leaves nothing behind."""
+"""The node agent: brings up one node's ranks, supervises them, and leaves no process behind."""

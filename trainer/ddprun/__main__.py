@@ -2,7 +2,7 @@
 
 import signal
 
-for number in (signal.SIGUSR1, signal.SIGUSR2):  # they never kill ddprun, not even while it is being imported
+for number in (signal.SIGUSR1, signal.SIGUSR2):  # they never kill ddprun, not even during its imports
     signal.signal(number, signal.SIG_IGN)
 
 from ddpwire.streams import open_closed  # noqa: E402

@@ -1,16 +1,18 @@
-"""The agent of a node: torch elastic's loop, unmodified, with ranks, rendezvous and judgement of our own.
+"""The node agent: torch elastic's loop with ddprun's own ranks, rendezvous and restart policy.
 
-elastic calls: rendezvous, start, then monitor again and again until it is told of success or failure, then stop, and
-the same anew while restarts are left. Monitor waits for the nodes' verdict, whose word it is whether one is left.
+elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` until that returns success or failure, then
+``_stop_workers``, and repeats this while restarts are left. ``_monitor_workers`` waits for the decision that all nodes
+share; the decision says whether there is a restart.
 """
 
 import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import (
@@ -22,75 +24,101 @@ from torch.distributed.elastic.agent.server.api import (
 )
 from torch.distributed.elastic.events import Event, EventSource  # type: ignore[attr-defined]
 
-from ddprun import environment, memory, ports, rankfiles, stacks
-from ddprun.agreement import Agreement
-from ddprun.environment import Past, Place
-from ddprun.errors import refused
-from ddprun.logs import last_error
-from ddprun.node import Node
-from ddprun.ranks import KeeperLostError
-from ddprun.recovery import Recovery
+from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
+from ddprun.consensus import Consensus
+from ddprun.errors import node_error
+from ddprun.heartbeat_monitor import HeartbeatMonitor
+from ddprun.logs import RankLogs, last_error
+from ddprun.metrics import NodeSeries
+from ddprun.node_config import NodeConfig
+from ddprun.node_dir import Journal
+from ddprun.rank_environment import PreviousAttempts, RankInfo, ResourceAllocation
+from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
-from ddprun.verdict import Failure
-from ddpwire import catalogue
+from ddprun.restart_policy import Failure
+from ddprun.termination import OomMonitor, Stop
+from ddprun.workers import SupervisorLostError, Workers
+from ddpwire import metrics as ddpwire_metrics
 from ddpwire.exits import Exit
-from ddpwire.folder import HEARTBEAT, METRICS, rank_log, rank_metrics, stacks_of
-from ddpwire.node import RankProcess
-from ddpwire.outcome import Outcome
+from ddpwire.run_files import HEARTBEAT, METRICS, Outcome, RankProcess, rank_error, rank_log, rank_metrics, stacks_file
 
-MONITOR_S = 0.25  # how often things are looked at that nobody tells of
-WATCH_S = 0.02  # or, until ranks that were started again train
-AT_ONCE_S = 0.001  # elastic's own pause; it must not be 0
-DRAGGED_ALONG_S = 5.0  # peers of a failed rank sit in a collective that will never end
-PROGRESS_S = 30.0
+MONITOR_S = 0.25  # how often heartbeats are read while ranks train,
+RECOVERY_MONITOR_S = 0.02  # and after a restart, until the first step
+ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not be 0
+PEER_GRACE_S = 5.0  # peers of a failed rank wait in a collective that never ends
+PROGRESS_INTERVAL_S = 30.0
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 
-class NodeAgent(SimpleElasticAgent):
-    """Brings up the ranks of one node, attempt after attempt, and ends with the outcome that all nodes share."""
+@dataclass(frozen=True, kw_only=True)
+class NodeContext:
+    """The parts of a node that its agent works with."""
 
-    def __init__(self, node: Node, rendezvous: FixedRankRendezvous, agreement: Agreement) -> None:
+    config: NodeConfig
+    node_dir: Path
+    environ: Mapping[str, str]  # ddprun's own environment, as it was given
+    resources: ResourceAllocation
+    interface: str | None  # towards node 0; the loopback's if all nodes are on this machine
+    workers: Workers
+    stop: Stop
+    logs: RankLogs
+    journal: Journal
+    series: NodeSeries
+    heartbeats: HeartbeatMonitor
+    oom_monitor: OomMonitor
+    downtime: Downtime
+    previous_step: int | None  # the highest step of the previous run
+
+
+class NodeAgent(SimpleElasticAgent):
+    """Runs the ranks of one node, attempt after attempt, until all nodes share a final outcome."""
+
+    def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous, consensus: Consensus) -> None:
         super().__init__(
             WorkerSpec(
                 role="default",
-                local_world_size=node.contract.nproc,
+                local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
-                entrypoint=node.contract.command[0],
-                max_restarts=node.contract.max_restarts,
-                monitor_interval=AT_ONCE_S,
+                entrypoint=node.config.command[0],
+                max_restarts=node.config.max_restarts,
+                monitor_interval=ELASTIC_INTERVAL_S,
             )
         )
         self._node = node
-        self._meeting = rendezvous
-        self._agreement = agreement
+        self._rendezvous_handler = rendezvous
+        self._consensus = consensus
         self._first_rank = 0
         self._num_succeeded = 0
-        self._say_at = 0.0
+        self._log_at = 0.0
         self._is_restart = False
         self._processes: tuple[RankProcess, ...] = ()
-        self._recovery = Recovery(node.series, node.journal, node.step_before)
+        self._recovery = Recovery(node.series, node.journal, node.previous_step)
         self._started_at = 0.0
-        self._waits_for_beat = False
+        self._waits_for_heartbeat = False
         self.outcome: Outcome | None = None
-        node.ranks.on_exit = self._on_exit
-        node.ranks.say = node.journal.say
-        node.ranks.on_plain = lambda why: node.journal.say(f"ranks are executed, which takes longer than a fork: {why}")
-        node.ranks.on_keeper_lost = lambda: node.journal.say("the keeper of the ranks was killed, and they with it")
+        node.workers.on_exit = self._on_exit
+        node.workers.log = node.journal.log
+        node.workers.on_exec_fallback = lambda why: node.journal.log(
+            f"ranks are executed, which takes longer than a fork: {why}"
+        )
+        node.workers.on_supervisor_lost = lambda: node.journal.log(
+            "the supervisor of the ranks was killed, and they with it"
+        )
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
-        self._node.journal.update(state="rendezvous", attempt=self._meeting.attempt + 1)
-        self._meeting.after = self.outcome
+        self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)
+        self._rendezvous_handler.previous_outcome = self.outcome
         try:
             super()._rendezvous(worker_group)
-        except RuntimeError:  # torch's DistError: a store, or an answer in it, did not come
-            raise refused(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
+        except RuntimeError:  # torch's DistError: a store, or a key in it, did not appear in time
+            raise node_error(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
         self._recovery.end_phase("rendezvous")
-        took_s, met = time.monotonic() - began, len(self._meeting.members)
-        self._node.journal.tell("rendezvous_done", seconds=took_s, nodes=met)
-        self._agreement.begin(self._meeting.attempt, self._meeting.members)
+        took_s, num_nodes = time.monotonic() - began, len(self._rendezvous_handler.members)
+        self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)
+        self._consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -98,155 +126,165 @@ class NodeAgent(SimpleElasticAgent):
         self._first_rank = worker_group.workers[0].global_rank
         processes = []
         shutil.rmtree(node.node_dir / HEARTBEAT, ignore_errors=True)
-        self._started_at, self._waits_for_beat = time.monotonic(), True
-        past = Past(step=self._recovery.best, lost=node.losses.started(self._started_at))
-        node.memory.killed()  # whoever it was, no rank of this attempt
+        self._started_at, self._waits_for_heartbeat = time.monotonic(), True
+        previous = PreviousAttempts(step=self._recovery.best, lost=node.downtime.started(self._started_at))
+        node.oom_monitor.killed()  # forget kills from before this attempt
         node.stop.new_attempt()
         with node.stop.starting:
             if node.stop.requested:
-                self._agreement.fail(self._failure(self._first_rank, -node.stop.requested))
+                self._consensus.post_failure(self._failure(self._first_rank, -node.stop.requested))
                 return {}
             for worker in worker_group.workers:
-                place = environment.place(worker_group, worker, node.contract.node_rank, self._meeting.attempt)
-                if place.world_size == 1:
-                    # On the attempt's own port the agent serves its store; a rank that is alone serves its own.
-                    place = replace(place, master_port=ports.free(place.master_addr))
-                processes.append(self._start_rank(place, past))
+                info = rank_environment.rank_info(
+                    worker_group, worker, node.config.node_rank, self._rendezvous_handler.attempt
+                )
+                if info.world_size == 1:
+                    # The agent serves the attempt's store on its port; a single rank serves a store of its own.
+                    info = replace(info, master_port=network.free_port(info.master_addr))
+                processes.append(self._start_rank(info, previous))
         self._processes = tuple(processes)
-        node.pulse.follow(self._processes)
+        node.heartbeats.track(self._processes)
         self._recovery.started()
         world_size = worker_group.workers[0].world_size
-        node.series.set(catalogue.WORLD_SIZE, world_size)
-        node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
+        node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
+        node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.state("training")
         node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
         which = f"rank {last}" if len(processes) == 1 else f"ranks {self._first_rank} to {last}"
-        node.journal.say(f"{which} of {world_size} started (attempt {self._meeting.attempt})")
+        node.journal.log(f"{which} of {world_size} started (attempt {self._rendezvous_handler.attempt})")
         took_s, self._started_at = time.monotonic() - self._started_at, time.monotonic()
-        node.journal.tell("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
+        node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
-    def _start_rank(self, place: Place, past: Past) -> RankProcess:
+    def _start_rank(self, info: RankInfo, previous: PreviousAttempts) -> RankProcess:
         node = self._node
-        log, cores = node.node_dir / rank_log(place.rank), node.around.share.cores(place.local_rank)
-        env = environment.of_rank(place, node.around, past, node.node_dir, node.environ)
+        log, cores = node.node_dir / rank_log(info.rank), node.resources.cores(info.local_rank)
+        env = rank_environment.rank_environment(
+            info, node.config, previous, node.node_dir, node.environ,
+            threads=node.resources.threads, interface=node.interface,
+        )  # fmt: skip
         try:
-            (node.node_dir / rank_metrics(place.rank)).mkdir(parents=True, exist_ok=True)
-            rankfiles.begin(node.node_dir / rank_metrics(place.rank))
+            (node.node_dir / rank_metrics(info.rank)).mkdir(parents=True, exist_ok=True)
+            metrics.prepare_rank_dir(node.node_dir / rank_metrics(info.rank))
             (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
-            output = node.logs.open(place.rank, log)
+            (node.node_dir / rank_error(info.rank)).unlink(missing_ok=True)
+            output = node.logs.open(info.rank, log)
         except OSError as error:
-            raise refused(Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}") from None
+            raise node_error(
+                Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}"
+            ) from None
         try:
-            pid = node.ranks.start(f"{place.attempt}.{place.local_rank}", node.contract.command, env, output, cores)
-        except KeeperLostError as error:
-            raise refused(Exit.KILLED, "killed", str(error)) from None
+            pid = node.workers.start(f"{info.attempt}.{info.local_rank}", node.config.command, env, output, cores)
+        except SupervisorLostError as error:
+            raise node_error(Exit.KILLED, "killed", str(error)) from None
         finally:
-            os.close(output)  # only the rank and its children write to it: its end is theirs
-        memory.prefer(pid)
-        return RankProcess(rank=place.rank, local_rank=place.local_rank, pid=pid, log=str(log))
+            os.close(output)  # only the rank and its children keep it open: it ends with them
+        termination.prefer_as_oom_victim(pid)
+        return RankProcess(rank=info.rank, local_rank=info.local_rank, pid=pid, log=str(log))
 
     def _on_exit(self, tag: str, status: int) -> None:
-        """A rank has ended, this instant. Called from the thread that listens to the keeper."""
+        """Handle the exit of a rank. Called from the thread that listens to the supervisor."""
         node = self._node
         attempt, local_rank = map(int, tag.split("."))
         rank = self._first_rank + local_rank
         failure = self._failure(rank, status)
         cause = "oom" if failure.oom else EXIT_CAUSES.get(status, "error" if status > 0 else "other")
-        if verdict := self._agreement.verdict:
-            is_hung = verdict.outcome.cause == "hang" and verdict.outcome.rank == rank
+        if decision := self._consensus.decision:
+            is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
-        # Before the nodes hear of it: the verdict is told by another thread, and the events are in order.
-        node.journal.tell("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
-        if not verdict and attempt == self._meeting.attempt:
+        # Before the failure is posted: another thread logs the decision, and events must be in order.
+        node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
+        if not decision and attempt == self._rendezvous_handler.attempt:
             if status:
                 self._recovery.failed(failure.step)
-                self._agreement.fail(failure)
+                self._consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
-                if self._num_succeeded == node.contract.nproc:
-                    self._say_at = time.monotonic() + PROGRESS_S
-                    self._agreement.done()
-        rankfiles.put_gauges_aside(node.node_dir / METRICS, rank)
-        node.series.count(catalogue.RANK_EXITS, cause=cause)
-        node.series.set(catalogue.RANKS_ALIVE, len(node.ranks.alive))
+                if self._num_succeeded == node.config.local_world_size:
+                    self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
+                    self._consensus.post_done()
+        metrics.set_gauges_aside(node.node_dir / METRICS, rank)
+        node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
+        node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
-        stop, kills = self._node.stop, self._node.memory
+        stop, kills = self._node.stop, self._node.oom_monitor
         return Failure(
-            node=self._node.contract.node_rank,
+            node=self._node.config.node_rank,
             rank=rank,
             status=status,
-            stopped_by=stop.requested or stop.passed_on,
+            stopped_by=stop.requested or stop.forwarded,
             killed_here=stop.killed and status == -signal.SIGKILL,
-            step=self._node.pulse.step(rank),
-            stopped_for=self._node.pulse.stopped_for(rank),
+            step=self._node.heartbeats.step(rank),
+            stopped_for=self._node.heartbeats.stopped_for(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
-            said=last_error(self._node.node_dir / rank_log(rank)) if status > 0 else "",
+            error=last_error(self._node.node_dir, rank) if status > 0 else "",
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        verdict = self._agreement.wait(WATCH_S if self._recovery.waits_for_step else MONITOR_S)
-        self._hear_first_beat()
-        self._recovery.steps(self._node.pulse.step(process.rank) for process in self._processes)
-        if verdict is None:
-            if self._num_succeeded == self._node.contract.nproc and time.monotonic() > self._say_at:
-                self._say_at += PROGRESS_S
-                self._node.journal.say("the ranks of this node are done; waiting for those of the others")
+        decision = self._consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
+        self._report_first_heartbeat()
+        self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
+        if decision is None:
+            if self._num_succeeded == self._node.config.local_world_size and time.monotonic() > self._log_at:
+                self._log_at += PROGRESS_INTERVAL_S
+                self._node.journal.log("the ranks of this node are done; waiting for those of the others")
             return RunResult(state=WorkerState.HEALTHY)
-        self.outcome = outcome = verdict.outcome
-        self._node.logs.judge(outcome)
+        self.outcome = outcome = decision.outcome
+        self._node.logs.show_failed_rank(outcome)
         if outcome.code == 0:
-            self._node.ranks.clear()
-            self._agreement.gone()
+            self._node.workers.clear()
+            self._consensus.post_gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
-        (journal := self._node.journal).tell_failure(outcome)
-        self._is_restart, self._remaining_restarts = verdict.restart, int(verdict.restart)
-        if verdict.restart:
-            self._node.series.count(catalogue.RESTARTS, reason=outcome.cause)
-            journal.say(f"attempt {self._meeting.attempt} failed: {outcome.message}; starting all ranks anew")
-            journal.tell("restart", reason=outcome.cause)
+        (journal := self._node.journal).emit_failure(outcome)
+        self._is_restart, self._remaining_restarts = decision.restart, int(decision.restart)
+        if decision.restart:
+            self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
+            journal.log(
+                f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; starting all ranks anew"
+            )
+            journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 
-    def _hear_first_beat(self) -> None:
-        if self._waits_for_beat and (beats := self._node.pulse.beats()):
-            self._waits_for_beat = False
+    def _report_first_heartbeat(self) -> None:
+        if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):
+            self._waits_for_heartbeat = False
             first = min(beats.values(), key=lambda beat: beat.at_s)
             ago_s, took_s = time.monotonic() - first.at_s, first.at_s - self._started_at
-            self._node.journal.tell("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
+            self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End what is left of the attempt, with grace only where there is no hurry, and something to be saved."""
+        """End the ranks that are left. They get time to save unless they hang or are about to be restarted."""
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
-            path = node.node_dir / stacks_of(self._meeting.attempt)
-            stacks.keep(path, self._processes, node.ranks)
-            node.journal.say(f"the stacks of this node's ranks are in {path}")
+            path = node.node_dir / stacks_file(self._rendezvous_handler.attempt)
+            heartbeat_monitor.dump_stacks(path, self._processes, node.workers)
+            node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or self._is_restart:
-            node.ranks.clear()
+            node.workers.clear()
         else:
             node.journal.update(state="stopping")
-            node.stop.end_ranks(node.contract.grace_s if cause == "stopped" else DRAGGED_ALONG_S)
-        node.logs.forget(in_a_hurry=self._is_restart)
+            node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S)
+        node.logs.close_attempt(restarting=self._is_restart)
         self._recovery.end_phase("teardown")
-        node.losses.ended(time.monotonic(), hung=cause == "hang", beats=node.pulse.beats().values())
-        self._agreement.gone()
+        node.downtime.ended(time.monotonic(), hung=cause == "hang", beats=node.heartbeats.beats().values())
+        self._consensus.post_gone()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
-        self._node.ranks.clear()
+        self._node.workers.clear()
 
     def _exit_barrier(self) -> None:
-        """Nothing to wait for: that all nodes succeeded is what they agreed on."""
+        """Do not wait: the nodes have already agreed that all succeeded."""
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        """An event without the host's full name: elastic's own asks DNS for it each time, which can hang."""
+        """Return an event without the host's full name: elastic asks DNS for it each time, which can hang."""
         return Event(f"ddprun.{state}", source)
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:  # noqa: ARG002
-        """Nobody reads elastic's durations."""
+        """Record nothing: nobody reads elastic's durations."""
         yield

@@ -1,149 +1,138 @@
-"""Puts the parts of a node together and runs them. Here, behind main, torch is imported."""
+"""Bring up a node: create its parts, run the ranks, return the outcome.
 
-import contextlib
-import ctypes
+main.py imports this module after the fork: here, and below, prometheus_client, torch and threads are allowed.
+"""
+
 import os
 import signal
 import sys
 import time
-from pathlib import Path
 
-from ddprun import exporter, inventory, preflight, progress
-from ddprun.contract import Contract
-from ddprun.exposed import Exposed
-from ddprun.journal import Journal
+from ddprun import metrics, node_facts, preflight, progress
+from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.logs import Console, RankLogs
-from ddprun.losses import Losses
-from ddprun.memory import Memory
-from ddprun.nodedir import NodeDir
-from ddprun.preflight import Way
-from ddprun.pulse import Pulse
-from ddprun.ranks import Ranks
-from ddprun.report import Report
-from ddprun.share import Share
-from ddprun.signals import Signals
-from ddprun.stop import Stop
-from ddpwire import catalogue
-from ddpwire.outcome import Outcome
+from ddprun.metrics import NodeMetrics
+from ddprun.node_config import NodeConfig
+from ddprun.node_dir import Journal, NodeDir
+from ddprun.preflight import PreflightReport, Route
+from ddprun.rank_environment import ResourceAllocation
+from ddprun.recovery import Downtime
+from ddprun.termination import OomMonitor, Signals, Stop
+from ddprun.workers import Workers
+from ddpwire import metrics as ddpwire_metrics
+from ddpwire.run_files import Outcome
+from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 
 DRAIN_S = 5.0
 
 
 def bring_up(
-    contract: Contract,
-    way: Way,
-    share: Share,
+    config: NodeConfig,
+    route: Route,
+    resources: ResourceAllocation,
     folder: NodeDir,
-    ranks: Ranks,
+    workers: Workers,
     signals: Signals,
     journal: Journal,
     console: Console,
-    report: Report,
-    losses: Losses,
+    report: PreflightReport,
+    downtime: Downtime,
 ) -> Outcome:
-    """Meet the other nodes, run the ranks to their end, and say how they ended. Raises NodeError."""
-    environ = dict(os.environ)  # the ranks' base: what ddprun sets for itself is not theirs
+    """Meet the other nodes, run the ranks to their end, and return the outcome. Raises NodeError."""
+    environ = dict(os.environ)  # the base of the ranks' environment, without what ddprun sets for itself below
     node_dir = folder.path
-    hush_torch()
+    silence_torch()
 
-    preflight.check_limits(contract, report)
+    preflight.check_limits(config, report)
 
-    with progress.of_imports(journal.say, "importing torch elastic" if contract.forks else "importing torch"):
-        from ddprun.agent import NodeAgent
-        from ddprun.agreement import Agreement
-        from ddprun.checks import Checks
-        from ddprun.environment import Surroundings
-        from ddprun.node import Node
+    with progress.import_progress(journal.log, "importing torch elastic" if config.forks else "importing torch"):
+        from ddprun.agent import NodeAgent, NodeContext
+        from ddprun.consensus import Consensus
+        from ddprun.peer_checks import PeerChecks
         from ddprun.rendezvous import FixedRankRendezvous
 
-    pulse = Pulse(node_dir, contract.node_rank)
-    exposed = Exposed(contract, node_dir, journal, pulse, environ)
-    series = exposed.series
-    exposed.serve(contract, way.own)
-    stop = Stop(ranks, node=contract.node_rank, grace_s=contract.grace_s, say=journal.say)
-    route(signals, stop, series, journal)
+    heartbeats = HeartbeatMonitor(node_dir, config.node_rank)
+    node_metrics = NodeMetrics(config, node_dir, journal, heartbeats, environ)
+    series = node_metrics.series
+    node_metrics.serve(config, route.own)
+    stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log)
+    route_signals(signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
-    journal.tell("preflight_done", seconds=time.time() - journal.state.started)
-    checks = Checks(contract, report, series, environ)
-    report.begin("reach" if contract.node_rank else "")
-    rendezvous = FixedRankRendezvous(contract, way, checks, say=journal.say, check_stop=stop.check)
-    checks.reached(rendezvous.master)
+    journal.emit("preflight_done", seconds=time.time() - journal.state.started)
+    checks = PeerChecks(config, report, series, environ)
+    report.begin("reach" if config.node_rank else "")
+    rendezvous = FixedRankRendezvous(config, route, checks, log=journal.log, check_stop=stop.check)
+    checks.report_store(rendezvous.master)
     journal.update(master=rendezvous.master)
-    if contract.check_only:
+    if config.check_only:
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    agreement = Agreement(
+    consensus = Consensus(
         rendezvous.control,
-        node=contract.node_rank,
-        max_nodes=contract.max_nodes,
-        max_restarts=contract.max_restarts,
-        hang_timeout_s=contract.hang_timeout_s,
-        look=pulse.look,
+        node=config.node_rank,
+        max_nodes=config.max_nodes,
+        max_restarts=config.max_restarts,
+        restarts_errors=config.restarts_errors,
+        hang_timeout_s=config.hang_timeout_s,
+        read_statuses=heartbeats.statuses,
+        requeues=folder.requeues,
     )
-    agreement.start()
-    inventory.keep(node_dir, contract, environ)
-    exposed.history.start()
-    logs = RankLogs(console, contract.node_rank)
-    around = Surroundings(
-        run_id=contract.run_id,
-        run_dir=contract.run_dir,
-        checkpoint_dir=contract.checkpoint_dir,
-        max_restarts=contract.max_restarts,
-        share=share,
-        interface=way.interface,
-    )
-    node = Node(
-        contract=contract,
+    consensus.start()
+    node_facts.write_inventory(node_dir, config, environ)
+    node_metrics.history.start()
+    logs = RankLogs(console, config.node_rank)
+    node = NodeContext(
+        config=config,
         node_dir=node_dir,
         environ=environ,
-        around=around,
-        ranks=ranks,
+        resources=resources,
+        interface=route.interface,
+        workers=workers,
         stop=stop,
         logs=logs,
         journal=journal,
         series=series,
-        pulse=pulse,
-        memory=Memory(),
-        losses=losses,
-        step_before=folder.before.step if folder.before else None,
+        heartbeats=heartbeats,
+        oom_monitor=OomMonitor(),
+        downtime=downtime,
+        previous_step=folder.previous_run.step if folder.previous_run else None,
     )
-    agent = NodeAgent(node, rendezvous, agreement)
+    agent = NodeAgent(node, rendezvous, consensus)
     try:
         agent.run()
     finally:
         logs.end_attempt()
-    assert agent.outcome is not None, "elastic's loop ends after a verdict only"  # noqa: S101
+    assert agent.outcome is not None, "elastic's loop ends only after a decision"  # noqa: S101
     logs.drain(DRAIN_S)
     series.state("failed" if agent.outcome.code else "succeeded")
-    exposed.keep(node_dir)
-    agreement.wait_until_all_gone(contract.grace_s + DRAIN_S)
+    node_metrics.write_snapshot(node_dir)
+    consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
 
 
-def route(signals: Signals, stop: Stop, series: exporter.NodeSeries, journal: Journal) -> None:
-    """From now on signals are the ranks' matter."""
+def route_signals(signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal) -> None:
+    """Forward signals to the ranks from now on."""
 
     def on_stop(number: int) -> None:
-        series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
         series.state("stopping")
         journal.update(state="stopping")
-        journal.tell("signal", signal=signal.Signals(number).name)
+        journal.emit("signal", signal=signal.Signals(number).name)
         stop.request(number)
 
-    def on_pass(number: int) -> None:
-        series.count(catalogue.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
-        journal.tell("signal", signal=signal.Signals(number).name)
-        stop.pass_on(number)
+    def on_forward(number: int) -> None:
+        series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)
+        journal.emit("signal", signal=signal.Signals(number).name)
+        stop.forward(number)
 
-    signals.on_stop, signals.on_pass = on_stop, on_pass
+    signals.on_stop, signals.on_forward = on_stop, on_forward
 
 
-def hush_torch() -> None:
-    """Let torch's C++ say nothing here: a store that is waited for or gone is news that we tell in a sentence."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "FATAL"
-    if module := sys.modules.get("torch"):  # it has read the variable before, for the ranks
-        library = Path(str(module.__file__)).parent / "lib" / "libc10.so"
-        with contextlib.suppress(OSError, AttributeError):  # another build: then there are lines too many
-            ctypes.CDLL(str(library))._ZN3c1011initLoggingEv()  # c10::initLogging(), which reads the variable
+def silence_torch() -> None:
+    """Silence torch's C++ log in this process: ddprun itself reports a store that is awaited or lost."""
+    if module := sys.modules.get("torch"):  # imported before, for the ranks, with the old value
+        set_cpp_log_level("FATAL", str(module.__file__))
+    else:
+        os.environ[CPP_LOG_LEVEL] = "FATAL"

@@ -1,27 +1,49 @@
-"""The one way in which ddprun ends other than by its ranks: an outcome that is known before, or without, them."""
+"""The error that ends ddprun before its ranks do, with the outcome."""
+
+from collections.abc import Mapping
+from typing import Any
 
 from ddpwire.exits import Exit, worth_a_retry
-from ddpwire.outcome import Cause, Outcome
+from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """Ends this node with ``outcome``; its message is one line for a person."""
+    """Ends this node with ``outcome``, whose message is one line, the hint included.
 
-    def __init__(self, outcome: Outcome) -> None:
+    ``fields`` are the facts in the message, for whoever must act on them: no code reads the message.
+    """
+
+    def __init__(self, outcome: Outcome, *, hint: str = "", **fields: Any) -> None:
         super().__init__(outcome.message)
         self.outcome = outcome
+        self.hint = hint
+        self.fields: Mapping[str, Any] = fields
+
+    @property
+    def code(self) -> int:
+        """The exit code."""
+        return self.outcome.code
+
+    @property
+    def message(self) -> str:
+        """What is wrong, without the hint."""
+        return self.outcome.message.removesuffix(f": {self.hint}") if self.hint else self.outcome.message
 
 
-def refused(code: Exit, cause: Cause, message: str, *, node: int | None = None) -> NodeError:
-    """The error that ends a node with ``code``."""
-    return NodeError(Outcome(code=code, cause=cause, message=message, node=node, retry=worth_a_retry(code)))
+def node_error(
+    code: Exit, cause: Cause, message: str, *, hint: str = "", node: int | None = None, **fields: Any
+) -> NodeError:
+    """Return the error that ends a node with ``code``."""
+    line = f"{message}: {hint}" if hint else message
+    outcome = Outcome(code=code, cause=cause, message=line, node=node, retry=worth_a_retry(code))
+    return NodeError(outcome, hint=hint, **fields)
 
 
-def bad_contract(message: str) -> NodeError:
-    """The error for a contract that contradicts itself or another node's."""
-    return refused(Exit.CONFIG, "config", message)
+def config_error(message: str, *, hint: str = "", **fields: Any) -> NodeError:
+    """Return the error for a configuration that contradicts itself or another node's."""
+    return node_error(Exit.CONFIG, "config", message, hint=hint, **fields)
 
 
-def store_gone() -> NodeError:
-    """The error for a node 0 that went, or fell silent, while others needed its store."""
-    return refused(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0)
+def store_lost_error() -> NodeError:
+    """Return the error for a node 0 that ended, or is silent, while others need its store."""
+    return node_error(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0)

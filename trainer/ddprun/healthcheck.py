@@ -1,6 +1,6 @@
 """``python -m ddprun.healthcheck``: whether the ddprun of this container answers. The image's HEALTHCHECK.
 
-It finds its node as an outsider does: by who holds a node's lock. Standard library and ddpwire only.
+It finds the node from outside: by the process that holds a node's lock. Standard library and ddpwire only.
 """
 
 import contextlib
@@ -8,36 +8,35 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from ddpwire.folder import LOCK, NODE
-from ddpwire.node import read_node
+from ddpwire.run_files import LOCK, NODE, read_node
 
 TIMEOUT_S = 5.0
 
 
 def main() -> int:
-    """0 with a line that says how the node fares, or 1 with one that says what is wrong."""
-    node_dirs = held(Path("/proc"))
+    """Print the health of the nodes in one line; return 0 if all are healthy, else 1."""
+    node_dirs = locked_nodes(Path("/proc"))
     if not node_dirs:
         print("no ddprun runs here")
         return 1
-    wrong = [complaint for path in node_dirs if (complaint := complaint_of(path))]
-    print("; ".join(wrong) or f"{len(node_dirs)} ddprun well")
-    return 1 if wrong else 0
+    problems = [problem for path in node_dirs if (problem := find_problem(path))]
+    print("; ".join(problems) or f"{len(node_dirs)} ddprun well")
+    return 1 if problems else 0
 
 
-def held(proc: Path) -> set[Path]:
-    """The folders of the nodes whose lock a process of this container holds."""
+def locked_nodes(proc: Path) -> set[Path]:
+    """Return the folders of the nodes whose lock a process of this container holds."""
     found = set()
     for link in proc.glob("[0-9]*/fd/*"):
-        with contextlib.suppress(OSError):  # the process, or its descriptor, is gone, or not ours to see
+        with contextlib.suppress(OSError):  # the process or its descriptor is gone, or not visible to us
             target = link.readlink()
             if target.name == LOCK:
                 found.add(target.parent)
     return found
 
 
-def complaint_of(node_dir: Path) -> str:
-    """What is wrong with a node; empty: nothing. One that has no metrics yet is still on its way, and well."""
+def find_problem(node_dir: Path) -> str:
+    """Return what is wrong with a node; empty: nothing. A node without metrics is still starting, and healthy."""
     try:
         url = read_node((node_dir / NODE).read_text()).metrics
         if url is not None:

@@ -1,8 +1,8 @@
-"""What the ranks and ddprun itself say: every byte into the rank's file, every whole line to stdout with its origin.
+"""The output of ddprun and its ranks: every byte of a rank into its file, whole lines to stdout with their origin.
 
-The file is the truth and is always written. Whoever reads ddprun's stdout may be slow or stuck (a paused terminal):
-lines wait for them in a bounded queue, and past that are left out of stdout, and counted, lest they block the training.
-What ranks say as they go down is sorted by ``manners``.
+The files are always written. The reader of ddprun's stdout may be slow or stuck (a paused terminal): lines wait in a
+bounded queue; when it is full, lines are left out of stdout, and counted, so that they do not block the training.
+``LogFilter`` decides which lines of a crash reach stdout.
 """
 
 import contextlib
@@ -16,66 +16,68 @@ import time
 from collections import deque
 from pathlib import Path
 
-from ddprun.manners import Manners
-from ddpwire.outcome import Outcome
+from ddpwire.run_files import Outcome, rank_error, rank_log, read_error
 
-CHUNK = 1 << 16  # bytes read at once, and the longest line that is kept together on stdout
-BACKLOG = 10_000  # lines
-PATIENCE_S = 1.0
+CHUNK_BYTES = 1 << 16  # bytes read at once, and the longest line that is kept together on stdout
+MAX_QUEUED_LINES = 10_000
+READER_TIMEOUT_S = 1.0
 TAIL_BYTES = 1 << 14
-LONGEST_WORD = 200
+MAX_ERROR_CHARS = 200
 NUM_LAST_LINES = 15
-LOOK_S = 0.5  # how often what is held is looked at
-LAST_WORDS_S = 0.5  # of ranks that have ended
+HELD_POLL_S = 0.5  # how often held lines are checked
+DRAIN_S = 0.5  # for the output of ranks that have ended
+HOLD_S = 8.0  # a rank may take 2 s to exit after its traceback, and the decision 2 s more; machines are busy
+MAX_HELD_LINES = 2000  # a rank that prints so much does not crash
+CRASH_START = re.compile(rb"(\[rank\d+\]: ?)?(Traceback \(most recent call last\):|terminate called )|\[rank\d+\]:\[E")
 
 
 class Console:
-    """ddprun's stdout and stderr, written by one thread, one line at a time; until ``start`` there is none."""
+    """ddprun's stdout and stderr, written line by line by one thread, which ``start`` starts."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._lines: queue.Queue[tuple[int, bytes]] = queue.Queue(BACKLOG)
-        self._num_left_out = 0
+        self._lines: queue.Queue[tuple[int, bytes]] = queue.Queue(MAX_QUEUED_LINES)
+        self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # of the ranks' lines
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Write what has been said, and all that will be. Not before: a process that forks has no thread."""
+        """Start the thread that writes the queued lines. Not earlier: a process that forks must not have threads."""
         with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name="console", daemon=True)
                 self._thread.start()
 
-    def say(self, text: str) -> None:
-        """A line of ddprun's own, for a person."""
+    def log(self, text: str) -> None:
+        """Write a line of ddprun's own to stderr."""
         self.put(2, f"[{self._name}] {text}\n".encode())
 
-    def say_at_once(self, text: str) -> None:
-        """The same before ``start``, written by this thread, as long as the reader need not be waited for."""
-        self.say(text)
+    def log_now(self, text: str) -> None:
+        """Write it in this thread, before ``start``, as long as the streams do not block."""
+        self.log(text)
         with contextlib.suppress(OSError, ValueError):  # a stream is closed
             while not self._thread and self._lines.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:
                 self._write()
 
     def put(self, descriptor: int, line: bytes) -> None:
-        """Write a line as soon as may be. It waits a second at the most, and only once for a reader that is stuck."""
+        """Queue a line. If the queue is full, wait a second for the reader, but only once while it is stuck."""
         try:
-            self._lines.put((descriptor, line), timeout=0 if self._num_left_out else PATIENCE_S)
+            self._lines.put((descriptor, line), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
         except queue.Full:
-            self._num_left_out += 1
+            self._num_dropped += 1
             return
         if descriptor == 1:
             self._last.append(line)
-        if self._num_left_out:
-            note = f"[{self._name}] {self._num_left_out} lines were left out here; the ranks' logs have them\n"
+        if self._num_dropped:
+            note = f"[{self._name}] {self._num_dropped} lines were left out here; the ranks' logs have them\n"
             with contextlib.suppress(queue.Full):
                 self._lines.put_nowait((2, note.encode()))
-                self._num_left_out = 0
+                self._num_dropped = 0
 
-    def has_just_said(self, line: str) -> bool:
-        """Whether it is among the last lines of the ranks that a person has before their eyes."""
-        return line in [said.decode(errors="replace") for said in tuple(self._last)]
+    def recently_shown(self, line: str) -> bool:
+        """Whether ``line`` is among the last lines of the ranks on stdout."""
+        return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
         """Wait until all is written, unless the reader is stuck."""
@@ -90,7 +92,7 @@ class Console:
 
     def _write(self) -> None:
         descriptor, line = self._lines.get()
-        with contextlib.suppress(OSError):  # the reader is gone: the files go on
+        with contextlib.suppress(OSError):  # the reader is gone: only the files remain
             while line:
                 line = line[os.write(descriptor, line) :]
         self._lines.task_done()
@@ -108,11 +110,11 @@ class RankLogs:
         self._open: set[Pipe] = set()
         self._new: queue.SimpleQueue[Pipe] = queue.SimpleQueue()
         self._pipes: list[Pipe] = []  # of the present attempt
-        self._turn = threading.Lock()  # of who hands lines on: the thread, or the verdict
+        self._lock = threading.Lock()  # held while lines are passed on: by the thread, or by the decision
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, path: Path) -> int:
-        """A descriptor for the rank to write to, to be closed here once the rank has it. Raises OSError."""
+        """Return a descriptor for the rank to write to; the caller closes it once the rank has it. Raises OSError."""
         read, write = os.pipe()
         pipe = Pipe(read, path, rank, f"[node{self._node} rank{rank}] ".encode(), self._console)
         self._open.add(pipe)
@@ -121,58 +123,58 @@ class RankLogs:
         os.write(self._wake_write, b"+")
         return write
 
-    def judge(self, outcome: Outcome) -> None:
-        """Show what was held of the rank that is to blame, and no more of its peers' words.
+    def show_failed_rank(self, outcome: Outcome) -> None:
+        """Show the held lines of the rank that failed first, and no more lines of its peers.
 
-        Of a stop all is shown, and of a lost node: what the others say is then all there is.
+        After a stop, or a lost node, all lines are shown: there is no other information.
         """
-        echoes = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
-        with self._turn:
+        has_culprit = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
+        with self._lock:
             for pipe in self._pipes:
-                if pipe.rank != outcome.rank and echoes:
-                    pipe.manners.silence()
+                if pipe.rank != outcome.rank and has_culprit:
+                    pipe.log_filter.suppress()
             self._show_held()
 
     def end_attempt(self) -> None:
-        """There is no more to be judged of these ranks: what is held is shown."""
-        with self._turn:
+        """Show all held lines: no decision follows."""
+        with self._lock:
             self._show_held()
 
-    def forget(self, *, in_a_hurry: bool) -> None:
-        """The attempt is over: say where the words are that were not shown, unless the ranks start again at once."""
-        if not in_a_hurry:
-            self.drain(LAST_WORDS_S)
-        with self._turn:
-            paths = [pipe.path for pipe in self._pipes if pipe.manners.num_left_out]
+    def close_attempt(self, *, restarting: bool) -> None:
+        """End the attempt; log where the suppressed lines are, unless the ranks start again at once."""
+        if not restarting:
+            self.drain(DRAIN_S)
+        with self._lock:
+            paths = [pipe.path for pipe in self._pipes if pipe.log_filter.num_suppressed]
             self._pipes.clear()
-        if paths and not in_a_hurry:
+        if paths and not restarting:
             names = [path.name for path in paths]
             logs = ", ".join(names) if len(names) <= 8 else f"{names[0]} to {names[-1]}"
-            self._console.say(f"what other ranks said as they went down is in {paths[0].parent}: {logs}")
+            self._console.log(f"the output of the other ranks, which failed after it, is in {paths[0].parent}: {logs}")
 
     def _show_held(self) -> None:
         for pipe in self._pipes:
-            pipe.show(pipe.manners.acquit())
+            pipe.show(pipe.log_filter.release())
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until every rank's output has ended and is written."""
+        """Wait until the output of all ranks has ended and is written."""
         deadline = time.monotonic() + timeout_s
         while self._open and time.monotonic() < deadline:
             time.sleep(0.005)
 
     def _run(self) -> None:
         while True:
-            holds = any(pipe.manners.holds for pipe in tuple(self._pipes))
-            events = self._selector.select(LOOK_S if holds else None)
-            with self._turn:
-                self._hand_on(events)
+            is_holding = any(pipe.log_filter.is_holding for pipe in tuple(self._pipes))
+            events = self._selector.select(HELD_POLL_S if is_holding else None)
+            with self._lock:
+                self._process(events)
 
-    def _hand_on(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
+    def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
         for pipe in tuple(self._pipes):
-            pipe.show(pipe.manners.due(time.monotonic()))
+            pipe.show(pipe.log_filter.release_due(time.monotonic()))
         for key, _ in events:
             if key.data is None:
-                os.read(self._wake_read, CHUNK)
+                os.read(self._wake_read, CHUNK_BYTES)
                 while not self._new.empty():
                     pipe = self._new.get()
                     self._selector.register(pipe.descriptor, selectors.EVENT_READ, pipe)
@@ -189,41 +191,41 @@ class Pipe:
         self.descriptor = descriptor
         self.path = path
         self.rank = rank
-        self.manners = Manners()
+        self.log_filter = LogFilter()
         self._file = path.open("ab", buffering=0)
         self._prefix = prefix
         self._console = console
         self._rest = b""
 
     def read(self) -> bool:
-        """Take what is there. False at its end."""
-        data = os.read(self.descriptor, CHUNK)
+        """Read what is available. False at the end of file."""
+        data = os.read(self.descriptor, CHUNK_BYTES)
         with contextlib.suppress(OSError):  # a full disk must not stop the training
             self._file.write(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > CHUNK or (self._rest and not data):
+        if len(self._rest) > CHUNK_BYTES or (self._rest and not data):
             lines, self._rest = [*lines, self._rest], b""
-        self.show(self.manners.hear(lines, time.monotonic()))
+        self.show(self.log_filter.accept(lines, time.monotonic()))
         return bool(data)
 
     def show(self, lines: list[bytes]) -> None:
-        """Hand them on to the console."""
+        """Pass lines on to the console."""
         for line in lines:
-            self._console.put(1, self._prefix + without_torchs_prefix(line, self.rank) + b"\n")
+            self._console.put(1, self._prefix + strip_torch_prefix(line, self.rank) + b"\n")
 
     def close(self) -> None:
-        """Let go of both ends."""
+        """Close both ends."""
         os.close(self.descriptor)
         self._file.close()
 
 
-def without_torchs_prefix(line: bytes, rank: int) -> bytes:
-    """A rank's line without the ``[rank3]: `` of torch's own, where ours stands before it."""
+def strip_torch_prefix(line: bytes, rank: int) -> bytes:
+    """Return a rank's line without torch's own prefix ``[rank3]: ``, since ddprun adds its own."""
     return re.sub(rb"^\[rank%d\]: ?" % rank, b"", line)
 
 
 def last_lines(path: Path, num_lines: int) -> list[str]:
-    """The end of a log, for a final message; nothing where it cannot be read."""
+    """Return the last lines of a log; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -232,9 +234,76 @@ def last_lines(path: Path, num_lines: int) -> list[str]:
         return []
 
 
-def last_error(path: Path) -> str:
-    """A rank's own last word in its log: the line after a traceback, or ddptrain's; empty where there is none."""
-    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in last_lines(path, 200) if line.strip()]  # torch's prefix
+def last_error(node_dir: Path, rank: int) -> str:
+    """Return a rank's error: of its error file, else the line after a traceback in its log; empty: it left none."""
+    message = read_error(node_dir / rank_error(rank))
+    if message is not None:
+        return _shorten(message.strip().partition("\n")[0])
+    log = last_lines(node_dir / rank_log(rank), 200)
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in log if line.strip()]  # torch's prefix
     last = lines[-1] if lines else ""
     raised = "Traceback (most recent call last):" in lines and re.match(r"[A-Za-z_][\w.]*(: |$)", last)
-    return last[:LONGEST_WORD] if raised or last.startswith("ddptrain: ") else ""
+    return _shorten(last) if raised else ""
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 1]}…"
+
+
+class LogFilter:
+    """Holds back the lines of a crash until it is known which rank failed first. Pure.
+
+    When one rank fails, its peers lose their connections and each prints a traceback about it before the first failure
+    is known: seven of eight tracebacks are consequences, and they hide the cause. So from the first line of a crash on,
+    a rank's lines are held back from the console. The decision releases those of the rank that failed first, right
+    before the reason, and leaves the others in their files. If no decision comes in time (the script caught its error,
+    or several ranks did) all lines are shown. Lines before a crash are never held, and none when a run is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._until: float | None = None  # None: nothing is held
+        self._suppressed = self._released = False
+        self.num_suppressed = 0
+
+    def accept(self, lines: list[bytes], now: float) -> list[bytes]:
+        """Take new lines; return those that may be shown now."""
+        if self._suppressed:
+            self.num_suppressed += len(lines)
+            return []
+        if self._released:
+            return lines
+        if self._until is None:
+            first = next((number for number, line in enumerate(lines) if CRASH_START.match(line)), None)
+            if first is None:
+                return lines
+            self._until = now + HOLD_S
+            self._held = lines[first:]
+            return lines[:first]
+        self._held += lines
+        return self.release_due(now)
+
+    def release_due(self, now: float) -> list[bytes]:
+        """Return the held lines if they have been held long enough."""
+        if self._until is not None and (now > self._until or len(self._held) > MAX_HELD_LINES):
+            return self._release()
+        return []
+
+    def _release(self) -> list[bytes]:
+        held, self._held, self._until = self._held, [], None
+        return held
+
+    def suppress(self) -> None:
+        """Drop the held lines and all that follow: they are consequences of another rank's failure."""
+        self.num_suppressed += len(self._release())
+        self._suppressed = True
+
+    def release(self) -> list[bytes]:
+        """Return the held lines; hold none from now on. Suppressed lines stay suppressed."""
+        self._released = True
+        return self._release()
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether lines are held."""
+        return self._until is not None

@@ -1,30 +1,36 @@
-"""What this machine has: cores that may be used, GPUs. It knows nothing of runs; never torch."""
+"""The machine of this node: its GPUs, cores for each rank, and limits that may harm a training.
+
+It knows nothing of runs and never imports torch: CUDA must not be initialised before ddprun forks.
+"""
 
 import contextlib
 import ipaddress
 import os
+import resource
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ddpwire.machine import visible_devices
+
+BindingMode = Literal["none", "node", "socket", "exclusive", "core-complex"]
+BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
+Cores = frozenset[int]
+SYSFS = Path("/sys")
+OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # then OpenMP binds the threads
+GIB, MIB = 1 << 30, 1 << 20
+SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
+MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
+MIN_OPEN_FILES = 1024
+OPEN_FILES_PER_RANK = 4  # node 0 holds the connections of all ranks to its stores
+MIN_MEMLOCK = 64 * MIB  # the minimum for the queues of an InfiniBand card
 
 
-def usable_cores() -> int:
-    """Cores that this process may use: its affinity, cut by the cgroup's quota; at least 1."""
-    cores = float(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1)
-    with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores, int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 is no quota
-        quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
-        if quota_us > 0:
-            cores = min(cores, quota_us / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()))
-    return max(1, int(cores))
-
-
-def gpus() -> int:
-    """GPUs that a rank would see, by NVML and CUDA_VISIBLE_DEVICES; 0 where there is no driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([device for device in visible.split(",") if device.strip() not in ("", "-1")])
+def count_gpus() -> int:
+    """Return how many GPUs a rank sees, by NVML and CUDA_VISIBLE_DEVICES; without NVML by that variable alone."""
+    visible = _visible_devices()
     try:
         import pynvml
 
@@ -32,8 +38,11 @@ def gpus() -> int:
         count: int = pynvml.nvmlDeviceGetCount()
         pynvml.nvmlShutdown()
     except Exception:  # no driver, or no library: NVML has an error for each
-        return 0
-    return count
+        return len(visible or ())
+    if visible is None:
+        return count
+    absent = (place for place, device in enumerate(visible) if device.isdecimal() and int(device) >= count)
+    return next(absent, len(visible))
 
 
 def is_loopback(host: str) -> bool:
@@ -42,3 +51,251 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def plan_affinity(
+    mode: BindingMode | None,
+    local_world_size: int,
+    find_gpus: Callable[[], tuple[str, ...]],
+    environ: Mapping[str, str],
+    sysfs: Path = SYSFS,
+) -> tuple[Cores, ...]:
+    """Return the cores that each local rank may run on; empty: the ranks are not bound.
+
+    The modes are those of torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program
+    and asks CUDA for the GPU's address, which is not possible before a fork; here GPUs are given as PCI addresses. A
+    rank without a GPU gets its NUMA node by its local rank.
+
+    By default only ranks with a GPU each are bound, to its NUMA node, and only where there are several (decision 0005).
+    """
+    if sys.platform != "linux" or mode == "none":
+        return ()
+    try:
+        nodes = _numa_nodes(sysfs, frozenset(os.sched_getaffinity(0)))
+        if mode is None and (len(nodes) < 2 or any(name in environ for name in OPENMP_BINDING)):
+            return ()
+        gpus = find_gpus()
+        if mode is None and len(gpus) < local_world_size:
+            return ()
+        homes = [
+            _numa_node(local_rank, local_world_size, gpus, sorted(nodes), sysfs)
+            for local_rank in range(local_world_size)
+        ]
+        return tuple(
+            _rank_cores(mode or "node", local_rank, homes, nodes, sysfs) for local_rank in range(local_world_size)
+        )
+    except (OSError, ValueError, LookupError):  # unknown topology, or none of the cores near a GPU is ours
+        return ()
+
+
+def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
+    """Return the cores of each NUMA node that this process may use, by its affinity mask."""
+    found = {
+        int(path.name.removeprefix("node")): parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed
+        for path in sysfs.glob("devices/system/node/node[0-9]*")
+    }
+    return {number: cores for number, cores in found.items() if cores}
+
+
+def _numa_node(local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path) -> int:
+    """Return the NUMA node of a rank: its GPU's; without a GPU, ranks are spread evenly over the nodes in order."""
+    if local_rank < len(gpus):
+        home = int(_read_sysfs(sysfs / "bus/pci/devices" / gpus[local_rank] / "numa_node"))
+        return nodes[0] if home == -1 and len(nodes) == 1 else home  # -1: unknown to the firmware
+    return nodes[local_rank * len(nodes) // local_world_size]
+
+
+def _rank_cores(mode: BindingMode, local_rank: int, homes: list[int], nodes: Mapping[int, Cores], sysfs: Path) -> Cores:
+    home = homes[local_rank]
+    cores = nodes[home]
+
+    def topology(core: int, what: str) -> str:
+        return _read_sysfs(sysfs / f"devices/system/cpu/cpu{core}/{what}")
+
+    if mode == "socket":
+        socket = topology(min(cores), "topology/physical_package_id")
+        same = (own for own in nodes.values() if topology(min(own), "topology/physical_package_id") == socket)
+        return frozenset[int]().union(*same)
+    neighbours = [rank for rank, other in enumerate(homes) if other == home]
+    place = neighbours.index(local_rank)
+    if mode == "core-complex":
+        caches = _group_cores(cores, lambda core: parse_cpu_list(topology(core, "cache/index3/shared_cpu_list")))
+        caches.sort(key=len, reverse=True)  # the largest first; the sort is stable
+        return caches[place % len(caches)]
+    if mode == "exclusive":
+        physical = _group_cores(cores, lambda core: parse_cpu_list(topology(core, "topology/thread_siblings_list")))
+        first, last = (len(physical) * edge // len(neighbours) for edge in (place, place + 1))
+        if first == last:
+            raise ValueError("fewer cores than ranks")
+        return frozenset[int]().union(*physical[first:last])
+    return cores
+
+
+def _group_cores(cores: Cores, key: Callable[[int], Cores]) -> list[Cores]:
+    """Return the groups of cores that share a key, ordered by their first core."""
+    return sorted({key(core) & cores for core in cores}, key=min)
+
+
+def _read_sysfs(path: Path) -> str:
+    return path.read_text().strip()
+
+
+def parse_cpu_list(ranges: str) -> Cores:
+    """Parse a list in the kernel's format: ``0-2,5`` is 0, 1, 2, 5."""
+    pairs = (part.split("-") for part in ranges.split(",") if part)
+    return frozenset(core for pair in pairs for core in range(int(pair[0]), int(pair[-1]) + 1))
+
+
+def format_cpu_list(cores: Iterable[int]) -> str:
+    """Format cores as ``parse_cpu_list`` reads them."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and runs[-1][-1] == core - 1:
+            runs[-1][1:] = [core]
+        else:
+            runs.append([core])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def describe_affinity(bound: tuple[Cores, ...]) -> str:
+    """Describe in one line which rank is bound to which cores."""
+    return "; ".join(f"local rank {rank} to cores {format_cpu_list(cores)}" for rank, cores in enumerate(bound))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU, as NVML describes it."""
+
+    index: int
+    ecc_errors: int  # uncorrected ones since the driver was loaded
+    pids: tuple[int, ...]  # processes that compute on it
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineHealth:
+    """Resources and limits of this machine. None: it does not exist here."""
+
+    shm_bytes: int | None
+    memlock_bytes: int | None  # None: unlimited
+    open_files: int | None  # None: unlimited
+    num_gpus: int
+    gpus: tuple[Gpu, ...] = ()
+
+
+def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> tuple[str, ...]:
+    """Return a line for each limit that is likely to harm the training; none of them stops it. Pure."""
+    return tuple(_health_warnings(machine, local_world_size, num_nodes, device))
+
+
+def _health_warnings(machine: MachineHealth, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
+    shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
+    if machine.shm_bytes is not None and machine.shm_bytes < shm:
+        yield (
+            f"{SHM_DIR} has {machine.shm_bytes // MIB} MiB, and DataLoader workers die when it is full: "
+            f"{shm // MIB} MiB is right for {local_world_size} rank{'s' * (local_world_size > 1)} "
+            f"(docker run --shm-size, or in Kubernetes an emptyDir with medium: Memory)"
+        )
+    open_files = max(MIN_OPEN_FILES, local_world_size * num_nodes * OPEN_FILES_PER_RANK)
+    if machine.open_files is not None and machine.open_files < open_files:
+        yield f"{machine.open_files} open files are allowed, {open_files} may be needed: ulimit -n {open_files}"
+    if machine.num_gpus and num_nodes > 1 and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
+        yield (
+            f"{machine.memlock_bytes // 1024} KiB may be locked in memory, and without more NCCL leaves InfiniBand "
+            f"for TCP: ulimit -l unlimited, before the container starts"
+        )
+    if device == "cuda" and machine.num_gpus < local_world_size:
+        gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
+        yield f"{local_world_size} ranks on CUDA, but {gpus}: ranks will share, or fail"
+    for gpu in machine.gpus:
+        if gpu.ecc_errors:
+            yield f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors: see nvidia-smi -q -d ECC"
+        if gpu.pids:
+            yield f"GPU {gpu.index} is used by others too: pid {', '.join(map(str, gpu.pids))}"
+
+
+def read_health(num_gpus: int) -> MachineHealth:
+    """Read the present state of this machine."""
+    shm = None
+    with contextlib.suppress(OSError):
+        status = os.statvfs(SHM_DIR)
+        shm = status.f_blocks * status.f_frsize
+    return MachineHealth(
+        shm_bytes=shm,
+        memlock_bytes=_resource_limit(resource.RLIMIT_MEMLOCK),
+        open_files=_resource_limit(resource.RLIMIT_NOFILE),
+        num_gpus=num_gpus,
+        gpus=_read_gpus() if num_gpus else (),
+    )
+
+
+def _resource_limit(which: int) -> int | None:
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def driver_version() -> str | None:
+    """Return the version of the GPUs' driver; None: there is none."""
+    with contextlib.suppress(Exception):  # no driver, no library, an old driver: NVML has an error for each
+        import pynvml
+
+        pynvml.nvmlInit()
+        return str(pynvml.nvmlSystemGetDriverVersion())
+    return None
+
+
+def _read_gpus() -> tuple[Gpu, ...]:
+    """Return the GPUs that a rank sees; none if NVML cannot describe them all."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        return tuple(_read_gpu(pynvml, handle) for handle in _visible_handles(pynvml))
+    return ()
+
+
+def pci_addresses() -> tuple[str, ...]:
+    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; none if NVML lacks any."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            found = [pynvml.nvmlDeviceGetPciInfo(handle).busId for handle in _visible_handles(pynvml)]
+        finally:
+            pynvml.nvmlShutdown()  # ddprun may still fork
+        return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
+    return ()
+
+
+def pci_address(bus_id: str) -> str:
+    """Convert NVML's 00000000:3B:00.0 into the kernel's 0000:3b:00.0."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+def _visible_devices() -> tuple[str, ...] | None:
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if variable is None else visible_devices(variable)
+
+
+def _visible_handles(nvml: Any) -> list[Any]:
+    visible = _visible_devices()
+    if visible is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    return [
+        nvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(device)
+        for device in visible
+    ]
+
+
+def _read_gpu(nvml: Any, handle: Any) -> Gpu:
+    ecc_errors = 0
+    with contextlib.suppress(nvml.NVMLError):  # a card without ECC
+        ecc_errors = nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        )
+    return Gpu(
+        index=nvml.nvmlDeviceGetIndex(handle),
+        ecc_errors=ecc_errors,
+        pids=tuple(process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)),
+    )

@@ -1,8 +1,8 @@
-"""The road of a node: contract → lock → bring-up → outcome. It decides their order, and how ddprun itself ends.
+"""The steps of a node: configuration, lock, fork, bring-up, outcome; and how ddprun itself ends.
 
-Signals are listened to first. Nothing heavy is imported before the node has its lock and its node.json, and has found
-its way to node 0: what is wrong with that is said at once. No thread is alive when the ranks' keeper is forked, whose
-forks are the ranks.
+Signals are handled first. Nothing heavy is imported before the node has its lock and its node.json and has found a
+route to node 0, so that errors up to there are reported at once. No thread is alive when the ranks' supervisor is
+forked, whose forks are the ranks (decision 0003).
 """
 
 import contextlib
@@ -15,50 +15,48 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
-from ddprun import contract as contracts
-from ddprun import deadline, machine, options, preflight, progress, zygote
-from ddprun.contract import Contract
-from ddprun.errors import NodeError, refused
-from ddprun.farewell import farewell
-from ddprun.journal import Journal
-from ddprun.logs import NUM_LAST_LINES, Console, last_lines, without_torchs_prefix
-from ddprun.losses import Losses
-from ddprun.nodedir import NodeDir, claim, leave_word
-from ddprun.push import push
-from ddprun.ranks import Ranks
-from ddprun.registration import deregister
-from ddprun.report import Report
-from ddprun.share import share, told
-from ddprun.signals import Signals
-from ddprun.stop import before_the_ranks
+from ddprun import fork_server, machine, node_config, options, preflight, progress
+from ddprun.errors import NodeError, node_error
+from ddprun.logs import NUM_LAST_LINES, Console, last_lines, strip_torch_prefix
+from ddprun.node_config import NodeConfig
+from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
+from ddprun.preflight import PreflightReport
+from ddprun.rank_environment import allocate_resources, describe_allocation
+from ddprun.recovery import Downtime
+from ddprun.registration import deregister, push_outcome
+from ddprun.termination import Signals, stopped_before_start
+from ddprun.workers import Workers
 from ddpwire import names
 from ddpwire.exits import Exit
-from ddpwire.folder import rank_log
-from ddpwire.node import NodeState
-from ddpwire.outcome import Outcome
+from ddpwire.machine import usable_cores
+from ddpwire.run_files import NodeState, Outcome, rank_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
+MEASURING_THREADS = ("clock", "history", "metrics", "resolver")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
-    """How this node takes its leave, whichever thread says so; the first to say it has the word."""
+class NodeExit:
+    """Ends this process with an outcome. Any thread may call it; only the first call counts."""
 
-    contract: Contract
+    config: NodeConfig
     folder: NodeDir
     journal: Journal
     console: Console
     once: threading.Lock
 
     def __call__(self, outcome: Outcome) -> NoReturn:
-        """Write the outcome, say it, and end at once: to take the interpreter down costs a second with torch in it."""
+        """Write and log the outcome, and exit at once: to finalize an interpreter with torch takes a second."""
         self.once.acquire()
-        node = self.contract.node_rank
+        if self.folder.requeues:  # also for an outcome that the nodes did not agree on
+            outcome = self.folder.requeues.limit(outcome)
+        node = self.config.node_rank
         self.journal.update(state="failed" if outcome.code else "succeeded")
-        self.journal.tell(
+        self.journal.emit(
             "node_ended",
             code=outcome.code,
             cause=outcome.cause,
@@ -68,19 +66,20 @@ class Ending:
         try:
             outcome.write(self.folder.path)
         except OSError as error:
-            self.console.say(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
-        deregister(self.contract)
-        push(self.contract, outcome, started=self.journal.state.started, say=self.console.say)
+            self.console.log(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
+        deregister(self.config)
+        push_outcome(self.config, outcome, started=self.journal.state.started, log=self.console.log)
         if outcome.code:
             if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
                 log = last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES)
-                lines = [without_torchs_prefix(line.encode(), outcome.rank).decode() for line in log]
-                if lines and not self.console.has_just_said(f"[node{node} rank{outcome.rank}] {lines[-1]}\n"):
-                    for line in lines:
-                        self.console.say(f"rank {outcome.rank} said: {line}")
-            here = self.contract.on_one_machine
-            if word := farewell(outcome, node=node, folder=self.folder.path, on_one_machine=here):
-                self.console.say(word)
+                lines = [strip_torch_prefix(line.encode(), outcome.rank).decode() for line in log]
+                shown = [f"[node{node} rank{outcome.rank}] {line}\n" for line in lines]
+                if shown and not self.console.recently_shown(shown[-1]):
+                    for line in shown:
+                        self.console.put(1, line.encode())
+            here = self.config.on_one_machine
+            if message := exit_message(outcome, node=node, folder=self.folder.path, on_one_machine=here):
+                self.console.log(message)
         elif self.folder.is_temporary:
             shutil.rmtree(self.folder.path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
@@ -88,79 +87,134 @@ class Ending:
 
 
 def main() -> NoReturn:
-    """Run one node and end the process with the outcome's code."""
-    signals = Signals(on_stop=lambda number: os._exit(128 + number), on_pass=lambda _: None)
-    asked = options.parse(sys.argv[1:])
+    """Run one node and exit with the outcome's code."""
+    signals = Signals(on_stop=lambda number: os._exit(128 + number), on_forward=lambda _: None)
+    args = options.parse(sys.argv[1:])
+    node_rank = os.environ.get(names.NODE_RANK) or os.environ.get("SLURM_NODEID")
     try:
-        contract = contracts.read(asked, os.environ, count, now=time.time())
-        node = contract.node_rank
-        state = NodeState(run=contract.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
-        if contract.lifeline_fd is not None:
-            signals.watch_lifeline(contract.lifeline_fd)
-        folder = claim(contract, state)
+        config = node_config.read_config(args, os.environ, count_ranks, now=time.time())
+        node = config.node_rank
+        node_rank = str(node)
+        node_config.check_program(config, alone=True)
+        state = NodeState(run=config.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
+        if config.lifeline_fd is not None:
+            signals.watch_lifeline(config.lifeline_fd)
+        folder = claim_node_dir(config, state)
     except NodeError as error:
         print(f"ddprun: {error}", file=sys.stderr)
-        leave_word(error.outcome, asked.run_dir or os.environ.get(names.RUN_DIR), os.environ.get(names.NODE_RANK))
+        write_early_outcome(
+            error.outcome,
+            args.run_dir or os.environ.get(names.RUN_DIR),
+            node_rank,
+        )
         sys.exit(error.outcome.code)
     console = Console(f"node{node}")
     journal = Journal(folder.path, state, console)
-    end = Ending(contract=contract, folder=folder, journal=journal, console=console, once=threading.Lock())
-    signals.on_stop = lambda number: end(before_the_ranks(number, node))
-    losses = Losses(
-        began_at=time.monotonic(), requeued_s=max(0.0, state.started - folder.before.heard_at) if folder.before else 0.0
+    end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
+    signals.on_stop = lambda number: end(stopped_before_start(number, node))
+    threading.excepthook = lambda args: end_on_thread_error(args, end)
+    downtime = Downtime(
+        began_at=time.monotonic(),
+        requeued_s=max(0.0, state.started - folder.previous_run.heard_at) if folder.previous_run else 0.0,
     )
-    journal.tell("node_started", host=socket.gethostname(), pid=state.pid, **losses.requeued)
+    journal.emit("node_started", host=socket.gethostname(), pid=state.pid, **downtime.requeued)
 
-    report = Report(journal.say, quiet=contract.on_one_machine)
+    report = PreflightReport(journal.log, quiet=config.on_one_machine)
 
     def run() -> Outcome:
-        own = share(contract, os.environ)
-        way: preflight.Way | None = None
+        resources = allocate_resources(config, os.environ)
+        route: preflight.Route | None = None
         try:
-            if not contract.patient:
-                way = preflight.find_way(contract, report)
-            if contract.forks:
-                with progress.of_imports(console.say_at_once, "importing torch"):
-                    zygote.warm(own.threads)
-            ranks = Ranks(lock_fd=folder.lock_fd, fork=contract.forks)
+            if not config.retries_network:
+                route = preflight.find_route(config, report)
+            if config.forks:
+                with progress.import_progress(console.log_now, "importing torch"):
+                    fork_server.preload_torch(resources.threads)
+            workers = Workers(lock_fd=folder.lock_fd, fork=config.forks)
         finally:
             signals.listen()
             console.start()
-        for line in filter(None, (*options.accepted(asked), told(contract, own))):
-            journal.say(line)
-        if contract.deadline is not None:
-            deadline.watch(
-                contract.deadline, started=state.started, grace_s=contract.grace_s, ask=signals.stop, say=console.say
+        for line in filter(None, (*options.accepted(args), describe_allocation(config, resources))):
+            journal.log(line)
+        if config.deadline is not None:
+            node_config.watch_deadline(
+                config.deadline,
+                started=state.started,
+                grace_s=config.grace_s,
+                request_stop=signals.stop,
+                log=console.log,
             )
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
         from ddprun.bringup import bring_up
 
-        way = way or preflight.find_way(contract, report)
-        return bring_up(contract, way, own, folder, ranks, signals, journal, console, report, losses)
+        route = route or preflight.find_route(config, report)
+        return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
-    outcome = guarded(run, folder)
+    outcome = run_guarded(run, folder)
     if outcome.code:
         report.failed(outcome.message)
-    if contract.check_only:
+    if config.check_only:
         console.put(1, report.table().encode())
     end(outcome)
 
 
-def count(kind: str) -> int:
-    """How many ranks 'gpu' and 'cpu' mean here."""
-    return machine.gpus() if kind == "gpu" else machine.usable_cores()
+def count_ranks(kind: str) -> int:
+    """Return how many ranks 'gpu' and 'cpu' mean on this machine."""
+    return machine.count_gpus() if kind == "gpu" else usable_cores()
 
 
-def guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
-    """The outcome of ``run``, also when it ends in an error; a fault of ours leaves its traceback in a file."""
+def run_guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
+    """Return the outcome of ``run``, also if it raises; the traceback of an unexpected error is written to a file."""
     try:
         return run()
     except NodeError as error:
         return error.outcome
     except Exception as error:
-        crash = folder.path / CRASH_LOG
-        with contextlib.suppress(OSError):
-            crash.write_text(traceback.format_exc())
-        what = (str(error).splitlines() or [""])[0]
-        message = f"a fault of ddprun: {type(error).__name__}: {what} (traceback in {crash})"
-        return refused(Exit.SOFTWARE, "internal", message).outcome
+        return crash_outcome(error, folder)
+
+
+def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
+    """Return the outcome of an unexpected error, whose traceback is written to a file."""
+    crash = folder.path / CRASH_LOG
+    with contextlib.suppress(OSError):
+        crash.write_text("".join(traceback.format_exception(error)))
+    what = (str(error).splitlines() or [""])[0]
+    message = f"a fault of ddprun: {type(error).__name__}: {what} (traceback in {crash})"
+    return node_error(Exit.SOFTWARE, "internal", message).outcome
+
+
+def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
+    """End the node when one of its threads ends with an exception. Without those that only measure it goes on."""
+    name = args.thread.name if args.thread else ""
+    error = args.exc_value
+    if error is None or args.exc_type is SystemExit:
+        return
+    if name in MEASURING_THREADS:
+        end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training goes on")
+        return
+    end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))
+
+
+def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool) -> str:
+    """Return the last line of ``node``, whose folder this is; empty: another node logs the reason.
+
+    All nodes' lines are read together, so only the node concerned logs the reason: eight copies, seven of them beside
+    the wrong logs, would hide it. Readers of a single node's lines (of a pod) are told where to look. Pure.
+    """
+    reporter = _reporting_node(outcome)
+    if reporter not in (None, node) and outcome.node != node:
+        why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
+        why = why if outcome.node is not None else f"node {reporter}, which says why"
+        return "" if on_one_machine else f"ends with {why} (exit code {outcome.code}; logs of this node in {folder})"
+    logs = f"logs in {folder}"
+    # After a stop no rank's log explains the end, whichever ended first.
+    if outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":
+        logs = f"the log of rank {outcome.rank} is {folder / rank_log(outcome.rank)}"
+    return f"{outcome.message} (exit code {outcome.code}; {logs})"
+
+
+def _reporting_node(outcome: Outcome) -> int | None:
+    """Return the node that logs the reason; None: every node does."""
+    if outcome.rank is not None:
+        return 0 if outcome.node is None else outcome.node
+    return 0 if outcome.cause == "node_lost" and outcome.node else None

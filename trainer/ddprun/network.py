@@ -1,24 +1,24 @@
-"""The way from this machine to another: name, address, interface, and a sentence for what is in between.
+"""Names, addresses, interfaces and TCP ports of this machine, and what is wrong when one cannot be used.
 
-It knows nothing of runs. Every question has a time-out: a name server that is silent keeps nobody.
+It knows nothing of runs. Every request has a timeout: a name server that does not answer blocks nobody.
 """
 
 import contextlib
 import errno
 import ipaddress
+import os
+import random
 import socket
 import threading
 from pathlib import Path
 
-import psutil
+CONNECT_TIMEOUT_S = 4.0  # longer than ARP takes to find nobody (3 s)
+MIN_CONNECT_TIMEOUT_S = 0.2
+ARP_TABLE = Path("/proc/net/arp")
+INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered, see proc(5)
 
-REACH_S = 4.0  # longer than ARP takes to find nobody (3 s)
-LEAST_S = 0.2
-NEIGHBOURS = Path("/proc/net/arp")
-NOBODY = "0x0"  # the flags of an address that was asked for and has not answered, see proc(5)
-
-# What a failed connection means, as a person asks it. Linux tells these apart.
-MEANINGS = {
+# What each error of a failed connection means. Linux distinguishes these.
+ERROR_MEANINGS = {
     errno.ECONNREFUSED: "refused the connection: nothing listens there yet, or a firewall resets it",
     errno.ECONNRESET: "took the connection and reset it: a proxy, or a firewall, is in between",
     errno.ETIMEDOUT: "does not answer: a firewall drops what is sent, or the address is another network's",
@@ -28,48 +28,56 @@ MEANINGS = {
     errno.EACCES: "cannot be reached: a rule of this machine forbids it",
     errno.EPERM: "cannot be reached: a firewall of this machine forbids it",
 }
+# Above Linux's ephemeral range, so that no outgoing connection takes one of them meanwhile.
+FREE_PORT_RANGE = range(61000, 65536)
+LISTEN_BACKLOG = 1024
+TCP_LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
 
 
 def resolve(host: str, *, timeout_s: float) -> str:
-    """The address of ``host``. Raises OSError; a name server that does not answer in time is a TimeoutError."""
-    answers: list[str | OSError] = []
+    """Return the address of ``host``. Raises OSError, and TimeoutError if the name server does not answer in time."""
+    results: list[str | OSError] = []
 
-    def ask() -> None:
+    def look_up() -> None:
         try:
-            answers.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
+            results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
         except OSError as error:
-            answers.append(error)
+            results.append(error)
         except UnicodeError:  # a label that is empty or too long
-            answers.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
+            results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
 
-    asking = threading.Thread(target=ask, name="resolver", daemon=True)
-    asking.start()
-    asking.join(timeout_s)
-    if not answers:
+    resolver = threading.Thread(target=look_up, name="resolver", daemon=True)
+    resolver.start()
+    resolver.join(timeout_s)
+    if not results:
         raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer")
-    if isinstance(answers[0], OSError):
-        raise answers[0]
-    return answers[0]
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return results[0]
 
 
 def source_address(address: str) -> str:
-    """The address of this machine from which ``address`` is reached. Raises OSError where no route leads there."""
+    """Return the address of this machine from which ``address`` is reached. Raises OSError if there is no route."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: it only looks up the route
         return str(probe.getsockname()[0])
 
 
-def interface(address: str) -> str | None:
-    """The interface that owns ``address``; None: no address of this machine, or of none that is named."""
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has ``address``; None: it is not an address of this machine."""
+    import psutil  # lazily: nodectl imports this module and must start quickly
+
     for name, owned in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in owned):
             return name.partition(":")[0]  # eth0:1 is an alias of eth0
     return None
 
 
-def addresses() -> str:
-    """The addresses of this machine, as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
+def local_addresses() -> str:
+    """Return the addresses of this machine, as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
+    import psutil  # lazily: nodectl imports this module and must start quickly
+
     own = [
         f"{one.address} ({name})"
         for name, owned in psutil.net_if_addrs().items()
@@ -79,29 +87,108 @@ def addresses() -> str:
     return " and ".join(own[:4]) or "none but the loopback"
 
 
-def reach(address: str, port: int, *, timeout_s: float = REACH_S) -> None:
-    """Whether somebody listens there. Raises OSError."""
+def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    """Connect once, to check that a process listens there. Raises OSError."""
     try:
-        socket.create_connection((address, port), timeout=max(LEAST_S, min(REACH_S, timeout_s))).close()
+        socket.create_connection(
+            (address, port), timeout=max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
+        ).close()
     except TimeoutError:
-        if _is_nobody(address):  # the kernel would say so after 3 s
+        if _is_unanswered(address):  # the kernel would say so after 3 s
             raise OSError(errno.EHOSTUNREACH, "no route to host") from None
         raise
 
 
-def _is_nobody(address: str) -> bool:
-    """Whether this machine asks its own network for ``address``, and nobody answers."""
+def _is_unanswered(address: str) -> bool:
+    """Whether ``address`` is on the local network and does not answer ARP requests."""
     with contextlib.suppress(OSError):  # another system than Linux
-        rows = [line.split() for line in NEIGHBOURS.read_text().splitlines()]
-        return any(row[0] == address and row[2] == NOBODY for row in rows)
+        rows = [line.split() for line in ARP_TABLE.read_text().splitlines()]
+        return any(row[0] == address and row[2] == INCOMPLETE_ENTRY for row in rows)
     return False
 
 
-def why(error: OSError, address: str, port: int | None = None) -> str:
-    """What ``error`` says of the way to ``address``, in a sentence."""
+def describe_error(error: OSError, address: str, port: int | None = None) -> str:
+    """Describe ``error``, raised while connecting to ``address``, in one sentence."""
     where = address if port is None else f"{address}:{port}"
     number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
-    meaning = MEANINGS.get(number or 0) or f"cannot be reached: {(error.strerror or str(error)).lower()}"
+    meaning = ERROR_MEANINGS.get(number or 0) or f"cannot be reached: {(error.strerror or str(error)).lower()}"
     if number == errno.ECONNREFUSED and ipaddress.ip_address(address).is_loopback:
         meaning = "refused the connection: nothing listens there yet, and it is this machine itself"
     return f"{where} {meaning}"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a listening socket on host:port (0: any port). Raises OSError."""
+    listener = bind(host, port)
+    try:
+        listener.listen(LISTEN_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket bound to host:port (0: any port); it refuses connections until it listens. Raises OSError."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def listen_on_free_port(host: str) -> socket.socket:
+    """Return a listening socket on a free port of ``host``. Raises OSError."""
+    listener = bind_free_port(host)
+    listener.listen(LISTEN_BACKLOG)
+    return listener
+
+
+def bind_free_port(host: str) -> socket.socket:
+    """Return a socket bound to a free port of ``host``. Raises OSError."""
+    for port in random.sample(FREE_PORT_RANGE, 20):
+        with contextlib.suppress(OSError):
+            return bind(host, port)
+    return bind(host, 0)
+
+
+def port_holder(port: int) -> str:
+    """Return the process that listens on ``port``, as ' by pid 12 (python3 -m http.server)'; empty if unknown."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for line in Path(table).read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == TCP_LISTEN and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for process in Path("/proc").glob("[0-9]*") if inodes else ():
+        with contextlib.suppress(OSError):
+            if any(str(descriptor.readlink()) in inodes for descriptor in (process / "fd").iterdir()):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+                return f" by pid {process.name} ({command[:80]})"
+    return ""
+
+
+def describe_taken_port(host: str, port: int, error: OSError) -> str:
+    """Describe in one line why a port could not be bound."""
+    if isinstance(error, socket.gaierror):
+        return describe_unresolved(host, error)
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"{host} is no address of this machine, which has to listen there"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"port {port} on {host} cannot be had: {reason[0].lower() + reason[1:]}{port_holder(port)}"
+
+
+def describe_unresolved(host: str, error: OSError) -> str:
+    """Describe in one line why a name could not be resolved."""
+    return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
+
+
+def free_port(host: str) -> int:
+    """Return the number of a port that is free at the moment. Raises OSError."""
+    with listen_on_free_port(host) as listener:
+        return int(listener.getsockname()[1])

@@ -1,27 +1,36 @@
-"""``python -m ddprun.nodectl``: what a launcher asks and tells the ddpruns of the machine it runs on.
+"""``python -m ddprun.nodectl``: query and control the ddprun processes of this machine, for launchers.
 
-Answers are JSON lines on stdout. It is started often and must be quick: the standard library and ddpwire only.
+Answers are JSON lines on stdout; logs are printed, or followed until the run ends. It is started often and must be
+quick: the standard library and ddpwire only.
 """
 
 import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from ddprun import lock, look, ports, presence, processes
-from ddprun.follow import print_logs
+from ddprun import network, process_discovery, processes
+from ddprun.logs import strip_torch_prefix
 from ddpwire.exits import Exit
-from ddpwire.folder import NODE, OUTCOME
-from ddpwire.outcome import Outcome
-from ddpwire.regular import read_regular
+from ddpwire.machine import MAX_PORT
+from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, read_node, read_regular
 
-FIND_S = 0.3
-SWEEP_S = 2.0
+FETCH_S = 5.0
+APPEAR_S = 10.0  # how long to wait for the first file
+BLOCK_BYTES = 1 << 20
+DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for so long was killed
+FOLLOW_POLL_S = 0.1
+NODE_DIR = re.compile(r"node-(\d+)")
+RANK_LOG = re.compile(r"rank-(\d+)\.log")
+FIND_TIMEOUT_S = 0.3
+KILL_TIMEOUT_S = 2.0
 SIGNALS = {
     "TERM": signal.SIGTERM,
     "INT": signal.SIGINT,
@@ -31,8 +40,152 @@ SIGNALS = {
 }
 
 
+def probe_node(node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int) -> dict[str, Any]:
+    """Return the node's time, its metrics (empty: no answer, and why), and the last bytes of the files that exist."""
+    result: dict[str, Any] = {"time": time.time(), "metrics": "", "files": {}, "failure": ""}
+    for name in files:
+        with contextlib.suppress(OSError):
+            result["files"][name] = _tail(node_dir / name, max_bytes)
+    if metrics and (url := _url(node_dir)):
+        try:
+            result["metrics"] = _fetch(url)
+        except OSError:
+            result["failure"] = f"{url} does not answer"
+    return result
+
+
+def _tail(path: Path, max_bytes: int) -> str:
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
+
+
+def _url(node_dir: Path) -> str | None:
+    with contextlib.suppress(OSError, ValueError):
+        return read_node(read_regular(node_dir / NODE).decode()).metrics
+    return None
+
+
+def _fetch(url: str) -> str:
+    import urllib.request  # lazily: nodectl is started often, and rarely fetches
+
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # the nodes of a run are reached without a proxy
+    with opener.open(url, timeout=FETCH_S) as answer:
+        text: str = answer.read().decode(errors="replace")
+    return text
+
+
+class LogTail:
+    """A growing file, read line by line, a block of it in memory at a time."""
+
+    def __init__(self, path: Path, node_and_rank: tuple[int, int] | None, tail: int | None) -> None:
+        self._node_and_rank = node_and_rank
+        self._file = open_regular(path)
+        self._rest = b""
+        if tail is not None:
+            self._file.seek(start_of_last_lines(self._file, tail))
+
+    def lines(self, *, last: bool = False) -> Iterator[bytes]:
+        """Yield the lines that were added; an incomplete one only if this is the ``last`` read."""
+        while block := self._file.read(BLOCK_BYTES):
+            *whole, self._rest = (self._rest + block).split(b"\n")
+            yield from map(self._with_origin, whole)
+        if last and self._rest:
+            yield self._with_origin(self._rest)
+            self._rest = b""
+
+    def _with_origin(self, line: bytes) -> bytes:
+        if self._node_and_rank:
+            node, rank = self._node_and_rank
+            line = f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
+        return line + b"\n"
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def start_of_last_lines(file: BinaryIO, count: int) -> int:
+    """Return the position at which the last ``count`` lines of a file begin, the last of which may be incomplete."""
+    end = position = file.seek(0, os.SEEK_END)
+    if count <= 0:
+        return end
+    while position:
+        size = min(BLOCK_BYTES, position)
+        position = file.seek(position - size)
+        block = file.read(size)
+        index = size - (position + size == end and block.endswith(b"\n"))  # the end of the last line is none before it
+        while count and (index := block.rfind(b"\n", 0, index)) >= 0:
+            count -= 1
+        if not count:
+            return position + index + 1
+    return 0
+
+
+def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
+    """Return the existing folders of ``nodes`` (empty: of all), ordered by node."""
+    found = [(int(match[1]), path) for path in run_dir.glob("node-*") if (match := NODE_DIR.fullmatch(path.name))]
+    return sorted((node, path) for node, path in found if not nodes or node in nodes)
+
+
+def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> dict[Path, tuple[int, int] | None]:
+    """Return the existing logs with their node and rank; None: the lines already have that prefix."""
+    found: dict[Path, tuple[int, int] | None] = {}
+    for node, folder in node_dirs(run_dir, nodes):
+        if not ranks and (folder / NODE_LOG).is_file():
+            found[folder / NODE_LOG] = None
+        for path in sorted(folder.glob("rank-*.log")):
+            match = RANK_LOG.fullmatch(path.name)
+            if match and int(match[1]) in ranks and path.is_file():
+                found[path] = (node, int(match[1]))
+    return found
+
+
+def print_logs(
+    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], *, tail: int | None, follow: bool
+) -> bool:
+    """Print the logs to stdout, and follow them until every node has ended. False: there was none."""
+    tails: dict[Path, LogTail] = {}
+    parent = os.getppid()
+    started = time.monotonic()
+    ended = AllNodesEnded(run_dir, nodes)
+    while True:
+        # If the parent is gone, nobody reads this.
+        last = not follow or os.getppid() != parent or (ended() if tails else time.monotonic() - started > APPEAR_S)
+        for path, node_and_rank in find_logs(run_dir, nodes, ranks).items():
+            if path not in tails:
+                tails[path] = LogTail(path, node_and_rank, tail)
+        for source in tails.values():
+            sys.stdout.buffer.writelines(source.lines(last=last))
+        sys.stdout.buffer.flush()
+        if last:
+            for source in tails.values():
+                source.close()
+            return bool(tails)
+        time.sleep(FOLLOW_POLL_S)
+
+
+class AllNodesEnded:
+    """Checks repeatedly whether the ddprun of every node has ended."""
+
+    def __init__(self, run_dir: Path, nodes: tuple[int, ...]) -> None:
+        self._run_dir, self._nodes = run_dir, nodes
+        self._alive_at = time.monotonic()
+
+    def __call__(self) -> bool:
+        """Whether no lock is held and every outcome exists, or no lock has been held for a while."""
+        folders = [folder for _, folder in node_dirs(self._run_dir, self._nodes)]
+        if any(map(process_discovery.is_alive, folders)):
+            self._alive_at = time.monotonic()
+            return False
+        return all((f / OUTCOME).exists() for f in folders) or time.monotonic() - self._alive_at > DEAD_AFTER_S
+
+
 def parser() -> argparse.ArgumentParser:
-    """The command line; its verbs are the functions below."""
+    """Return the parser of the command line; its verbs are the functions below."""
     top = argparse.ArgumentParser(prog="nodectl", description="Ask and tell the ddpruns of this machine.")
     verbs = top.add_subparsers(dest="verb", required=True)
     show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json")
@@ -59,7 +212,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_json(path: Path) -> Any:
-    """The file's content, or None where there is none to be read."""
+    """Return the content of the file; None if it cannot be read."""
     try:
         return json.loads(read_regular(path))
     except (OSError, ValueError, RecursionError):
@@ -69,16 +222,16 @@ def read_json(path: Path) -> Any:
 def show(args: argparse.Namespace) -> int:
     """Print each folder's state."""
     for node_dir in args.node_dirs:
-        state = {"dir": str(node_dir), "alive": presence.is_alive(node_dir)}
-        # The lock first: whoever is gone by then has written all that it will ever write.
+        state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir)}
+        # Check the lock first: a process that is gone by then has written everything.
         print(json.dumps(state | {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}))
     return Exit.OK
 
 
-def see(args: argparse.Namespace) -> int:
-    """Print what there is to be seen of each node."""
+def probe(args: argparse.Namespace) -> int:
+    """Print the endpoint's answer and the files of each node."""
     for node_dir in args.node_dirs:
-        print(json.dumps(look.look(node_dir, tuple(args.files), metrics=args.metrics, max_bytes=args.bytes)))
+        print(json.dumps(probe_node(node_dir, tuple(args.files), metrics=args.metrics, max_bytes=args.bytes)))
     return Exit.OK
 
 
@@ -86,13 +239,15 @@ def send(args: argparse.Namespace) -> int:
     """Signal each folder's ddprun, also one without its lock yet. SIGKILL leaves nothing of the run behind."""
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
-    while any(map(presence.is_alive, args.node_dirs)) and time.monotonic() < deadline:
-        time.sleep(presence.POLL_S)
+    while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
+        time.sleep(process_discovery.POLL_S)
     if args.name == "KILL":
         for run_dir in {node_dir.parent for node_dir in args.node_dirs}:
-            presence.sweep(run_dir, timeout_s=max(0.0, deadline - time.monotonic()) + SWEEP_S)
+            process_discovery.kill_run_processes(
+                run_dir, timeout_s=max(0.0, deadline - time.monotonic()) + KILL_TIMEOUT_S
+            )
     for node_dir, sent in signalled.items():
-        alive = presence.is_alive(node_dir)
+        alive = process_discovery.is_alive(node_dir)
         if not alive and args.name == "KILL" and not (node_dir / OUTCOME).exists():
             _write_killed(node_dir)
         print(json.dumps({"dir": str(node_dir), "signalled": sent, "alive": alive}))
@@ -100,40 +255,39 @@ def send(args: argparse.Namespace) -> int:
 
 
 def _write_killed(node_dir: Path) -> None:
-    """The last word of a ddprun that was not left the time to say it."""
-    outcome = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+    """Write the outcome of a ddprun that was killed before it could."""
     with contextlib.suppress(OSError):
         node_dir.mkdir(exist_ok=True)
-        outcome.write(node_dir)
+        KILLED_ON_REQUEST.write(node_dir)
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    """Whether there was anybody to signal. A ddprun may be between its start and its lock: look more than once."""
-    deadline = time.monotonic() + FIND_S
+    """Signal the node's ddprun; False: there is none. It may not have its lock yet, so try for a moment."""
+    deadline = time.monotonic() + FIND_TIMEOUT_S
     while not (node_dir / OUTCOME).exists():
-        if lock.is_held(node_dir):
+        if process_discovery.is_locked(node_dir):
             with contextlib.suppress(KeyError, TypeError, OSError):
                 os.kill(int(read_json(node_dir / NODE)["pid"]), number)
                 return True
-        elif starters := tuple(presence.starting(node_dir)):
+        elif starters := tuple(process_discovery.starting_processes(node_dir)):
             for pid in starters:
                 processes.kill(pid, number)
             return True
         if time.monotonic() > deadline:
             break
-        time.sleep(presence.POLL_S)
+        time.sleep(process_discovery.POLL_S)
     return False
 
 
 def port(args: argparse.Namespace) -> int:
     """Print a free port."""
-    if not 0 <= args.want < 65536:
-        print(f"port {args.want} is out of range: 1 to 65535, or 0 for any", file=sys.stderr)
+    if not 0 <= args.want <= MAX_PORT:
+        print(f"port {args.want} is out of range: 1 to {MAX_PORT}, or 0 for any", file=sys.stderr)
         return Exit.USAGE
     try:
-        listener = ports.listen(args.host, args.want) if args.want else ports.listen_anywhere(args.host)
+        listener = network.listen(args.host, args.want) if args.want else network.listen_on_free_port(args.host)
     except OSError as error:
-        print(ports.taken(args.host, args.want, error), file=sys.stderr)
+        print(network.describe_taken_port(args.host, args.want, error), file=sys.stderr)
         return Exit.UNAVAILABLE
     with listener:
         print(json.dumps({"port": listener.getsockname()[1]}))
@@ -147,8 +301,8 @@ def logs(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nothing is left to flush into
-        if isinstance(error, BrokenPipeError):  # the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # so that the flush at exit does not fail
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe
             return Exit.OK
         print(f"the log cannot be printed: {error.strerror}", file=sys.stderr)
         return Exit.CANNOT_WRITE
@@ -158,7 +312,7 @@ def logs(args: argparse.Namespace) -> int:
 def main() -> int:
     """Run one verb."""
     args = parser().parse_args()
-    verb = {"show": show, "look": see, "signal": send, "port": port, "logs": logs}[args.verb]
+    verb = {"show": show, "look": probe, "signal": send, "port": port, "logs": logs}[args.verb]
     return verb(args)
 
 

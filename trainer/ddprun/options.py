@@ -1,4 +1,4 @@
-"""ddprun's command line, under torchrun's names. Values are checked in the contract, where their source is known."""
+"""ddprun's command line, under torchrun's names. Values are checked in node_config.py, where their source is known."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ Bring up one node's ranks of a torch.distributed job, watch them, and leave noth
 It stands where torchrun stood: `ddprun --nproc-per-node 2 train.py --epochs 3`. What is not given here is read
 from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and so on, from Slurm or Kubernetes, and is one node without them."""
 
-# torchrun's flags that need no value here, because ddprun has one way. Each says which.
+# torchrun's flags that are accepted and change nothing, each with the reason.
 ACCEPTED = {
     "rdzv_backend": "ddprun has one way to meet",
     "monitor_interval": "a rank's end is noticed at once",
@@ -25,7 +25,7 @@ ACCEPTED = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser. Values stay the strings they were given as."""
+    """Return the parser. Values stay strings."""
     top = Parser(
         prog="ddprun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -52,7 +52,15 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--max-restarts",
         metavar="N",
-        help="starts of all ranks after one was killed or a node lost (default: while there is progress; 0: never)",
+        help="as torchrun's: at most N restarts of all ranks after any failure, also an error of the script "
+        "(never after its exit codes 65, 66 and 78)",
+    )
+    add(
+        "--restart-limit",
+        metavar="N",
+        help="without --max-restarts: at most N restarts, only after a rank was killed or hung, or a node was lost; "
+        "PET_MAX_RESTARTS and a job's max_restarts are this limit (default: none, but three attempts in a row "
+        "without progress end the run; 0: no restart)",
     )
     add(
         "--hang-timeout",
@@ -102,24 +110,25 @@ def parser() -> argparse.ArgumentParser:
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is a program of its own")
     top.add_argument("script", help="the training script")
-    top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    rest = top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
+    rest.required = False  # else an error names it as missing
     return top
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The options in ``argv``. Ends with a line and exit code 2."""
+    """Parse ``argv``. On an error, print a line and exit with code 2."""
     if "--check-only" not in argv and "--check_only" not in argv:
         options = parser().parse_args(argv)
         if not options.script:
             parser().error("the script's name is empty")
         return options
-    options = parser().parse_args([*argv, ""])  # a script need not be named: then it is empty
+    options = parser().parse_args([*argv, ""])  # the script may be omitted: then it is empty
     if options.script_args:
         options.script_args.pop()
     return options
 
 
 def accepted(options: argparse.Namespace) -> tuple[str, ...]:
-    """A line for each flag that was given and changes nothing."""
+    """Return a line for each given flag that changes nothing."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
     return tuple(f"--{name.replace('_', '-')} changes nothing here: {why}" for name, why in given.items())

@@ -1,7 +1,7 @@
-"""The preflight: what can be known to be wrong before the ranks start, said in a sentence, by node.
+"""The preflight: problems that can be found before the ranks start, each reported in one sentence with its node.
 
-``find_way`` goes as far as this machine alone can, before torch is imported; ``Checks`` is what happens where the nodes
-meet. Absent is not wrong: who merely has not come is waited for, in the rendezvous.
+``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py continues when the
+nodes meet. An absent node is no problem: the rendezvous waits for it.
 """
 
 import errno
@@ -10,109 +10,170 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
-from ddprun import health, machine, network, ports
-from ddprun.contract import Contract
-from ddprun.errors import bad_contract, refused
-from ddprun.report import Report
+from ddprun import machine, network
+from ddprun.errors import config_error, node_error
+from ddprun.node_config import NodeConfig
 from ddpwire import names
 from ddpwire.exits import Exit
 
-PATIENCE_S = 3.0  # a name, or a network, that is not there for so long is wrong
+StepResult = Literal["ok", "warning", "failed"]
+SLOW_STEP_S = 1.0  # a step that takes longer is logged
+RETRY_S = 3.0  # for how long a name, or a route, may be missing
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class PreflightStep:
+    """A finished step."""
+
+    name: str  # one of ddpwire.metrics.PREFLIGHT_STEPS
+    result: StepResult
+    what: str
+    seconds: float
+
+
+class PreflightReport:
+    """The steps of one node's preflight: log lines, a table, and durations for the metrics."""
+
+    def __init__(self, log: Callable[[str], None], *, quiet: bool) -> None:
+        """``quiet``: log problems only, as is right for a run on one machine."""
+        self._log = log
+        self._quiet = quiet
+        self._since = time.monotonic()
+        self._name = ""
+        self.steps: list[PreflightStep] = []
+
+    def begin(self, name: str) -> None:
+        """Begin a step."""
+        self._name, self._since = name, time.monotonic()
+
+    def done(self, what: str, result: StepResult = "ok") -> None:
+        """End the present step."""
+        step = PreflightStep(name=self._name, result=result, what=what, seconds=time.monotonic() - self._since)
+        self.steps.append(step)
+        self._name = ""
+        if step.seconds > SLOW_STEP_S and result == "ok" and not self._quiet:
+            self._log(f"{step.name}: {what} (after {step.seconds:.1f} s)")
+
+    def warn(self, line: str) -> None:
+        """Log a problem that does not stop the run."""
+        self._log(f"warning: {line}")
+
+    def failed(self, why: str) -> None:
+        """End the present step, if any, as the one that failed."""
+        if self._name:
+            self.done(why, "failed")
+
+    def sum_up(self) -> None:
+        """Log one line that summarizes a successful preflight, unless ``quiet``."""
+        if not self._quiet:
+            what = {step.name: step.what for step in self.steps}
+            summary = "; ".join(what[name] for name in ("address", "meet", "compare") if name in what)
+            self._log(f"preflight: {summary} ({sum(step.seconds for step in self.steps):.1f} s)")
+
+    def table(self) -> str:
+        """Return the steps as an aligned table."""
+        rows = [("step", "verdict", "what"), *((step.name, step.result, step.what) for step in self.steps)]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "".join(f"{name:{widths[0]}}  {result:{widths[1]}}  {what}\n" for name, result, what in rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Route:
     """How this node and node 0 reach each other."""
 
     address: str  # node 0's
     own: str  # this node's, as node 0 sees it
-    interface: str | None  # None: the address is none of this machine's interfaces'
-    listener: socket.socket | None  # on node 0: holds the port, and does not listen yet
+    interface: str | None  # None: no interface of this machine has the address
+    listener: socket.socket | None  # on node 0: bound to the port, not listening yet
 
 
-def find_way(contract: Contract, report: Report) -> Way:
-    """The name, the address and interface, and on node 0 the port. Raises NodeError."""
+def find_route(config: NodeConfig, report: PreflightReport) -> Route:
+    """Find node 0's address, this node's address and interface, and on node 0 bind the port. Raises NodeError."""
     report.begin("resolve")
-    address = _resolve(contract)
-    if machine.is_loopback(address) and not contract.on_one_machine and contract.max_nodes > contract.nodes_here:
-        raise bad_contract(_trap(contract.master_addr, address))
-    report.done(f"{contract.master_addr} is {address}" if address != contract.master_addr else address)
+    address = _resolve(config)
+    if machine.is_loopback(address) and not config.on_one_machine and config.max_nodes > config.nodes_here:
+        raise config_error(_loopback_message(config.master_addr, address))
+    report.done(f"{config.master_addr} is {address}" if address != config.master_addr else address)
     report.begin("address")
-    own = contract.local_addr or _patiently(
-        contract,
+    label = node_label(config.node_rank)
+    own = config.local_addr or _retry(
+        config,
         lambda _: network.source_address(address),
-        lambda error: f"{who(contract.node_rank)}: {network.why(error, address)}; it has {network.addresses()}",
+        lambda error: f"{label}: {network.describe_error(error, address)}; it has {network.local_addresses()}",
     )
-    interface = network.interface(own)
-    if interface is None and contract.local_addr:
-        raise bad_contract(f"--local-addr is {own}, but this machine has {network.addresses()}")
+    interface = network.interface_of(own)
+    if interface is None and config.local_addr:
+        raise config_error(f"--local-addr is {own}, but this machine has {network.local_addresses()}")
     report.done(f"{own} on {interface}")
-    if contract.node_rank:
-        return Way(address=address, own=own, interface=interface, listener=None)
+    if config.node_rank:
+        return Route(address=address, own=own, interface=interface, listener=None)
     report.begin("port")
-    listener = _hold(contract, address)
+    listener = _reserve_port(config, address)
     report.done(f"{listener.getsockname()[1]} on {address} is ours")
-    return Way(address=address, own=own, interface=interface, listener=listener)
+    return Route(address=address, own=own, interface=interface, listener=listener)
 
 
-def who(node: int, own: str | None = None) -> str:
-    """A node as sentences name it."""
+def node_label(node: int, own: str | None = None) -> str:
+    """Name a node in messages."""
     return f"node-{node} ({own})" if own else f"node-{node}"
 
 
-def _resolve(contract: Contract) -> str:
-    host = contract.master_addr
-    return _patiently(
-        contract,
-        lambda left_s: network.resolve(host, timeout_s=min(PATIENCE_S, left_s)),
-        lambda error: f"{who(contract.node_rank)}: {ports.unresolved(host, error)}",
+def _resolve(config: NodeConfig) -> str:
+    host = config.master_addr
+    return _retry(
+        config,
+        lambda left_s: network.resolve(host, timeout_s=min(RETRY_S, left_s)),
+        lambda error: f"{node_label(config.node_rank)}: {network.describe_unresolved(host, error)}",
     )
 
 
-def _patiently(contract: Contract, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
-    """The answer; what is wrong at first may be right in a moment, and in Kubernetes once a pod is ready.
+def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
+    """Retry ``ask`` for a moment, in Kubernetes until the join timeout: the network may become ready later.
 
-    ``ask`` is told how many seconds it has.
+    ``ask`` gets the seconds that are left. Raises NodeError.
     """
-    deadline = time.monotonic() + (contract.join_timeout_s if contract.patient else PATIENCE_S)
+    deadline = time.monotonic() + (config.join_timeout_s if config.retries_network else RETRY_S)
     while True:
         try:
             return ask(deadline - time.monotonic())
         except OSError as error:
             if time.monotonic() + POLL_S >= deadline:
-                raise refused(Exit.UNAVAILABLE, "unavailable", why(error), node=contract.node_rank) from None
+                raise node_error(Exit.UNAVAILABLE, "unavailable", why(error), node=config.node_rank) from None
         time.sleep(POLL_S)
 
 
-def _trap(host: str, address: str) -> str:
+def _loopback_message(host: str, address: str) -> str:
     here = f"here {host} is {address}, which other machines cannot reach"
     if address == "127.0.1.1":
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
-    return f"{here}: give node 0's address on the network as --master-addr; this machine has {network.addresses()}"
+    return (
+        f"{here}: give node 0's address on the network as --master-addr; this machine has {network.local_addresses()}"
+    )
 
 
-def _hold(contract: Contract, address: str) -> socket.socket:
-    """Node 0's port, so that nothing can take it any more; any, where nobody else must know it."""
-    port = contract.master_port
+def _reserve_port(config: NodeConfig, address: str) -> socket.socket:
+    """Bind node 0's port, so that no other process can take it; a free one if no other node must know it."""
+    port = config.master_port
     try:
-        return ports.bind(address, port) if port else ports.bind_anywhere(address)
+        return network.bind(address, port) if port else network.bind_free_port(address)
     except OSError as error:
-        message = ports.taken(address, port, error)
+        message = network.describe_taken_port(address, port, error)
         if error.errno == errno.EADDRNOTAVAIL:
-            message += f"; it has {network.addresses()}"
-        raise refused(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
+            message += f"; it has {network.local_addresses()}"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
 
 
-def check_limits(contract: Contract, report: Report) -> None:
-    """A warning for each limit of this machine that is likely to hurt."""
+def check_limits(config: NodeConfig, report: PreflightReport) -> None:
+    """Warn of each limit of this machine that is likely to harm the training."""
     report.begin("limits")
     device = os.environ.get(names.DEVICE, "")
-    found = health.warnings(
-        health.read(0 if device == "cpu" else machine.gpus()),
-        nproc=contract.nproc,
-        num_nodes=contract.max_nodes,
+    found = machine.health_warnings(
+        machine.read_health(0 if device == "cpu" else machine.count_gpus()),
+        local_world_size=config.local_world_size,
+        num_nodes=config.max_nodes,
         device=device,
     )
     for line in found:

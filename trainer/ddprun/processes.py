@@ -1,6 +1,6 @@
-"""What Linux tells and allows about processes: who descends from whom, and that nobody outlives a parent.
+"""Linux processes: which process descends from which, and how none outlives its parent.
 
-Standard library only: the keeper starts with it. Elsewhere than on Linux the tables are empty and the calls do nothing.
+Standard library only: the supervisor starts with it. On other systems the tables are empty and the calls do nothing.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ class Process(NamedTuple):
 
 
 def adopt_orphans() -> None:
-    """From now on the children of a descendant that dies become this process's own."""
+    """Become the parent of the children of every descendant that dies (PR_SET_CHILD_SUBREAPER)."""
     if LIBC:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(parent: int | None) -> None:
-    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends; None: no longer."""
+def die_with_parent(parent: int | None) -> None:
+    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends; None: undo this."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
-    if parent and os.getppid() != parent:  # it ended before the kernel knew
+    if parent and os.getppid() != parent:  # it ended before the prctl
         os._exit(128 + signal.SIGKILL)
 
 
-def table() -> list[Process]:
-    """Every process of this machine."""
+def list_processes() -> list[Process]:
+    """Return every process of this machine."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -52,9 +52,9 @@ def table() -> list[Process]:
     return found
 
 
-def below(root: int) -> list[int]:
-    """The living descendants of ``root``."""
-    processes = table()
+def descendants(root: int) -> list[int]:
+    """Return the living descendants of ``root``."""
+    processes = list_processes()
     family, size = {root}, 0
     while len(family) != size:
         size = len(family)
@@ -62,10 +62,10 @@ def below(root: int) -> list[int]:
     return [process.pid for process in processes if process.alive and process.pid in family - {root}]
 
 
-def kill_below(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
-    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. False: some would not die."""
+def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
+    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. False: the timeout has passed."""
     deadline = time.monotonic() + timeout_s
-    while family := below(root):
+    while family := descendants(root):
         if time.monotonic() > deadline:
             return False
         for pid in family:
@@ -77,10 +77,10 @@ def kill_below(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL what a rank that has ended left in its process group and its session: its DataLoader workers."""
+    """SIGKILL what a rank that has ended left in its process group and session, such as DataLoader workers."""
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
-    for process in table():
+    for process in list_processes():
         if process.session == leader and process.alive:
             kill(process.pid, signal.SIGKILL)
 
@@ -92,7 +92,7 @@ def kill(pid: int, number: int) -> None:
 
 
 def reap_all() -> None:
-    """Take leave of every child that has ended."""
+    """Reap every child that has ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

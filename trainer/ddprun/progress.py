@@ -1,7 +1,7 @@
-"""What a person hears of a wait that has no news: a line after 5 s, then ever more rarely.
+"""Progress lines during a wait without news: one after 5 s, then less and less often.
 
-While torch is imported ddprun may not have a thread (its fork would lack it), and on a busy machine that takes a
-minute. So the import is listened to: Python asks ``sys.meta_path`` for each module, and who is asked can say something.
+While torch is imported ddprun may not have a thread (it could not fork safely), and on a busy machine the import takes
+a minute. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
 """
 
 import sys
@@ -10,41 +10,41 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-FIRST_S = 5.0
-RAREST_S = 30.0
+FIRST_LINE_S = 5.0
+MAX_INTERVAL_S = 30.0
 
 
 class Progress:
-    """The lines of one wait, which began just now: after 5, 10, 20, 40, 70, 100 … s."""
+    """The lines of one wait, which begins now: after 5, 10, 20, 40, 70, 100 … s."""
 
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
-        self._say, self._what = say, what
+    def __init__(self, log: Callable[[str], None], what: str) -> None:
+        self._log, self._what = log, what
         self._started = time.monotonic()
-        self._say_at_s = FIRST_S
+        self._log_at_s = FIRST_LINE_S
 
-    def look(self) -> None:
-        """Say how long it has been, if that is due."""
+    def update(self) -> None:
+        """Log how long the wait has taken, if a line is due."""
         passed_s = time.monotonic() - self._started
-        if passed_s >= self._say_at_s:
-            self._say_at_s = passed_s + min(passed_s, RAREST_S)
-            self._say(f"{self._what}, {passed_s:.0f} s so far")
+        if passed_s >= self._log_at_s:
+            self._log_at_s = passed_s + min(passed_s, MAX_INTERVAL_S)
+            self._log(f"{self._what}, {passed_s:.0f} s so far")
 
 
-class _Listener:
-    """Finds no module, and hears of each."""
+class _ImportListener:
+    """A finder that finds no module, and is called for each."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def find_spec(self, *_: Any) -> None:
-        """Python asks for a module."""
-        self._progress.look()
+        """Update the progress; Python is looking for a module."""
+        self._progress.update()
 
 
 @contextmanager
-def of_imports(say: Callable[[str], None], what: str) -> Iterator[None]:
-    """Say now and then that the imports within still go on."""
-    listener = _Listener(Progress(say, what))
+def import_progress(log: Callable[[str], None], what: str) -> Iterator[None]:
+    """Log progress while the imports in the block are running."""
+    listener = _ImportListener(Progress(log, what))
     sys.meta_path.insert(0, listener)
     try:
         yield

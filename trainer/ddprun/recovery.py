@@ -1,68 +1,103 @@
-"""How long a restart takes, phase by phase, and how many steps it costs; told as metrics and in one line."""
+"""What a failure costs: the downtime until ranks run again, and the steps that are trained twice.
+
+``Downtime`` is passed on to the ranks, which count it in their goodput. ``Recovery`` measures each phase of a restart
+for the node's metrics. Importing this module must not import prometheus_client: main.py does so before the fork.
+"""
 
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from ddprun.exporter import NodeSeries
-from ddprun.journal import Journal
-from ddpwire import catalogue
+from ddprun.node_dir import Journal
+from ddpwire import metrics
+from ddpwire.heartbeat import Beat
+from ddpwire.names import AT
 
-FIRST_STEP_S = 60.0
+if TYPE_CHECKING:
+    from ddprun.metrics import NodeSeries
+
+FIRST_STEP_TIMEOUT_S = 60.0
+
+
+class Downtime:
+    """The seconds since ranks last trained, by cause. All times are those of time.monotonic()."""
+
+    def __init__(self, *, began_at: float, requeued_s: float = 0.0) -> None:
+        self._lost = {"requeue": requeued_s} if requeued_s > 0 else {}
+        self._since = began_at
+        self._started_at = began_at
+
+    @property
+    def requeued(self) -> dict[str, Any]:
+        """The field of the event ``node_started`` for the time since the previous run; empty: there was none."""
+        return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
+
+    def started(self, now: float) -> str:
+        """Record that ranks start. Return the time lost since they last trained, in the format of names.LOST_BEFORE."""
+        lost = {**self._lost, "rendezvous": now - self._since, AT: now}
+        self._lost, self._started_at = {}, now
+        return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
+
+    def ended(self, now: float, *, hung: bool, beats: Iterable[Beat | None]) -> None:
+        """Record that the ranks of a failed attempt have ended; ``beats``: their last heartbeats."""
+        trained_at = max((beat.at_s for beat in beats if beat), default=self._started_at)
+        self._lost = {"hang" if hung else "restart": max(0.0, now - trained_at)}
+        self._since = now
 
 
 class Recovery:
-    """A stopwatch from a failure to the first step after it."""
+    """Measures the time from a failure to the first step after it, phase by phase, and the steps lost."""
 
-    def __init__(self, series: NodeSeries, journal: Journal, best: int | None) -> None:
-        """``best``: the highest step of an earlier start of the run."""
+    def __init__(self, series: "NodeSeries", journal: Journal, best: int | None) -> None:
+        """``best``: the highest step of the previous run."""
         self._series = series
         self._journal = journal
-        self._begins_at_first = best is not None  # what it lost is told with the first step, too
-        self._failed_at = 0.0  # 0: nothing is being recovered from
+        self._is_requeued = best is not None  # steps lost before this start are counted at the first step
+        self._failed_at = 0.0  # 0: no recovery is in progress
         self._lap_at = 0.0
         self.best = best  # the highest step of all attempts
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """A rank of this node has failed after ``step``, or, where none did, the verdict is there: the first starts."""
+        """Start the measurement, on the failure of a rank after ``step`` or on the decision, whichever is first."""
         self._reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
 
     def end_phase(self, phase: str) -> None:
-        """A phase of the catalogue is over."""
+        """Record the duration of a phase, one of the catalogue's."""
         now = time.monotonic()
         if self._failed_at:
-            self._series.set(catalogue.RECOVERY, now - self._lap_at, phase=phase)
+            self._series.set(metrics.RECOVERY, now - self._lap_at, phase=phase)
         self._lap_at = now
 
     def started(self) -> None:
-        """The ranks are started again."""
+        """Record that the ranks have been started again."""
         if self._failed_at:
             self.end_phase("start")
-            self._series.set(catalogue.RECOVERY, self._lap_at - self._failed_at, phase="total")
+            self._series.set(metrics.RECOVERY, self._lap_at - self._failed_at, phase="total")
             self.waits_for_step = True
 
     def steps(self, steps: Iterable[int | None]) -> None:
-        """The steps of this node's ranks at this moment."""
+        """Take the current steps of this node's ranks; the first one after a restart ends the measurement."""
         step = max((step for step in steps if step is not None), default=None)
-        if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_S:
-            self.waits_for_step, self._failed_at = False, 0.0  # it does not beat
+        if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_TIMEOUT_S:
+            self.waits_for_step, self._failed_at = False, 0.0  # the script sends no heartbeats
         if step is None:
             return
-        if self._begins_at_first:
-            self._begins_at_first = False
-            self._series.count(catalogue.STEPS_LOST, self._lost(step))
+        if self._is_requeued:
+            self._is_requeued = False
+            self._series.count(metrics.STEPS_LOST, self._lost(step))
         elif self.waits_for_step:
             self.waits_for_step = False
             passed_s = time.monotonic() - self._failed_at
             self._failed_at = 0.0
-            self._series.set(catalogue.RECOVERY, passed_s, phase="first_step")
+            self._series.set(metrics.RECOVERY, passed_s, phase="first_step")
             lost = self._lost(step)
-            self._series.count(catalogue.STEPS_LOST, lost)
-            self._journal.tell("recovered", step=step, seconds=passed_s, steps_lost=lost)
-            self._journal.say(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
+            self._series.count(metrics.STEPS_LOST, lost)
+            self._journal.emit("recovered", step=step, seconds=passed_s, steps_lost=lost)
+            self._journal.log(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
         self._reached(step)
 
     def _reached(self, step: int | None) -> None:
@@ -70,5 +105,5 @@ class Recovery:
             self.best = step if self.best is None else max(self.best, step)
 
     def _lost(self, step: int) -> int:
-        """Steps that are taken again when the first is ``step``."""
+        """The number of steps that are trained again if the first one is ``step``."""
         return 0 if self.best is None else max(0, self.best - step + 1)

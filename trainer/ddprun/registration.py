@@ -1,34 +1,75 @@
-"""A node that says by itself where its metrics are, in a folder that a Prometheus watches, for as long as it lives.
+"""Tell Prometheus about this node: a target file for its service discovery, and the outcome for a Pushgateway.
 
-Where the launcher names such a folder (the target ``local`` does); who was killed is taken out by ddpctl's next look.
+The target file is in a folder that a Prometheus watches, for as long as the node lives; the target ``local`` names such
+a folder. The file of a node that was killed is removed by ddpctl later. Only the outcome is pushed, as Prometheus
+advises (https://prometheus.io/docs/practices/pushing/). Importing this module must not import prometheus_client:
+main.py does so before the fork.
 """
 
 import contextlib
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from ddprun.contract import Contract
-from ddpwire.folder import write_atomic
-from ddpwire.targets import Target, file_name, text
+from ddprun.node_config import NodeConfig
+from ddpwire import metrics
+from ddpwire.run_files import MetricsTarget, Outcome, targets_file_name, targets_text, write_atomic
+
+PUSH_TIMEOUT_S = 5.0
+PUSH_JOB = "ddpctl"
 
 
-def register(contract: Contract, url: str) -> None:
-    """Write the file. Raises OSError."""
-    path = _path(contract)
+def register(config: NodeConfig, url: str) -> None:
+    """Write the target file, if a folder is configured. Raises OSError."""
+    path = _target_file(config)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        target = Target(url=url, job_id=contract.run_id, node=contract.node_rank, launcher=contract.launcher)
-        write_atomic(path, text([target]).encode())
-        path.chmod(0o644)  # Prometheus is another user
+        target = MetricsTarget(
+            url=url, job_id=config.run_id, node=config.node_rank, launcher=config.launcher, slurm_job=config.slurm_job
+        )
+        write_atomic(path, targets_text([target]).encode())
+        path.chmod(0o644)  # Prometheus runs as another user
 
 
-def deregister(contract: Contract) -> None:
-    """Take it away."""
-    path = _path(contract)
+def deregister(config: NodeConfig) -> None:
+    """Remove the target file."""
+    path = _target_file(config)
     if path is not None:
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def _path(contract: Contract) -> Path | None:
-    folder = contract.targets_dir
-    return None if folder is None else folder / file_name(contract.run_id, contract.node_rank)
+def _target_file(config: NodeConfig) -> Path | None:
+    folder = config.targets_dir
+    return None if folder is None else folder / targets_file_name(config.run_id, config.node_rank)
+
+
+def push_outcome(config: NodeConfig, outcome: Outcome, *, started: float, log: Callable[[str], None]) -> None:
+    """On node 0: push the outcome, if a Pushgateway is configured. A failure is logged and changes no exit code.
+
+    Each run is a group of series of its own, which stays there until it is deleted.
+    """
+    if not config.pushgateway or config.node_rank:
+        return
+    from prometheus_client import CollectorRegistry, Gauge, push_to_gateway
+
+    registry, now = CollectorRegistry(), time.time()
+    values = (
+        (metrics.ENDED, now),
+        (metrics.ENDED_CODE, outcome.code),
+        (metrics.ENDED_SECONDS, now - started),
+    )
+    for metric, value in values:
+        Gauge(metric.name, metric.help, registry=registry).set(value)
+    info = metrics.ENDED_INFO
+    Gauge(info.name, info.help, tuple(info.labels), registry=registry).labels(cause=outcome.cause).set(1)
+    try:
+        push_to_gateway(
+            config.pushgateway,
+            job=PUSH_JOB,
+            registry=registry,
+            grouping_key={"run": config.run_id},
+            timeout=PUSH_TIMEOUT_S,
+        )
+    except OSError as error:  # urllib's errors are
+        log(f"the Pushgateway {config.pushgateway} was not told how the run ended: {error}")

@@ -1,106 +1,221 @@
-"""Where the nodes of a run meet: a handler for torch elastic in which a node's rank is its contract's.
+"""The rendezvous of a run's nodes: a handler for torch elastic in which a node keeps its configured rank.
 
-(elastic's own sorts addresses as strings, and its restarts race on stale keys.) Node 0 hosts a control store on the
-master's port for as long as the run lives; every attempt has a number and a store of its own, which the ranks use.
+(elastic's own sorts addresses as strings, and its restarts race on stale keys.) Node 0 serves a control store on the
+master port for as long as the run lives; every attempt has a number and a store of its own, which the ranks use.
 
-Keys of the control store: ``claim/NODE`` is what a node says of itself, taken back when it is lost; ``attempt`` the
-number N of the latest; ``N/here/NODE`` that a node has come to attempt N; ``N/group`` who takes part and where the
-attempt's store is; ``N/left`` the outcome of one that gave up.
+Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, deleted when it is lost; ``attempt``
+is the number N of the latest attempt; ``N/here/NODE``: a node has come to attempt N; ``N/group``: the members and the
+port of the attempt's store; ``N/left``: the outcome of a node that gave up.
 """
 
 import json
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore  # type: ignore[attr-defined]  # public, all
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistNetworkError,
+    DistStoreError,
+    Store,
+    TCPStore,
+)
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ddprun import network, ports, stores
-from ddprun.checks import Checks
-from ddprun.claims import Claim, next_attempt
-from ddprun.contract import Contract
-from ddprun.errors import NodeError, bad_contract, refused, store_gone
-from ddprun.preflight import Way
-from ddprun.waiting import Wait, who
+from ddprun import network, stores
+from ddprun.errors import NodeError, config_error, node_error, store_lost_error
+from ddprun.node_config import NodeConfig
+from ddprun.peer_checks import PeerChecks
+from ddprun.preflight import Route
 from ddpwire.exits import Exit
-from ddpwire.outcome import Outcome, read_outcome
+from ddpwire.run_files import Outcome, read_outcome
 
+PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 
 
-class FixedRankRendezvous(RendezvousHandler):
-    """The meetings of one run, as one node goes to them."""
+class Wait:
+    """One wait for other nodes: its limit and its progress lines."""
 
     def __init__(
         self,
-        contract: Contract,
-        way: Way,
-        checks: Checks,
+        config: NodeConfig,
+        extra_s: float,
+        log: Callable[[str], None],
+        check_stop: Callable[[], None],
+        pause: Callable[[str], None],
+    ) -> None:
+        self._config, self._log, self._check_stop, self._pause = config, log, check_stop, pause
+        self._started = time.monotonic()
+        self._limit_s = config.join_timeout_s + extra_s
+        self._log_at_s = PROGRESS_INTERVAL_S
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its limit."""
+        return max(0.0, self._limit_s - self.passed_s)
+
+    def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
+        """Whether the limit has passed; else sleep a little, and log every few seconds which nodes are ``missing``.
+
+        The sleep ends when ``key`` is set.
+        """
+        self._check_stop()
+        if self.passed_s >= self._limit_s:
+            return True
+        if missing and self.passed_s >= self._log_at_s:
+            self._log_at_s += PROGRESS_INTERVAL_S
+            reason = f" ({why})" if why else ""
+            self._log(f"waiting for {format_nodes(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
+        self._pause(key)
+        return False
+
+
+def format_nodes(nodes: tuple[int, ...]) -> str:
+    """Name nodes in messages."""
+    *most, last = map(str, nodes)
+    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
+
+
+class NodeClaim:
+    """The claim of one ddprun to be node ``node`` of the run; only one at a time has it.
+
+    Node 0 deletes the claim of a node that is silent (consensus.py). A ddprun that finds the claim taken waits for
+    that, unless its owner is alive.
+    """
+
+    def __init__(self, control: Store, node: int, facts: dict[str, str]) -> None:
+        """``facts``: what all nodes must agree on, stored with the claim."""
+        self._control = control
+        self._node = node
+        self._value = {"token": uuid.uuid4().hex} | facts
+
+    def take(self, is_over: Callable[[str], bool]) -> None:
+        """Take the claim; ``is_over`` sleeps a little, or returns True at its limit. Raises NodeError."""
+        first = self._heartbeat()
+        while not self._is_ours():
+            if first != self._heartbeat():
+                raise config_error(f"another node says that it is node {self._node}: give each its own --node-rank")
+            if is_over("another ddprun was in this place, and is not given up yet"):
+                message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
+                raise node_error(Exit.ABSENT, "absent", message, node=self._node)
+        # The first heartbeat: if this ddprun ends before its next one, node 0 notices its silence.
+        self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
+
+    def keep(self) -> None:
+        """Check that the claim is still ours, or take it again. Raises NodeError."""
+        if not self._is_ours():
+            message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
+            raise node_error(Exit.KILLED, "node_lost", message, node=self._node)
+
+    def _is_ours(self) -> bool:
+        key = f"claim/{self._node}"
+        known = self._control.compare_set(key, "", json.dumps(self._value))
+        return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
+
+    def _heartbeat(self) -> bytes:
+        """Return the last heartbeat of the claim's owner, who is alive as long as it changes."""
+        key = f"beat/{self._node}"
+        return bytes(self._control.get(key)) if self._control.check([key]) else b""
+
+
+def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
+    """Return the attempt for which the nodes meet next, if this node's last was ``attempt``."""
+    if is_leader:
+        control.set("attempt", str(attempt + 1))
+    elif control.check(["attempt"]):
+        latest = stores.decode("attempt", control.get("attempt"), int)
+        return max(attempt + 1, latest + control.check([f"{latest}/group"]))
+    return attempt + 1
+
+
+def _read_group(value: Any) -> dict[str, Any]:
+    return {"members": tuple(map(int, value["members"])), "port": int(value["port"])}
+
+
+class FixedRankRendezvous(RendezvousHandler):
+    """One node's side of the rendezvous of a run, attempt after attempt."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        route: Route,
+        checks: PeerChecks,
         *,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         check_stop: Callable[[], None],
     ) -> None:
-        """``say`` tells a person what is being waited for; ``check_stop`` raises when a stop was asked for."""
-        self._contract = contract
-        self._way = way
+        """``log`` gets progress lines; ``check_stop`` raises NodeError if a stop was requested. Raises NodeError."""
+        self._config = config
+        self._route = route
         self._checks = checks
-        self._say = say
+        self._log = log
         self._check_stop = check_stop
-        self._leads = contract.node_rank == 0
+        self._is_leader = config.node_rank == 0
         self._attempt_store: TCPStore | None = None
         self.attempt = 0
         self.members: tuple[int, ...] = ()
-        self.after: Outcome | None = None  # how the attempt before ended
-        self.control: TCPStore | stores.AnsweringStore = self._host() if self._leads else self._join()
+        self.previous_outcome: Outcome | None = None  # of the attempt before
+        self.control: TCPStore | stores.TimeoutStore = self._host() if self._is_leader else self._join()
         try:
-            self._claim = self._take_place()
+            self._claim = self._claim_node()
         except RuntimeError:
-            raise store_gone() from None
+            raise store_lost_error() from None
 
     @property
     def master(self) -> str:
         """host:port of the control store."""
-        return f"{self._contract.master_addr}:{self.control.port}"
+        return f"{self._config.master_addr}:{self.control.port}"
 
     def _host(self) -> TCPStore:
-        assert self._way.listener is not None, "find_way has bound it on node 0"  # noqa: S101
-        address, port = self._way.listener.getsockname()[:2]
+        assert self._route.listener is not None, "find_route has bound it on node 0"  # noqa: S101
+        address, port = self._route.listener.getsockname()[:2]
         try:
-            return stores.serve(address, self._way.listener)
+            return stores.serve(address, self._route.listener)
         except OSError as error:
-            raise refused(Exit.UNAVAILABLE, "unavailable", ports.taken(address, port, error), node=0) from None
+            raise node_error(
+                Exit.UNAVAILABLE, "unavailable", network.describe_taken_port(address, port, error), node=0
+            ) from None
 
-    def _join(self) -> stores.AnsweringStore:
-        address, port = self._way.address, self._contract.master_port
-        wait = self._waiting()
+    def _join(self) -> stores.TimeoutStore:
+        address, port = self._route.address, self._config.master_port
+        wait = self._new_wait()
         while True:
             try:
-                network.reach(address, port, timeout_s=wait.left_s)
+                network.check_reachable(address, port, timeout_s=wait.left_s)
                 break
             except OSError as error:
-                reason = f"node-{self._contract.node_rank} ({self._way.own}): {network.why(error, address, port)}"
+                reason = (
+                    f"node-{self._config.node_rank} ({self._route.own}): {network.describe_error(error, address, port)}"
+                )
             if wait.is_over((0,), reason):
-                raise self._absent((0,), reason)
+                raise self._absent_error((0,), reason)
         try:
             return stores.connect(address, port)
         except RuntimeError:
             message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
-            raise refused(Exit.UNAVAILABLE, "unavailable", message) from None
+            raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
 
-    def _take_place(self) -> Claim:
-        node, contract = self._contract.node_rank, self._contract
-        said = {"run id": contract.run_id, "number of nodes": f"{contract.min_nodes}:{contract.max_nodes}"}
-        wait, claim = self._waiting(), Claim(self.control, node, said)
-        if self._leads:
+    def _claim_node(self) -> NodeClaim:
+        node, config = self._config.node_rank, self._config
+        facts = {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
+        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts)
+        if self._is_leader:
             claim.take(lambda why: wait.is_over((node,), why))
-        first = json.loads(self.control.get("claim/0"))
-        for word in ("run id", "number of nodes"):
-            if said[word] != first[word]:
-                raise bad_contract(f"the {word} of node {node} is {said[word]}, but node 0's is {first[word]}")
-        if not self._leads:  # a stranger who found another run's port must not take a place in it
+        first = stores.decode(
+            "claim/0", self.control.get("claim/0"), lambda claim: {name: claim[name] for name in facts}
+        )
+        for name, value in facts.items():
+            if value != first[name]:
+                raise config_error(f"the {name} of node {node} is {value}, but node 0's is {first[name]}")
+        if not self._is_leader:  # a node of another run, on the wrong port, must not claim a rank
             claim.take(lambda why: wait.is_over((node,), why))
         return claim
 
@@ -108,92 +223,93 @@ class FixedRankRendezvous(RendezvousHandler):
         """Meet the others for the next attempt. Raises NodeError."""
         try:
             self._claim.keep()
-            self.attempt = next_attempt(self.control, self.attempt, leads=self._leads)
+            self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
             group = self._meet()
         except RuntimeError:
-            raise store_gone() from None
-        if self._contract.node_rank not in group["members"]:
-            message = f"node {self._contract.node_rank} came when the run had begun without"
-            raise refused(Exit.ABSENT, "absent", message, node=self._contract.node_rank)
+            raise store_lost_error() from None
+        if self._config.node_rank not in group["members"]:
+            message = f"node {self._config.node_rank} came when the run had begun without"
+            raise node_error(Exit.ABSENT, "absent", message, node=self._config.node_rank)
         self.members = tuple(group["members"])
-        self._checks.met(self.members)
-        host, port = self._contract.master_addr, int(group["port"])
+        self._checks.report_members(self.members)
+        host, port = self._config.master_addr, int(group["port"])
         try:
-            store = self._attempt_store if self._leads else stores.connect(host, port)
+            store = self._attempt_store if self._is_leader else stores.connect(host, port)
         except RuntimeError:
-            raise store_gone() from None
-        assert store is not None, "node 0 has made it in _gather"  # noqa: S101
-        rank = self.members.index(self._contract.node_rank)
+            raise store_lost_error() from None
+        assert store is not None, "_gather has created it on node 0"  # noqa: S101
+        rank = self.members.index(self._config.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
 
     def _meet(self) -> dict[str, Any]:
         try:
-            self._checks.arrived(self.control)
-            self.control.set(f"{self.attempt}/here/{self._contract.node_rank}", "")
-            if self._leads:
+            self._checks.compare(self.control)
+            self.control.set(f"{self.attempt}/here/{self._config.node_rank}", "")
+            if self._is_leader:
                 self._gather()
             return self._group()
         except NodeError as error:
-            self._leave(error)
+            self._post_failure(error)
             raise
 
     def _gather(self) -> None:
-        """On node 0: wait for the others, make the attempt's store, and close the group."""
-        wait = self._waiting()
+        """On node 0: wait for the others, create the attempt's store, and fix the members."""
+        wait = self._new_wait()
         while missing := self._missing():
             self._raise_if_left()
             if wait.is_over(missing, key=f"{self.attempt}/here/{missing[0]}"):
-                if len(self._here()) >= self._contract.min_nodes:
+                if len(self._arrived()) >= self._config.min_nodes:
                     break
-                raise self._absent(missing)
-        host = self._contract.master_addr
-        listener = ports.listen_anywhere(host)
+                raise self._absent_error(missing)
+        host = self._config.master_addr
+        listener = network.listen_on_free_port(host)
         port = listener.getsockname()[1]
         self._attempt_store = stores.serve(host, listener)
-        self.control.set(f"{self.attempt}/group", json.dumps({"members": self._here(), "port": port}))
+        self.control.set(f"{self.attempt}/group", json.dumps({"members": self._arrived(), "port": port}))
 
-    def _here(self) -> tuple[int, ...]:
-        """The nodes that have come to this attempt, and are not lost."""
-        nodes = range(self._contract.max_nodes)
+    def _arrived(self) -> tuple[int, ...]:
+        """Return the nodes that have come to this attempt and are not lost."""
+        nodes = range(self._config.max_nodes)
         return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
 
     def _missing(self) -> tuple[int, ...]:
-        """Who is waited for. After a failure those that were lost are not, where the job may shrink."""
-        everyone = tuple(range(self._contract.max_nodes))
+        """Return the nodes to wait for; after a failure without the lost ones, if the job may shrink."""
+        everyone = tuple(range(self._config.max_nodes))
         left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
-        expected = left if self.after and self._contract.min_nodes <= len(left) else everyone
-        return tuple(sorted({*expected} - {*self._here()}))
+        expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
+        return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
-        """Who takes part, and the port of the attempt's store, as node 0 says it."""
-        wait = self._waiting(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and says so
+        """Wait for node 0 to fix the group: the members, and the port of the attempt's store."""
+        wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
         while not self.control.check([f"{self.attempt}/group"]):
             self._raise_if_left()
             if wait.is_over((), key=f"{self.attempt}/group"):
                 if self.control.check([f"{self.attempt - 1}/group"]):
-                    return {"members": ()}  # the attempt before goes on, without this node
-                raise self._absent((0,))
-        group: dict[str, Any] = json.loads(self.control.get(f"{self.attempt}/group"))
-        return group
+                    return {"members": ()}  # the previous attempt is still running, without this node
+                raise self._absent_error((0,))
+        key = f"{self.attempt}/group"
+        return stores.decode(key, self.control.get(key), _read_group)
 
     def _raise_if_left(self) -> None:
-        if self.control.check([f"{self.attempt}/left"]):
-            raise NodeError(read_outcome(self.control.get(f"{self.attempt}/left").decode()))
+        if self.control.check([key := f"{self.attempt}/left"]):
+            outcome = stores.decode(key, self.control.get(key), lambda value: read_outcome(json.dumps(value)))
+            raise NodeError(outcome)
 
-    def _leave(self, error: NodeError) -> None:
-        """Tell the others why; node 0 lingers until they have read it."""
+    def _post_failure(self, error: NodeError) -> None:
+        """Post the outcome for the other nodes; node 0 waits until they have read it."""
         try:
             self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(error.outcome)))
-            if self._leads and self._contract.max_nodes > 1:
+            if self._is_leader and self._config.max_nodes > 1:
                 time.sleep(10 * POLL_S)
         except RuntimeError:
             pass  # node 0 is gone
 
-    def _waiting(self, extra_s: float = 0.0) -> Wait:
-        return Wait(self._contract, extra_s, self._say, self._check_stop, self._pause)
+    def _new_wait(self, extra_s: float = 0.0) -> Wait:
+        return Wait(self._config, extra_s, self._log, self._check_stop, self._pause)
 
     def _pause(self, key: str) -> None:
-        """Sleep a little, not longer than until ``key`` is in the control store."""
+        """Sleep a little, at most until ``key`` is in the control store."""
         if not key or self.control.check([key]):
             time.sleep(POLL_S)
             return
@@ -204,39 +320,42 @@ class FixedRankRendezvous(RendezvousHandler):
         except DistStoreError:
             pass  # not yet
 
-    def _absent(self, missing: tuple[int, ...], why: str = "") -> NodeError:
-        limit_s = self._contract.join_timeout_s
-        if self.after and self.after.cause == "node_lost":
+    def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
+        limit_s = self._config.join_timeout_s
+        if self.previous_outcome and self.previous_outcome.cause == "node_lost":
             return NodeError(
-                replace(self.after, message=f"{self.after.message}, and did not come back in {limit_s:g} s")
+                replace(
+                    self.previous_outcome,
+                    message=f"{self.previous_outcome.message}, and did not come back in {limit_s:g} s",
+                )
             )
-        message = f"{who(missing)} of {self._contract.max_nodes} did not come within {limit_s:g} s"
-        return refused(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+        message = f"{format_nodes(missing)} of {self._config.max_nodes} did not come within {limit_s:g} s"
+        return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
 
     @property
     def use_agent_store(self) -> bool:
-        """The ranks are clients of the attempt's store; none of them hosts it."""
+        """Whether the ranks are clients of the attempt's store, and none of them serves it."""
         return True
 
     def get_backend(self) -> str:
-        """A name for torch elastic."""
+        """Return a name for torch elastic."""
         return "ddprun"
 
     def get_run_id(self) -> str:
-        """The run's id."""
-        return self._contract.run_id
+        """Return the run's id."""
+        return self._config.run_id
 
     def num_nodes_waiting(self) -> int:
-        """Nobody joins in the middle of an attempt."""
+        """Return 0: no node joins during an attempt."""
         return 0
 
     def is_closed(self) -> bool:
-        """It is open for as long as this node lives."""
+        """Return False: it is open for as long as this node lives."""
         return False
 
     def set_closed(self) -> None:
-        """Nothing to close: the stores end with node 0."""
+        """Do nothing: the stores end with node 0."""
 
     def shutdown(self) -> bool:
-        """Nothing to close: the stores end with node 0."""
+        """Do nothing: the stores end with node 0."""
         return True

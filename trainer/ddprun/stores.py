@@ -1,39 +1,54 @@
-"""Connections to stores none of whose calls waits for ever.
+"""Connections to stores in which no call waits forever.
 
-TCPStore by itself does: for a stranger that takes a connection and is silent, and for a machine that had answered and
-lost its power. Then no connection is closed, and time-outs count only while the store answers that a key is not there.
+TCPStore's own calls do: if a foreign server accepts the connection and is silent, and if a machine that had answered
+loses its power. Then no connection is closed, and timeouts count only while the store answers that a key is missing.
 """
 
+import json
 import queue
+import reprlib
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]  # public, all
 
-from ddprun import ports
+from ddprun import network
+from ddprun.errors import node_error
+from ddpwire.exits import Exit
 
-TIMEOUT = timedelta(seconds=10)  # an operation on a store that is there takes a millisecond
-ANSWER_S = 4.0
-GREET_S = 2.5  # until a stranger has not answered; a store does at once, from a thread of C++ that nothing holds up
+T = TypeVar("T")
+TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
+ANSWER_TIMEOUT_S = 4.0
+CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
 
 
-class AnsweringStore(Store):
-    """A store elsewhere: each call is answered, or raises RuntimeError soon after its own time-out."""
+def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
+    """Return ``make(value)`` of a JSON value of the store. Raises NodeError for a value that no ddprun writes."""
+    try:
+        return make(json.loads(value))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        message = f"the key {key} of the run's store has the value {reprlib.repr(value)}, which no ddprun writes"
+        hint = "another program reaches the run's port: give the run another port, or close this one to others"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
+
+
+class TimeoutStore(Store):
+    """A remote store: each call returns, or raises RuntimeError soon after its own timeout."""
 
     def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
-        """``timeout`` is the store's own, for a key that is not there."""
+        """``timeout`` is the store's own, for missing keys."""
         super().__init__()
         self._store = store
         self._timeout = timeout
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._is_silent = False
-        threading.Thread(target=self._make_calls, name="store", daemon=True).start()
+        self._is_unresponsive = False
+        threading.Thread(target=self._run_calls, name="store", daemon=True).start()
 
-    def _make_calls(self) -> None:
+    def _run_calls(self) -> None:
         while True:
             answer, call = self._calls.get()
             try:
@@ -41,52 +56,52 @@ class AnsweringStore(Store):
             except Exception as error:
                 answer.set_exception(error)
 
-    def _ask(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
+    def _call(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
         answer: Future[Any] = Future()
-        if not self._is_silent:
+        if not self._is_unresponsive:
             self._calls.put((answer, call))
             try:
-                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_S)
+                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
-                self._is_silent = True  # the thread still waits
+                self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store does not answer any more")
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the store listens."""
         return int(self._store.port)
 
-    def clone(self) -> "AnsweringStore":
-        """Another connection."""
-        return AnsweringStore(self._ask(self._store.clone), self._timeout)
+    def clone(self) -> "TimeoutStore":
+        """Return another connection."""
+        return TimeoutStore(self._call(self._store.clone), self._timeout)
 
     def set(self, key: str, value: str) -> None:
         """See Store."""
-        self._ask(lambda: self._store.set(key, value))
+        self._call(lambda: self._store.set(key, value))
 
     def get(self, key: str) -> bytes:
         """See Store."""
-        return bytes(self._ask(lambda: self._store.get(key)))
+        return bytes(self._call(lambda: self._store.get(key)))
 
     def add(self, key: str, number: int) -> int:
         """See Store."""
-        return int(self._ask(lambda: self._store.add(key, number)))
+        return int(self._call(lambda: self._store.add(key, number)))
 
     def check(self, keys: list[str]) -> bool:
         """See Store."""
-        return bool(self._ask(lambda: self._store.check(keys)))
+        return bool(self._call(lambda: self._store.check(keys)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
         """See Store."""
-        return bytes(self._ask(lambda: self._store.compare_set(key, expected, value)))
+        return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """See Store."""
-        self._ask(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
+        self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
 
 
-def connect(address: str, port: int) -> AnsweringStore:
-    """The store on ``address``, where somebody listens. Raises RuntimeError when it is none."""
+def connect(address: str, port: int) -> TimeoutStore:
+    """Connect to the store on ``address``, where a process listens. Raises RuntimeError if it is no store."""
     made: list[TCPStore] = []
 
     def run() -> None:
@@ -97,15 +112,15 @@ def connect(address: str, port: int) -> AnsweringStore:
 
     connecting = threading.Thread(target=run, name="connect", daemon=True)
     connecting.start()
-    connecting.join(GREET_S)
+    connecting.join(CONNECT_TIMEOUT_S)
     if not made:
         raise RuntimeError
-    return AnsweringStore(made[0])
+    return TimeoutStore(made[0])
 
 
 def serve(host: str, listener: socket.socket) -> TCPStore:
-    """A store on a port that is already ours, so that nothing can take it in between. Raises OSError."""
-    listener.listen(ports.BACKLOG)
+    """Serve a store on a port that is already bound, so that no other process can take it. Raises OSError."""
+    listener.listen(network.LISTEN_BACKLOG)
     port = listener.getsockname()[1]
     return TCPStore(
         host,

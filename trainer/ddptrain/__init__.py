@@ -1,5 +1,5 @@
 """The trainer: one rank of one DDP training.
 
-``python -m ddptrain`` reads its place in the world from the environment that ddprun or torchrun gives a rank, and
-knows nothing of nodes, launchers or clusters.
+``python -m ddptrain`` reads its rank and the world size from the environment that ddprun or torchrun sets, and does not
+depend on nodes, launchers or clusters.
 """

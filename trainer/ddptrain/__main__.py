@@ -1,6 +1,6 @@
-"""Where a rank's process starts: signals first, the command line next, torch last.
+"""The entry point of a rank and of the verbs: install signal handlers, parse the command line, then import torch.
 
-A signal may come while torch is imported, which takes seconds, and ``--help`` must not wait for it.
+A signal may come while torch is imported, which takes seconds, and ``--help`` must not wait for that.
 """
 
 import contextlib
@@ -9,33 +9,34 @@ import sys
 from importlib import import_module
 from typing import NoReturn
 
-from ddptrain.options import parse
+from ddptrain.config import parse_options
 from ddptrain.spawn import is_rank, spawn
-from ddptrain.verbs import VERBS
 from ddpwire.signals import Signals
 from ddpwire.streams import open_closed
 
+VERBS = {"export": "ddptrain.export", "fit": "ddptrain.memory_estimate"}  # modules whose main takes arguments
+
 
 def main() -> NoReturn:
-    """Run one rank, or a verb, and leave with its exit code."""
+    """Run a rank or a verb, and exit with its code."""
     open_closed()
     if sys.argv[1:2] and sys.argv[1] in VERBS:
         sys.exit(_verb(sys.argv[1], sys.argv[2:]))
     signals = Signals()
     signals.install()
     arguments = sys.argv[1:]
-    options = parse(arguments, os.environ)
+    options = parse_options(arguments, os.environ)
     if options.ranks.spawn > 1 and not is_rank(os.environ):
         sys.exit(spawn(arguments, options.ranks.spawn))
 
-    from ddptrain.ledger import process_start
+    from ddptrain.goodput import process_start
     from ddptrain.main import run  # imports torch
 
     code = run(options, os.environ, signals, started=process_start())
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads, or its disk is full
+        with contextlib.suppress(OSError, ValueError):  # the reader has exited, or the disk is full
             stream.flush()
-    # Not sys.exit: gloo's threads can abort the process while the interpreter takes itself down, which also takes 1 s.
+    # Not sys.exit: gloo's threads can abort the process during the interpreter's shutdown, which also takes 1 s.
     os._exit(code)
 
 
@@ -43,9 +44,9 @@ def _verb(name: str, arguments: list[str]) -> int:
     from ddptrain.errors import TrainError
 
     try:
-        code: int = import_module(f"ddptrain.verbs.{name}").main(arguments)
+        code: int = import_module(VERBS[name]).main(arguments)
     except TrainError as error:
-        print(f"ddptrain {name}: {error.message}", file=sys.stderr)
+        print(f"ddptrain {name}: {error}", file=sys.stderr)
         return error.code
     return code
 

@@ -1,13 +1,14 @@
-"""One checkpoint: what is in it, how its two files are written and read. Knows nothing of other checkpoints.
+"""The format of a checkpoint: what is in it, how its two files are written and read.
 
     step-00000008.pt     what torch.save writes of a Checkpoint; loading it never runs code: weights_only, always
-    step-00000008.json   its manifest: size and SHA-256 of the file, and what it is of; sha256sum can check it
+    step-00000008.json   its manifest: size and SHA-256 of the file, its step and its configuration
 
-The manifest is the moment of truth. The data is written as ``.step-00000008.pt.part`` and reaches the disk, the
-manifest takes its name, then the data does. Whoever finds a manifest and a part that fits it finishes what a kill cut
-short.
+The checkpoint exists once its manifest does. The data is written as ``.step-00000008.pt.part`` and synced to disk,
+the manifest is renamed to its name, then the data is. Where a manifest and a matching part are found, a kill came
+between the two, and ``finish_write`` renames the part.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -19,11 +20,11 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
-from ddpwire.folder import sync_folder
+from ddpwire.run_files import read_regular, sync_folder
 
-FORMAT = 2  # for a later version, that may write them otherwise
-ZIP = b"PK\x03\x04"  # what torch.save writes is a zip; what is none, torch.load would try as an older format
-SYNC_EVERY = 64 << 20  # bytes; a disk that hangs is then seen before all is written
+FORMAT = 2  # the only one that this version reads; format 1 had no manifest
+ZIP = b"PK\x03\x04"  # torch.save writes a zip; torch.load would read anything else as an older format
+SYNC_EVERY = 64 << 20  # bytes, so that a disk that hangs is noticed before all is written
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +32,14 @@ class Checkpoint:
     """A training after ``step`` optimizer steps. The data stream has no other state."""
 
     step: int
-    shaping: Mapping[str, Any]  # the options that it must be gone on with
+    shaping: Mapping[str, Any]  # the options that a resumed training must share
     parts: Mapping[str, Any]  # state_dicts by name: model, optimizer, ...
     accuracy: float | None  # on the test images, 0 to 1; None: not measured at this step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is said of a checkpoint beside it."""
+    """The description of a checkpoint, in a file beside it."""
 
     format: int
     step: int
@@ -48,46 +49,60 @@ class Manifest:
     accuracy: float | None
 
     def text(self) -> str:
-        """The one way to write it: another byte is a flipped one."""
+        """The text of the file, the only valid one: any other byte means corruption."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
 
-class Corrupt(Exception):  # noqa: N818 - a fact about a file, not ours to report
-    """Files that are no whole checkpoint. ``reason`` is the metric's: truncated, missing or corrupt."""
+class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
+    """A checkpoint that cannot be loaded. ``reason`` is the metric's: truncated, missing, corrupt or incompatible."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
+        self.message = message
 
 
-def manifest_of(path: Path) -> Path:
-    """Where the manifest of a checkpoint is."""
+class CorruptCheckpoint(UnusableCheckpoint):
+    """Files that are not a complete checkpoint."""
+
+
+class OtherFormat(UnusableCheckpoint):
+    """A checkpoint of another version of ddptrain. Nothing is wrong with it: it is neither renamed nor deleted."""
+
+    def __init__(self, number: int) -> None:
+        what = "a newer ddptrain wrote it" if number > FORMAT else "an older ddptrain wrote it"
+        super().__init__("incompatible", f"it has format {number} ({what}), this ddptrain reads format {FORMAT}")
+        self.number = number
+
+
+def manifest_path(path: Path) -> Path:
+    """Return the path of a checkpoint's manifest."""
     return path.with_suffix(".json")
 
 
-def part_of(path: Path) -> Path:
-    """Where a checkpoint is while it is written."""
+def partial_path(path: Path) -> Path:
+    """Return the path of a file while it is written."""
     return path.with_name(f".{path.name}.part")
 
 
 def config_sha256(shaping: Mapping[str, Any]) -> str:
-    """The hash of the options that shape the weights."""
+    """Return the hash of the options that shape the weights."""
     return hashlib.sha256(json.dumps(shaping, sort_keys=True).encode()).hexdigest()
 
 
-def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lambda: None) -> int:
-    """Write both files; the size in bytes. Raises OSError, and then leaves what was there as it was.
+def write_checkpoint(path: Path, checkpoint: Checkpoint, *, on_write: Callable[[], None] = lambda: None) -> int:
+    """Write both files, and return the size in bytes. Raise OSError, and then leave the folder as it was.
 
-    ``moved`` is called whenever the disk has taken a piece.
+    ``on_write`` is called whenever a piece has reached the disk.
     """
-    part = part_of(path)
+    part = partial_path(path)
     try:
-        with part.open("wb") as file:
-            hashed = _Hashed(file, moved)
+        with _create(part) as file:
+            hashed = _HashingFile(file, on_write)
             try:
                 torch.save({"format": FORMAT, **vars(checkpoint)}, cast(IO[bytes], hashed))
             except Exception as error:
-                raise hashed.failure or error from None  # torch makes an error of its own of the disk's
+                raise hashed.failure or error from None  # torch replaces the disk's error by one of its own
             hashed.sync()
         manifest = Manifest(
             format=FORMAT,
@@ -97,15 +112,15 @@ def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lam
             config_sha256=config_sha256(checkpoint.shaping),
             accuracy=checkpoint.accuracy,
         )
-        name = manifest_of(path)
-        with part_of(name).open("w") as text:
-            text.write(manifest.text())
+        name = manifest_path(path)
+        with _create(partial_path(name)) as text:
+            text.write(manifest.text().encode())
             text.flush()
             os.fsync(text.fileno())
-        part_of(name).replace(name)
+        partial_path(name).replace(name)
         sync_folder(path.parent)
     except BaseException:
-        for unfinished in (part, part_of(manifest_of(path))):
+        for unfinished in (part, partial_path(manifest_path(path))):
             unfinished.unlink(missing_ok=True)
         raise
     part.replace(path)
@@ -113,12 +128,21 @@ def write(path: Path, checkpoint: Checkpoint, *, moved: Callable[[], None] = lam
     return hashed.size
 
 
-def finish(path: Path) -> None:
-    """Bring to its end, or away, a write that a kill has cut short. Raises OSError."""
-    part = part_of(path)
+def _create(path: Path) -> BinaryIO:
+    """Open a new file, never one that a link leads to. Raises OSError."""
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def finish_write(path: Path) -> None:
+    """Complete a write that a kill has interrupted, or remove what is left of it. Raises OSError."""
+    part = partial_path(path)
     try:
-        _check(part, read_manifest(path))
-    except (Corrupt, OSError):
+        _read_checked(part, read_manifest(path))
+    except (OtherFormat, OSError):
+        return  # for the version that wrote it, or for a time when it can be read
+    except CorruptCheckpoint:
         part.unlink(missing_ok=True)
     else:
         part.replace(path)
@@ -126,65 +150,87 @@ def finish(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint. Raises Corrupt, and OSError when it cannot be read."""
-    file = manifest_of(path)
+    """Return the manifest of a checkpoint. Raises UnusableCheckpoint, and OSError when it cannot be read.
+
+    A newer format, where the data is of this one and as described, is a flipped bit.
+    """
+    file = manifest_path(path)
     try:
-        text = file.read_text()
-        manifest = Manifest(**json.loads(text))
+        text = read_regular(file).decode()
+        values = json.loads(text)
+        number = values["format"]
+        is_newer = type(number) is int and number > FORMAT
+        if is_newer and not _describes(values, path):
+            raise OtherFormat(number)
+        manifest = Manifest(**values)
         numbers, texts = (manifest.step, manifest.bytes), (manifest.sha256, manifest.config_sha256)
         whole = text == manifest.text() and all(type(number) is int for number in numbers)
         whole = whole and all(isinstance(one, str) for one in texts)
         whole = whole and isinstance(manifest.accuracy, float | int | None)
+        whole = whole and type(manifest.format) is int and manifest.format == FORMAT
     except FileNotFoundError:
-        raise Corrupt("missing", f"its manifest {file.name} is missing") from None
-    except (ValueError, TypeError, RecursionError):
+        raise CorruptCheckpoint("missing", f"its manifest {file.name} is missing") from None
+    except (ValueError, TypeError, LookupError, RecursionError):
         whole = False
     if not whole:
-        raise Corrupt("corrupt", f"its manifest {file.name} is torn")
+        raise CorruptCheckpoint("corrupt", f"its manifest {file.name} is torn")
     return manifest
 
 
-def load(path: Path) -> Checkpoint:
-    """The checkpoint, proved by its manifest. Raises Corrupt, and OSError when it cannot be read."""
+def _describes(values: Mapping[str, Any], path: Path) -> bool:
+    """Return whether all that a manifest says but its format fits the data, which has the format of this version."""
+    for file in (path, partial_path(path)):
+        with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
+            parse_checkpoint(_read_checked(file, Manifest(**values)))
+            return True
+    return False
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Return the checkpoint, verified by its manifest. Raises UnusableCheckpoint and OSError."""
     manifest = read_manifest(path)
     try:
-        checkpoint = unpack(_check(path, manifest))
+        checkpoint = parse_checkpoint(_read_checked(path, manifest))
     except FileNotFoundError:
-        raise Corrupt("missing", f"it is missing, {manifest_of(path).name} is there") from None
-    told = (checkpoint.step, config_sha256(checkpoint.shaping), checkpoint.accuracy)
-    if told != (manifest.step, manifest.config_sha256, manifest.accuracy):
-        raise Corrupt("corrupt", f"its manifest {manifest_of(path).name} is another one's")
+        raise CorruptCheckpoint("missing", f"it is missing, {manifest_path(path).name} is there") from None
+    actual = (checkpoint.step, config_sha256(checkpoint.shaping), checkpoint.accuracy)
+    if actual != (manifest.step, manifest.config_sha256, manifest.accuracy):
+        raise CorruptCheckpoint("corrupt", f"its manifest {manifest_path(path).name} is another one's")
     return checkpoint
 
 
-def unpack(data: bytes) -> Checkpoint:
-    """A checkpoint from its bytes. Raises Corrupt."""
+def parse_checkpoint(data: bytes) -> Checkpoint:
+    """Return a checkpoint from its bytes. Raises UnusableCheckpoint."""
     if not data.startswith(ZIP):
-        raise Corrupt("corrupt", "torn or not a checkpoint")
+        raise CorruptCheckpoint("corrupt", "torn or not a checkpoint")
     try:
         values = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-        values.pop("format")
+        number = int(values.pop("format"))
+        if number != FORMAT:
+            raise OtherFormat(number)
         return Checkpoint(**values)
+    except OtherFormat:
+        raise
     except Exception as error:  # a broken pickle can fail in any way
-        raise Corrupt("corrupt", "torn or not a checkpoint") from error
+        raise CorruptCheckpoint("corrupt", "torn or not a checkpoint") from error
 
 
-def _check(path: Path, manifest: Manifest) -> bytes:
-    """The bytes that the manifest promises."""
-    data = path.read_bytes()
+def _read_checked(path: Path, manifest: Manifest) -> bytes:
+    """Return the bytes of a file that matches its manifest. Raises CorruptCheckpoint and OSError."""
+    data = read_regular(path)
     if len(data) != manifest.bytes:
-        raise Corrupt("truncated", f"it has {len(data):,} bytes, not {manifest.bytes:,}")
+        raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes, not {manifest.bytes:,}")
     if hashlib.sha256(data).hexdigest() != manifest.sha256:
-        raise Corrupt("corrupt", f"its SHA-256 is not that of {manifest_of(path).name}")
+        raise CorruptCheckpoint("corrupt", f"its SHA-256 is not that of {manifest_path(path).name}")
     return data
 
 
-class _Hashed:
-    """A file that is hashed as it is written."""
+class _HashingFile:
+    """A file that is hashed while it is written."""
 
-    def __init__(self, file: BinaryIO, moved: Callable[[], None]) -> None:
+    def __init__(self, file: BinaryIO, on_write: Callable[[], None]) -> None:
         self._file = file
-        self._moved = moved
+        self._on_write = on_write
         self._synced = 0
         self.digest = hashlib.sha256()
         self.failure: OSError | None = None
@@ -205,7 +251,7 @@ class _Hashed:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._synced = self.size
-        self._moved()
+        self._on_write()
 
     def flush(self) -> None:
-        """torch.save calls it."""
+        """Do nothing; torch.save calls it."""

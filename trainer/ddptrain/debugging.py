@@ -1,4 +1,4 @@
-"""``--debug``: what torch offers to find out why ranks disagree, hang or compute nonsense. It costs speed."""
+"""``--debug``: torch's means to find out why ranks disagree, hang or compute NaN. They make the training slower."""
 
 import os
 from collections.abc import Callable
@@ -7,11 +7,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-RECORDS = 2000  # the last collectives that the flight recorder keeps
+from ddptrain import compat
+
+RECORDS = 2000  # of collectives in the flight recorder
 
 
 def set_up(folder: Path = Path()) -> None:
-    """Turn it on, before the ranks meet. What the user's environment says holds."""
+    """Turn it on, before the process group is created. The user's environment takes precedence."""
     given = {
         # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -25,20 +27,19 @@ def set_up(folder: Path = Path()) -> None:
     for name, value in given.items():
         os.environ.setdefault(name, value)
     dist.set_debug_level_from_env()  # type: ignore[attr-defined]  # torch may have been imported long before
-    torch.autograd.set_detect_anomaly(True, check_nan=False)  # a nan is the guard's: this tells where it came from
+    torch.autograd.set_detect_anomaly(True, check_nan=False)  # only tracebacks: NonFiniteGuard finds NaN
 
 
-def dump_collectives(rank: int, folder: Path, *, say: Callable[[str], None]) -> None:
-    """Write the last collectives of this rank. gloo, unlike NCCL, never does so by itself."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json
-    except ImportError:  # a private name
+def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> None:
+    """Write the last collectives of this rank, which gloo, unlike NCCL, does not do by itself."""
+    dump = compat.flight_recorder_dump()
+    if dump is None:
         return
     path = folder / f"flight-recorder-{rank}.json"
     try:
-        trace = _dump_fr_trace_json()
+        trace = dump()
         path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
     except (OSError, RuntimeError) as error:
-        say(f"rank {rank}: no record of its collectives: {error}")
+        log(f"rank {rank}: no record of its collectives: {error}")
         return
-    say(f"rank {rank}: its last collectives are in {path}")
+    log(f"rank {rank}: its last collectives are in {path}")

@@ -1,6 +1,8 @@
-"""One rank from its options to its exit code: world, data, model, checkpoint, loop, farewell."""
+"""One rank, from its options to its exit code: process group, data, training state, checkpoint, loop, report."""
 
 import gc
+import os
+import resource
 import sys
 import time
 import traceback
@@ -12,207 +14,348 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ddptrain import debugging, flops, report
-from ddptrain.datasets import SOURCES
-from ddptrain.datasets.dataset import DataSet
-from ddptrain.datasets.kaggle import locate
-from ddptrain.diagnosis import nonfinite
+from ddptrain import debugging
+from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, ProgressDisplay, StopVote, open_progress
+from ddptrain.checkpoint_directory import CheckpointDirectory
+from ddptrain.checkpoint_manager import CheckpointManager
+from ddptrain.config import Options
+from ddptrain.data.base import ImageDataset
+from ddptrain.data.datasets import SOURCES
+from ddptrain.data.kaggle import locate
+from ddptrain.distributed import (
+    RankInfo,
+    agree,
+    check_strategy,
+    is_lost_peer,
+    is_timeout,
+    join_ranks,
+    make_world,
+    nccl_failure,
+    read_rank_info,
+    set_up_torch,
+)
 from ddptrain.errors import TrainError
-from ddptrain.evaluate import count_right
-from ddptrain.guard import Guard, NonFinite
-from ddptrain.job import Job, global_batch_size, prepare
-from ddptrain.keeping import Keeping
-from ddptrain.ledger import Ledger, lost_before, steps_before
-from ddptrain.loop import Fitted, fit
-from ddptrain.metrics import About, Metrics, open_metrics
-from ddptrain.models import pretrained
-from ddptrain.options import Options
-from ddptrain.overlap import Overlap
-from ddptrain.phases import measure
-from ddptrain.place import Place, read_place
-from ddptrain.profiling import Tracer
-from ddptrain.progress import Teller, teller
-from ddptrain.shelf import Shelf
-from ddptrain.stop import Stop
-from ddptrain.straggler import Comparison, Naming
-from ddptrain.strategy import check_strategy
-from ddptrain.watch import Watch
-from ddptrain.whereabouts import named, whereabouts
-from ddptrain.world import agree, enter, join, lost_a_peer, set_up_torch, timed_out
+from ddptrain.goodput import Goodput, lost_before, steps_before
+from ddptrain.metrics import Metrics, TrainingInfo, open_metrics
+from ddptrain.models import fetch_pretrained
+from ddptrain.step_timing import Overlap, Tracer, measure_phases
+from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
+from ddptrain.train_loop import TrainResult, count_correct, diagnose_nonfinite, train
+from ddptrain.training_state import (
+    TrainingState,
+    build_training_state,
+    fingerprint,
+    global_batch_size,
+    same_precision,
+    step_flops,
+)
+from ddpwire import names
 from ddpwire.events import EventLog, events_of
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
+from ddpwire.run_files import write_error
 from ddpwire.signals import Signals
 
 _DATA_ERRORS = {Exit.DATA: "corrupt", Exit.NO_INPUT: "missing"}
+_SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_TERM: "SIGTERM"}
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
-    """Train, and return the exit code, the same on every rank. What is wrong is told in one line by one rank.
+    """Train, and return the exit code, the same on every rank. One rank prints an error, in one line.
 
     ``started``: time.monotonic() of the process' start.
     """
-    place, metrics = Place(), Metrics()
-    ledger = Ledger(time.monotonic() if started is None else started, steps_before=steps_before(environ))
+    rank_info, metrics = RankInfo(), Metrics()
+    goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
     try:
-        place = read_place(environ, options.ranks)
-        metrics = open_metrics(environ, first=place.first)
-        metrics.before(lost_before(environ, started=ledger.started))
-        return _train(options, place, environ, signals, ledger, metrics)
+        rank_info = read_rank_info(environ, options.ranks)
+        metrics = open_metrics(environ, first=rank_info.is_first)
+        metrics.lost_before(lost_before(environ, started=goodput.started))
+        return _train(options, rank_info, environ, signals, goodput, metrics)
     except TrainError as error:
-        if error.rank in (None, place.rank):
-            _complain(error.message)
+        write_error(f"ddptrain: {error}", environ)
+        if error.rank in (None, rank_info.rank):
+            _log_error(str(error))
         return error.code
     except Exception as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            metrics.out_of_memory()
-        if options.watch.debug and place.size > 1:
-            debugging.dump_collectives(place.rank, Path(), say=_complain)
-        if not lost_a_peer(error):
+        if options.callbacks.debug and rank_info.size > 1:
+            debugging.dump_collectives(rank_info.rank, Path(), log=_log_error)
+        if is_lost_peer(error):
+            if is_timeout(error):
+                metrics.timed_out()
+            code, line = signals.code or Exit.ABSENT, f"lost the other ranks: {str(error).splitlines()[0]}"
+        else:
             traceback.print_exc()
-            return Exit.SOFTWARE
-        if timed_out(error):
-            metrics.timed_out()
-        _complain(f"rank {place.rank} lost the other ranks: {str(error).splitlines()[0]}")
-        return signals.code or Exit.ABSENT
+            if isinstance(error, torch.OutOfMemoryError):
+                metrics.out_of_memory()
+                code, line = Exit.CONFIG, out_of_memory_message(error)
+            elif (reason := nccl_failure(error)) is not None:
+                code, line = Exit.SOFTWARE, f"cannot exchange gradients by NCCL: {reason}; NCCL_DEBUG=INFO logs more"
+            else:
+                return Exit.SOFTWARE
+        write_error(f"ddptrain: rank {rank_info.rank} {line}", environ)
+        _log_error(f"rank {rank_info.rank} {line}")
+        return code
 
 
 def _train(
-    options: Options, place: Place, environ: Mapping[str, str], signals: Signals, ledger: Ledger, metrics: Metrics
+    options: Options,
+    rank_info: RankInfo,
+    environ: Mapping[str, str],
+    signals: Signals,
+    goodput: Goodput,
+    metrics: Metrics,
 ) -> int:
-    batch_size = global_batch_size(options.training, place)
-    check_strategy(options, place)
-    set_up_torch(place, environ, deterministic=options.machine.deterministic)
-    if options.watch.debug:
+    batch_size = global_batch_size(options.training, rank_info)
+    check_strategy(options, rank_info)
+    set_up_torch(rank_info, environ, deterministic=options.machine.deterministic)
+    if options.callbacks.debug:
         debugging.set_up()
-    join(place, options.ranks)
-    world = enter(place, options.machine.device, options.ranks)
-    shelf = agree(place, lambda: Shelf(options.checkpoints.folder) if place.first else None)
-    options = replace(options, data=agree(place, partial(locate, options.data, environ)))
-    data = _load_data(options, place, metrics)
-    job = agree(place, lambda: prepare(options, world, data, batch_size=batch_size))
-    tell = teller(first=place.first, environ=environ)
-    tell.say(report.headline(job))
+    join_ranks(rank_info, options.ranks)
+    world = make_world(rank_info, options.machine.device, options.ranks)
+    directory = agree(
+        rank_info, lambda: CheckpointDirectory(options.checkpoints.folder) if rank_info.is_first else None
+    )
+    options = replace(options, machine=same_precision(options.machine, world))
+    options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
+    data = _load_data(options, rank_info, metrics)
+    state = agree(rank_info, lambda: build_training_state(options, world, data, batch_size=batch_size))
+    progress = open_progress(first=rank_info.is_first, environ=environ)
+    progress.log(start_message(state))
 
-    guard, heart = Guard(world.device), _heart(environ)
-    events = events_of(environ) if place.first else EventLog(None, node=0)
-    where = whereabouts(place, environ)
-    keeping = Keeping(job, shelf, metrics, ledger, events, alive=heart.beat)
-    if metrics.on:
-        metrics.about(_about(job))
+    guard, heartbeat = NonFiniteGuard(world.device), _open_heartbeat(environ)
+    events = events_of(environ) if rank_info.is_first else EventLog(None, node=0)
+    rank_hosts = gather_rank_hosts(rank_info, environ)
+    manager = CheckpointManager(state, directory, metrics, goodput, events, on_wait=heartbeat.beat)
+    if metrics.enabled:
+        metrics.training_info(_training_info(state))
 
-    def tell_slow(naming: Naming, step: int) -> None:
-        tell.say(named(naming, where[naming.rank], step))
-        kind = "straggler" if naming.ratio else "straggler_gone"
-        events.tell(kind, step=step, rank=naming.rank, node=where[naming.rank].node, ratio=round(naming.ratio, 2))
+    def log_straggler(event: StragglerEvent, step: int) -> None:
+        progress.log(straggler_message(event, rank_hosts[event.rank], step))
+        kind = "straggler" if event.ratio else "straggler_gone"
+        events.emit(kind, step=step, rank=event.rank, node=rank_hosts[event.rank].node, ratio=round(event.ratio, 2))
 
-    resumed = keeping.resume()
+    resumed = manager.resume()
     if resumed:
-        tell.say(report.resumed(job, *resumed))
-    stop = Stop(place, signals, guard, after_s=60 * options.watch.stop_after, started=ledger.started)
-    watch = Watch(
-        asked=stop.ask,
-        heart=heart,
+        progress.log(resume_message(state, *resumed))
+    stop = StopVote(rank_info, signals, guard, after_s=60 * options.callbacks.stop_after, started=goodput.started)
+    callbacks = Callbacks(
+        poll_stop=stop.poll,
+        heartbeat=heartbeat,
         metrics=metrics,
-        ledger=ledger,
-        phases=measure(world.device, job.model.parameters(), alone=place.size == 1),
+        goodput=goodput,
+        phases=measure_phases(world.device, state.model.parameters(), alone=rank_info.size == 1),
         guard=guard,
-        ranks=Comparison(place.rank, place.size, tell=tell_slow),
-        tracer=Tracer(options.watch.profile, options.watch.profile_dir / f"rank-{place.rank}.json", say=_complain),
-        teller=tell,
-        overlap=Overlap(job.ddp),
+        stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
+        tracer=Tracer(
+            options.callbacks.profile, options.callbacks.profile_dir / f"rank-{rank_info.rank}.json", log=_log_error
+        ),
+        progress=progress,
+        overlap=Overlap(state.ddp),
         events=events,
         on_gpu=world.device.type == "cuda",
     )
     signals.can_save = True  # from here on a stop waits for the end of a step
-    agree(place, watch.begin)
+    agree(rank_info, callbacks.on_train_begin)
     try:
-        fitted = fit(job, first_step=resumed[1] if resumed else 0, watch=watch, due=keeping.due, save=keeping.save)
+        result = train(
+            state, first_step=resumed[1] if resumed else 0, callbacks=callbacks, due=manager.is_due, save=manager.save
+        )
     except NonFinite as error:
-        raise nonfinite(job, error.step, metrics) from None
+        raise diagnose_nonfinite(state, error.step, metrics) from None
     finally:
-        watch.close()
-        keeping.settle()
+        callbacks.on_train_end()
+        manager.wait_for_write()
     stop.close()
-    if fitted.exit_code and stop.told is not None:
-        heart.stopped_for(stop.told)
-    watch.ranks.answer(fitted.step)
-    _farewell(job, fitted, keeping, watch, tell, stop)
-    if place.size > 1:
-        del job, keeping  # and with them DDP's hold on gloo, which else may abort the process as it ends
+    if result.exit_code and stop.requested_by is not None:
+        heartbeat.stopped_for(stop.requested_by)
+    callbacks.stragglers.read_answer(result.step)
+    _save_and_report(state, result, manager, callbacks, progress, stop)
+    if rank_info.size > 1:
+        del state, manager  # and with them DDP's hold on gloo, which else may abort the process as it ends
         gc.collect()
         dist.barrier()
-    return fitted.exit_code
+    return result.exit_code
 
 
-def _about(job: Job) -> About:
-    return About(
-        backend=job.world.backend if job.world.place.size > 1 else "none",
-        device=job.world.device.type,
-        model=job.options.model.name,
-        dataset=job.data.name,
-        num_steps=job.num_steps,
-        flops_a_sample=flops.of_a_step(job),
+def _training_info(state: TrainingState) -> TrainingInfo:
+    return TrainingInfo(
+        backend=state.world.backend if state.world.rank_info.size > 1 else "none",
+        device=state.world.device.type,
+        model=state.options.model.name,
+        dataset=state.data.name,
+        num_steps=state.num_steps,
+        flops_per_sample=step_flops(state),
     )
 
 
-def _heart(environ: Mapping[str, str]) -> Heart:
+def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        _complain(f"training without a sign of life for ddprun: {error}")
+        _log_error(f"training without a sign of life for ddprun: {error}")
         return Heart(None)
 
 
-def _load_data(options: Options, place: Place, metrics: Metrics) -> DataSet:
-    """The data set, and the weights to start from.
+def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset:
+    """Return the dataset, after fetching it and the pretrained weights. Raises TrainError.
 
-    Downloaded by rank 0 first, which is enough where nodes share a folder, then by one rank a node.
+    Rank 0 downloads first, which is enough where nodes share a folder, then one rank of each node.
     """
     try:
-        return _loaded(options, place)
+        return _fetch_and_load(options, rank_info)
     except TrainError as error:
-        if error.rank in (None, place.rank) and error.code in _DATA_ERRORS:
+        if error.rank in (None, rank_info.rank) and error.code in _DATA_ERRORS:
             metrics.data_error(_DATA_ERRORS[error.code])
         raise
 
 
-def _loaded(options: Options, place: Place) -> DataSet:
+def _fetch_and_load(options: Options, rank_info: RankInfo) -> ImageDataset:
     source = SOURCES[options.data.name]
     fetches = [partial(source.prepare, options.data)] if source.prepare else []
     if options.model.pretrained:
-        fetches.append(partial(pretrained.fetch, options.model))
-    turn = 0 if place.first else 1 if place.local_rank == 0 else None
+        fetches.append(partial(fetch_pretrained, options.model))
+    turn = 0 if rank_info.is_first else 1 if rank_info.local_rank == 0 else None
     for fetch in fetches:
         for now in (0, 1):
-            agree(place, fetch if turn == now else _nothing)
-    return agree(place, partial(source.load, options.data, options.training.seed))
+            agree(rank_info, fetch if turn == now else _do_nothing)
+    return agree(rank_info, partial(source.load, options.data, options.training.seed))
 
 
-def _farewell(job: Job, fitted: Fitted, keeping: Keeping, watch: Watch, tell: Teller, stop: Stop) -> None:
-    """See to it that the last step is saved, and say how it ended. Raises TrainError when it cannot be saved."""
-    accuracy = None if fitted.right is None else fitted.right / len(job.test)
-    path = keeping.finish(fitted.step, accuracy)
-    if fitted.exit_code:
-        tell.say(report.stopped(job, fitted, path, timed_out=stop.timed_out, another=stop.told_another))
+def _save_and_report(
+    state: TrainingState,
+    result: TrainResult,
+    manager: CheckpointManager,
+    callbacks: Callbacks,
+    progress: ProgressDisplay,
+    stop: StopVote,
+) -> None:
+    """Save the last step, and report how the training ended. Raises TrainError when it cannot be saved."""
+    accuracy = None if result.num_correct is None else result.num_correct / len(state.test)
+    path = manager.save_last(result.step, accuracy)
+    if result.exit_code:
+        progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
     else:
-        right = count_right(job) if fitted.right is None else fitted.right
-        tell.say(report.costs(job, watch.ledger, watch.phases.totals))
-        tell.say(report.summary(job, fitted, right=right, checkpoint=path))
-    watch.last_words()
-    lost = {cause: round(seconds, 3) for cause, seconds in watch.ledger.lost_s.items() if seconds}
-    watch.events.tell(
+        num_correct = count_correct(state) if result.num_correct is None else result.num_correct
+        progress.log(cost_message(state, callbacks.goodput, callbacks.phases.totals))
+        progress.log(summary_message(state, result, num_correct=num_correct, checkpoint=path))
+    callbacks.flush_metrics()
+    lost = {cause: round(seconds, 3) for cause, seconds in callbacks.goodput.lost_s.items() if seconds}
+    callbacks.events.emit(
         "training_ended",
-        step=fitted.step,
-        seconds=watch.ledger.total_s,
-        productive_s=round(watch.ledger.productive_s, 3),
+        step=result.step,
+        seconds=callbacks.goodput.total_s,
+        productive_s=round(callbacks.goodput.productive_s, 3),
         lost_s=lost,
     )
 
 
-def _nothing() -> None:
-    """What the other ranks do while one acts."""
+def _do_nothing() -> None:
+    """Do what the other ranks do while one fetches: nothing."""
 
 
-def _complain(message: str) -> None:
+def _log_error(message: str) -> None:
     print(f"ddptrain: {message}", file=sys.stderr, flush=True)
+
+
+def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
+    """Return how much was asked for, as torch says it in its first sentences, and what to do."""
+    asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
+    return f"has too little GPU memory: {asked}: give a smaller --batch-size, --accumulate or --recompute"
+
+
+def start_message(state: TrainingState) -> str:
+    """Return what is trained, on which data, with which resources."""
+    options, world = state.options, state.world
+    epochs = options.training.epochs
+    parameters = sum(parameter.numel() for parameter in state.model.parameters())
+    where = f"{world.backend} on {world.device.type}" if world.rank_info.size > 1 else world.device.type
+    text = (
+        f"{options.model.name} ({parameters:,} parameters) on {state.data.name} "
+        f"({len(state.train):,} images to train, {len(state.test):,} to test): "
+        f"{_count(world.rank_info.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
+        f"batch {state.batch_size}, {_count(epochs, 'epoch')} of {_count(state.steps_per_epoch, 'step')}; "
+        f"{state.precision.name}, {state.batch_builder.feed.description}"
+    )
+    if options.optimizer.scale_lr:
+        size, lr = world.rank_info.size, options.optimizer.lr
+        text += f"\nlearning rate {lr:g} x {_count(size, 'rank')} = {lr * size:g} (--scale-lr)"
+    return text
+
+
+def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
+    """Return where the training goes on; ``epochs_before``: the epochs of the checkpoint's training, where known."""
+    epochs = state.options.training.epochs
+    if not epochs:
+        return f"resumed from {path}: evaluating step {step} (--epochs 0)"
+    if step >= state.num_steps:
+        done = (
+            f"all {state.num_steps} steps are"
+            if step == state.num_steps
+            else f"step {step} of only {state.num_steps} is"
+        )
+        return (
+            f"resumed from {path}: {done} done, nothing is left to train "
+            "(more --epochs go on, another --checkpoint-dir starts anew)"
+        )
+    epoch = step // state.steps_per_epoch + 1
+    text = f"resumed from {path}: going on at step {step + 1} of {state.num_steps} (epoch {epoch})"
+    if epochs_before not in (None, 0, epochs):
+        text += f"; {_count(epochs, 'epoch')} now, {epochs_before} before: the learning rate follows the new length"
+    return text
+
+
+def stop_message(
+    state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
+) -> str:
+    """Return why the training stopped, and how to go on; ``other``: the rank that got the signal, if not this one."""
+    by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
+    if other is not None:
+        by += f" to rank {other}"
+    where = f"stopped by {by} after step {result.step} of {state.num_steps}"
+    # A launcher that names the folder for each run prints by itself how to go on.
+    how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command goes on from there"
+    return f"{where}: saved {checkpoint}{how}"
+
+
+def summary_message(state: TrainingState, result: TrainResult, *, num_correct: int, checkpoint: Path | None) -> str:
+    """Return the results of a training that is complete."""
+    speed = f"{result.num_images / result.seconds:.0f}" if result.seconds else "nothing was trained"
+    return "\n".join(
+        (
+            f"world size     {state.world.rank_info.size}",
+            f"test accuracy  {100 * num_correct / len(state.test):.2f} % ({num_correct} of {len(state.test)} images)",
+            f"images/s       {speed}",
+            *([f"checkpoint     {checkpoint}"] if checkpoint else []),
+            f"weights sha256 {fingerprint(state.model.state_dict())}",
+        )
+    )
+
+
+def cost_message(state: TrainingState, goodput: Goodput, phases: Mapping[str, float]) -> str:
+    """Return what this rank's time and memory were used for; the peak is torch's on a GPU, the process' elsewhere."""
+    shares = {"start-up": goodput.lost_s["startup"], "restore": goodput.lost_s["restore"]}
+    shares |= {"evaluation": goodput.lost_s["evaluation"], "checkpoints": goodput.lost_s["checkpoint"]}
+    lost = [f"{name} {_percent(seconds, goodput.total_s)}" for name, seconds in shares.items() if seconds]
+    lines = [
+        "goodput        " + f"{_percent(goodput.productive_s, goodput.total_s)} of {goodput.total_s:.1f} s in steps"
+    ]
+    if lost:
+        lines[0] += "; " + ", ".join(lost)
+    if steps_s := sum(phases.values()):
+        groups = {"data": ("data", "h2d"), "compute": ("forward", "backward", "optimizer")}
+        groups |= {"communication": ("comm_exposed",), "other": ("other",)}
+        parts = (f"{name} {_percent(sum(phases[one] for one in group), steps_s)}" for name, group in groups.items())
+        lines.append("a step         " + ", ".join(parts))
+    cuda = state.world.device.type == "cuda"
+    peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    lines.append(f"peak memory    {peak / 2**20:,.0f} MiB of the {'GPU' if cuda else 'process'}, rank 0")
+    return "\n".join(lines)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,23 +1,27 @@
-"""Which rank the others wait for. Every rank's own time of a step, without waiting, is compared with the others'.
+"""Stragglers: ranks that the others wait for. Each rank's own time of a step, without waiting, is compared.
 
-Every few steps each rank gives the median of its last ones, in an all-reduce of one number each that is read a few
-steps later: nobody waits. A rank is named, with its node, when it has been behind in the steps of half a second, and in
-two answers at the least; and when it no longer is.
+Every few steps each rank contributes the median of its last steps to an all-reduce of one number a rank. It is read a
+few steps later, so no rank waits for it. A rank is reported, with its node, once it has been slower for half a second
+and in two comparisons at least, and again when it no longer is.
 """
 
+import socket
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import torch
 import torch.distributed as dist
 
-EVERY = 5  # steps
-LASTING_S = 0.5  # of short steps a few say nothing: a core may be another's for a moment
-SLOW = 2.0  # times the others' median; the metric tells of less
+from ddptrain.distributed import RankInfo
+from ddpwire import names
+
+EVERY_STEPS = 5  # steps
+LASTING_S = 0.5  # a few short steps are not enough: another process may use the core for a moment
+SLOW_RATIO = 2.0  # times the others' median; the metric shows less too
 SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
 IN_A_ROW = 2
 
@@ -27,13 +31,13 @@ class Skew:
     """How the ranks' own times compare."""
 
     slowest: int  # its rank
-    ratio: float  # its time by the median of all ranks'
+    ratio: float  # its time divided by the median of all ranks
     behind_s: float  # its time minus that median
-    speeds: tuple[float, ...]  # of each rank: the best time by its own, 0 to 1
+    speeds: tuple[float, ...]  # by rank: the best time divided by its own, 0 to 1
 
 
-def compare(own_s: Sequence[float]) -> Skew:
-    """The skew of these times, one a rank. Of two ranks the faster one is the median."""
+def compute_skew(own_s: Sequence[float]) -> Skew:
+    """Return the skew of these times, one a rank. Of two ranks the faster one is the median."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
     return Skew(
@@ -45,85 +49,121 @@ def compare(own_s: Sequence[float]) -> Skew:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Naming:
-    """What is to be said: this rank is slow, or (``ratio`` is 0) is as fast as the others again."""
+class StragglerEvent:
+    """A rank is slow, or (``ratio`` is 0) is as fast as the others again."""
 
     rank: int
     ratio: float = 0.0
 
 
-class Judge:
-    """Names a rank when it falls behind, and when it has caught up. Pure."""
+class StragglerPolicy:
+    """Decides when to report that a rank is slow, and that it no longer is. Without side effects."""
 
     def __init__(self) -> None:
-        self._named: int | None = None
+        self._reported: int | None = None
         self._suspect: int | None = None
         self._times = 0
         self._since_s = 0.0
 
-    def hear(self, skew: Skew, *, began_s: float, now_s: float) -> Naming | None:
-        """What is to be said now; None: nothing. ``began_s``: when the first of the steps began that ``skew`` is of."""
-        slow = skew.slowest if skew.ratio >= SLOW and skew.behind_s >= SLOW_S else None
+    def update(self, skew: Skew, *, began_s: float, now_s: float) -> StragglerEvent | None:
+        """Return what to report now; None: nothing. ``began_s``: when the steps that ``skew`` is of began."""
+        slow = skew.slowest if skew.ratio >= SLOW_RATIO and skew.behind_s >= SLOW_S else None
         if slow == self._suspect:
             self._times += 1
         else:
             self._times, self._since_s = 1, began_s
         self._suspect = slow
-        if self._times < IN_A_ROW or now_s - self._since_s < LASTING_S or slow == self._named:
+        if self._times < IN_A_ROW or now_s - self._since_s < LASTING_S or slow == self._reported:
             return None
-        before, self._named = self._named, slow
+        before, self._reported = self._reported, slow
         if slow is not None:
-            return Naming(rank=slow, ratio=skew.ratio)
-        return None if before is None else Naming(rank=before)
+            return StragglerEvent(rank=slow, ratio=skew.ratio)
+        return None if before is None else StragglerEvent(rank=before)
 
 
-class Comparison:
-    """The ranks' common question; to be asked by every rank after every step."""
+class StragglerDetector:
+    """Compares the ranks' own step times; every rank calls it after every step."""
 
     def __init__(
-        self, rank: int, size: int, *, tell: Callable[[Naming, int], None], clock: Callable[[], float] = time.monotonic
+        self,
+        rank: int,
+        size: int,
+        *,
+        on_event: Callable[[StragglerEvent, int], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``tell`` is called on rank 0, with the step."""
-        self.skew: Skew | None = None  # of the last answer
+        """``on_event`` is called on rank 0, with the step."""
+        self.skew: Skew | None = None  # of the last comparison
         self._rank = rank
-        self._window_s = self._asked_window_s = clock()  # when the steps began that are being measured, or asked for
-        self._judge = Judge()
-        self._tell = tell
+        self._window_s = self._pending_window_s = (
+            clock()
+        )  # when the steps began that are measured now, or in the all-reduce
+        self._policy = StragglerPolicy()
+        self._on_event = on_event
         self._clock = clock
-        self._answers = torch.zeros(size, dtype=torch.float64)  # each rank's own in its place, and 0 elsewhere: the sum
-        self._asked: dist.Work | None = None
+        self._times_s = torch.zeros(size, dtype=torch.float64)  # by rank; before the all-reduce, 0 for the others
+        self._pending: dist.Work | None = None
 
     @property
     def speed(self) -> float:
-        """Of this rank, as the last answer has it."""
+        """The speed of this rank in the last comparison, 0 to 1."""
         return self.skew.speeds[self._rank] if self.skew else 1.0
 
-    def after(self, step: int, own_s: deque[float]) -> bool:
-        """Whether there is a new ``skew``. ``own_s`` holds the times since the last question, and is emptied."""
-        if step % EVERY or len(self._answers) == 1:
+    def after_step(self, step: int, own_s: deque[float]) -> bool:
+        """Return whether there is a new ``skew``. Empties ``own_s``, the times since the last comparison."""
+        if step % EVERY_STEPS or len(self._times_s) == 1:
             return False
-        news = self.answer(step)
-        # A GPU may not have got round to any step yet; then there is nothing to compare, on any rank that hears it.
-        self._answers.zero_()
-        self._answers[self._rank] = statistics.median(own_s) if own_s else 0.0
+        is_new = self.read_answer(step)
+        # A GPU may not have passed any step yet: then no rank compares.
+        self._times_s.zero_()
+        self._times_s[self._rank] = statistics.median(own_s) if own_s else 0.0
         own_s.clear()
-        self._asked_window_s, self._window_s = self._window_s, self._clock()
-        # The group's own call takes half the time of dist.all_reduce, which looks at everything anew.
-        self._asked = cast(dist.ProcessGroup, dist.group.WORLD).allreduce([self._answers])
-        return news
+        self._pending_window_s, self._window_s = self._window_s, self._clock()
+        # The group's own method takes half the time of dist.all_reduce, which checks its arguments each time.
+        self._pending = cast(dist.ProcessGroup, dist.group.WORLD).allreduce([self._times_s])
+        return is_new
 
-    def answer(self, step: int) -> bool:
-        """Read the answer to the last question. To be called before the ranks part."""
-        if self._asked is None:
+    def read_answer(self, step: int) -> bool:
+        """Read the last all-reduce, also before the process group ends. Return whether there is a new ``skew``."""
+        if self._pending is None:
             return False
-        self._asked.wait()
-        self._asked = None
-        own_s = self._answers.tolist()
+        self._pending.wait()
+        self._pending = None
+        own_s = self._times_s.tolist()
         if min(own_s) <= 0:
             return False
-        self.skew = compare(own_s)
+        self.skew = compute_skew(own_s)
         if self._rank == 0:
-            naming = self._judge.hear(self.skew, began_s=self._asked_window_s, now_s=self._clock())
-            if naming is not None:
-                self._tell(naming, step)
+            event = self._policy.update(self.skew, began_s=self._pending_window_s, now_s=self._clock())
+            if event is not None:
+                self._on_event(event, step)
         return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHost:
+    """The machine of a rank."""
+
+    node: int | None  # the number that the launcher gave it; None: not known
+    host: str
+
+    def __str__(self) -> str:
+        return self.host if self.node is None else f"node {self.node} ({self.host})"
+
+
+def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[RankHost, ...]:
+    """Return the hosts of all ranks. Every rank makes this call."""
+    node = environ.get(names.RANKS_NODE) or environ.get(names.GROUP_RANK) or ""
+    mine = (int(node) if node.isdecimal() else None, socket.gethostname())
+    hosts = [mine] * rank_info.size
+    if rank_info.size > 1:
+        dist.all_gather_object(hosts, mine)
+    return tuple(RankHost(node=number, host=host) for number, host in hosts)
+
+
+def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> str:
+    """Return one line about a slow rank."""
+    who = f"step {step}: rank {event.rank} on {rank_host}"
+    if not event.ratio:
+        return f"{who} is as fast as the others again"
+    return f"{who} is slow: a step takes it {event.ratio:.1f} times as long as the others"

@@ -14,9 +14,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with 2."""
-        self.exit(Exit.USAGE, f"{self.prog}: {self.told(message)}; see {self.prog} --help\n")
+        self.exit(Exit.USAGE, f"{self.prog}: {self.with_suggestion(message)}; see {self.prog} --help\n")
 
-    def told(self, message: str) -> str:
+    def with_suggestion(self, message: str) -> str:
         """The message, and the option that an unknown one may have meant."""
         word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0] if message.startswith(UNKNOWN) else ""
         if not word.startswith("--"):

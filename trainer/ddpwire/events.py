@@ -81,7 +81,7 @@ class EventLog:
         self._path = Path(path) if path else None
         self._node, self._rank = node, rank
 
-    def tell(
+    def emit(
         self,
         event: str,
         *,
@@ -95,7 +95,7 @@ class EventLog:
         """It has happened now, or ``ago_s``. ``rank`` and ``node``: another's than the writer's own."""
         if self._path is None:
             return
-        told = Event(
+        record = Event(
             event=event,
             time=time.time() - ago_s,
             node=self._node if node is None else node,
@@ -106,7 +106,7 @@ class EventLog:
             facts=facts,
         )
         with contextlib.suppress(OSError):  # a disk that is full must not stop a training
-            _append(self._path, told.line().encode())
+            _append(self._path, record.line().encode())
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:

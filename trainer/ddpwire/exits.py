@@ -10,6 +10,16 @@ from enum import IntEnum
 class Exit(IntEnum):
     """What the number says; ``Exit(78).name`` is ``CONFIG``."""
 
+    @property
+    def retry(self) -> bool:
+        """Whether starting the same run again may help."""
+        return worth_a_retry(self)
+
+    @property
+    def meaning(self) -> str:
+        """What happened, in half a sentence; empty for 0 and for 2, which many scripts use for other things."""
+        return _MEANINGS.get(self, "")
+
     OK = 0
     SCRIPT = 1  # the user's script failed and said no more
     USAGE = 2  # a command line that makes no sense (Typer's and argparse's own)
@@ -26,6 +36,24 @@ class Exit(IntEnum):
     ABSENT = 142  # the others did not come in time
     SAVED_TERM = 143  # saved on SIGTERM
     HUNG = 144  # a rank hung and was killed
+
+
+_MEANINGS = {
+    Exit.SCRIPT: "the script failed",
+    Exit.DATA: "a data set or every checkpoint is corrupt",
+    Exit.NO_INPUT: "a file is missing",
+    Exit.UNAVAILABLE: "a host, a port or a service could not be reached",
+    Exit.SOFTWARE: "it failed with an unexpected error",
+    Exit.CANNOT_WRITE: "the disk is full or read-only",
+    Exit.GAVE_UP: "it gave up after three attempts without progress",
+    Exit.CONFIG: "its configuration is wrong",
+    Exit.KILLED: "it was killed",
+    Exit.INTERRUPTED: "it was interrupted",
+    Exit.SAVED_USR1: "it saved on SIGUSR1, and ended",
+    Exit.ABSENT: "the other nodes did not come in time",
+    Exit.SAVED_TERM: "it was asked to stop, and saved",
+    Exit.HUNG: "a rank hung",
+}
 
 
 def of_status(returncode: int) -> int:

@@ -2,17 +2,17 @@
 
 A row has the Unix time and one column a series of the catalogue, folded over the node's ranks: counters are summed, of
 gauges the largest is kept. A column is called as the series is, with its label's value after a colon:
-``ddp_step_phase_seconds_total:data``. What there is no sample of is empty. The rows of a long run are thinned
+``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. The rows of a long run are thinned
 evenly, so that there are never more than ``MAX_ROWS``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddpwire import catalogue
-from ddpwire import rank_catalogue as of_ranks
+from ddpwire import metrics
+from ddpwire import metrics as of_ranks
 from ddpwire.events import is_time
-from ddpwire.metric import Metric
+from ddpwire.metrics import Metric
 
 HISTORY = "history.csv"
 MAX_ROWS = 1200
@@ -31,9 +31,9 @@ _KEPT = (
     of_ranks.STRAGGLER_SKEW,
     of_ranks.CHECKPOINT_LAST_STEP,
     of_ranks.DEVICE_MEMORY,
-    catalogue.RANKS_ALIVE,
-    catalogue.RESTARTS,
-    catalogue.DEVICE_UTILIZATION,
+    metrics.RANKS_ALIVE,
+    metrics.RESTARTS,
+    metrics.DEVICE_UTILIZATION,
 )
 
 Sample = tuple[str, Mapping[str, str], float]  # the series' name, its labels, its value

@@ -49,8 +49,8 @@ def session(environ: Mapping[str, str]) -> Session | None:
 
 def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | None:
     """When the session is cut off, in seconds since the epoch; None: not Kaggle, or its start is not known."""
-    told = environ.get(STARTED, "")
-    started = float(told) if told.isdecimal() else started
+    given = environ.get(STARTED, "")
+    started = float(given) if given.isdecimal() else started
     if session(environ) is None or started is None:
         return None
     limit = environ.get(SESSION_S, "")

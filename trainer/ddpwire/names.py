@@ -23,10 +23,11 @@ LOCAL_WORLD_SIZE: Final = "LOCAL_WORLD_SIZE"
 GROUP_RANK: Final = "GROUP_RANK"
 GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
 RANKS_NODE: Final = "NODE_RANK"
+ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # where a rank writes its error (ddpwire.run_files)
 
 # The run: set by ddpctl, read by ddprun and handed on to the ranks.
 RUN_ID: Final = "DDP_RUN_ID"
-RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.folder says what is in it
+RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files says what is in it
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
@@ -36,7 +37,7 @@ ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
 LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
 METRICS_HOST: Final = "DDP_METRICS_HOST"
 METRICS_PORT: Final = "DDP_METRICS_PORT"  # 0: a free one
-TARGETS_DIR: Final = "DDP_TARGETS_DIR"  # where a node writes its own file for Prometheus' file_sd (ddpwire.targets)
+TARGETS_DIR: Final = "DDP_TARGETS_DIR"  # where a node writes its own file for Prometheus' file_sd (ddpwire.run_files)
 LAUNCHER: Final = "DDP_LAUNCHER"  # the label of that name in it
 PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, which node 0 tells how the run ended
 

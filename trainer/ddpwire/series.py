@@ -4,8 +4,8 @@ import time
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from ddpwire import rank_catalogue as catalogue
-from ddpwire.metric import Metric
+from ddpwire import metrics as catalogue
+from ddpwire.metrics import Metric
 
 
 def counter(metric: Metric) -> Counter:

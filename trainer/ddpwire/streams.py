@@ -1,5 +1,7 @@
-"""Standard streams that are really there: a daemon's starter may have closed them, and the next file would take their
-numbers, and get what is printed; a terminal may be closed later on. Standard library only.
+"""Make sure that the descriptors 0 to 2 are open.
+
+If the starter has closed them, the next file that is opened gets their number, and prints go into it. A terminal may
+also close later. Standard library only.
 """
 
 import os

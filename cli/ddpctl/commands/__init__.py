@@ -1,1 +1,1 @@
-"""The verbs as a person types them: one file for each group of verbs."""
+"""The command-line verbs: one file for each group of verbs."""

@@ -1,4 +1,4 @@
-"""``ddpctl image``: build, push, ship, inspect: the verbs about the container image of a job."""
+"""``ddpctl image``: build, push, ship and inspect the container image of a job."""
 
 import json
 import os
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from ddpctl.commands import flags
+from ddpctl.commands import launch
 from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.command import Command, Host, Output, Verb
     from ddpctl.config import Settings
-    from ddpctl.desk import Desk
+    from ddpctl.launcher import AppContext
 
 app = typer.Typer(
     name="image",
@@ -86,7 +86,7 @@ def ship(
             "--target", "-t", envvar="DDPCTL_TARGET", metavar="T", help="The target of kind ssh whose hosts get it."
         ),
     ] = None,
-    file: flags.File = None,
+    file: launch.File = None,
     engine: EngineName = "docker",
     as_json: Annotated[
         bool, typer.Option("--json", help="What each host got, as one JSON document on stdout.")
@@ -96,18 +96,19 @@ def ship(
 
     Layers that a host has are not sent again, and a ship that was cut off goes on where it was.
     """
-    from ddpctl.ship import Shipper
+    from ddpctl import targets
+    from ddpctl.image_transfer import Shipper
 
     settings = _settings(image, target, file)
     places = [parse_host(text) for text in hosts or ()]
-    if not places and settings.kind == "ssh":
+    if not places and "hosts" in targets.capabilities(settings.kind):
         places = [host.host for host in settings.options.hosts]
         engine = engine if settings.options.runtime == "none" else settings.options.runtime
     if not places:
         raise UsageError("image ship: name hosts, or a target of kind ssh with --target")
-    desk = _desk()
+    context = _context()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ddpctl" / "images"
-    shipper = Shipper(runner=desk.runner, say=desk.say, engine=engine, folder=folder)
+    shipper = Shipper(executor=context.executor, emit=context.emit, engine=engine, folder=folder)
     deliveries = shipper.ship(settings.job.image, tuple(dict.fromkeys(places)))
     if as_json:
         print(json.dumps([asdict(one) for one in deliveries], indent=1))
@@ -123,12 +124,14 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")] = False,
 ) -> None:
     """Show an image's digest, size, layers, and the versions inside."""
-    from ddpctl import archive, images
+    from ddpctl import image_transfer, images
     from ddpctl.command import Command
 
-    desk = _desk()
-    found = desk.runner.perform(archive.look_at(engine, _reference(image)))
-    (asked,) = desk.runner.perform(_once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
+    context = _context()
+    found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
+    (asked,) = context.executor.perform(
+        _once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60))
+    )
     versions = asked.stdout if asked.returncode == Exit.OK else ""
     if as_json:
         pairs = dict(line.split(" ", 1) for line in versions.splitlines())
@@ -162,10 +165,10 @@ def _reference(given: str | None) -> str:
     return _settings(given).job.image
 
 
-def _desk() -> "Desk":
-    from ddpctl.desk import open_desk
+def _context() -> "AppContext":
+    from ddpctl.launcher import open_context
 
-    return open_desk(os.environ)
+    return open_context(os.environ)
 
 
 def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
@@ -173,16 +176,11 @@ def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
-    """Run it where a person sees it. Raises UnavailableError."""
+    """Run it where a user sees it. Raises UnavailableError."""
     from ddpctl.command import Command
 
-    desk = _desk()
+    context = _context()
     verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
-    (done,) = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+    (done,) = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     if done.returncode:
         raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: its own words stand above")
-
-
-def register(program: typer.Typer) -> None:
-    """Add these verbs to the program."""
-    program.add_typer(app)

@@ -1,55 +1,131 @@
-"""``ddpctl launch`` and ``ddpctl render``: from a command line to a run, or to a spec."""
+"""``ddpctl launch`` and ``ddpctl render``: from a command line to a run, or to a spec.
 
+In order: the flags of both; the two verbs; the functions that build a launch request from flags, file or record. What a
+verb needs is imported when it runs, so that --help stays quick.
+"""
+
+import inspect
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.commands.flags import (
-    Array,
-    Device,
-    Env,
-    File,
-    Gpus,
-    Image,
-    Name,
-    Nodes,
-    Port,
-    Profile,
-    Program,
-    Resume,
-    TargetName,
-    Workload,
-)
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from ddpctl.desk import Request
+    from ddpctl.launcher import Request
+    from ddpctl.run_store import Run
 
-# What a verb needs is imported when it runs: --help stays quick.
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--file", "-f", envvar="DDPCTL_FILE", help="The configuration [default: ./ddpctl.yaml if it is there]."
+    ),
+]
 
 
+def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's word
+    """An option with a variable of the environment."""
+    variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
+    return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """What launch and render are given; None: not given. The fields of JobSpec read the text of ``JOB_FLAGS``."""
+
+    nodes: Annotated[
+        str | None,
+        _option("--nodes", "-n", metavar="N|MIN:MAX", help="Nodes; MIN:MAX starts with fewer if not all come."),
+    ] = None
+    gpus: Annotated[
+        str | None,
+        _option("--gpus", "-g", metavar="G", help="Ranks a node, one GPU each; CPU processes without GPUs."),
+    ] = None
+    target: Annotated[
+        str | None,
+        _option(
+            "--target",
+            "-t",
+            metavar="T",
+            help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes, kaggle.",
+        ),
+    ] = None
+    file: File = None
+    profile: Annotated[
+        str | None, _option("--profile", "-p", metavar="P", help="A profile of the file, laid over its job.")
+    ] = None
+    device: Annotated[
+        str | None,
+        _option("--device", metavar="auto|cuda|cpu", help="cuda insists on GPUs; auto takes CPUs without."),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated."),
+    ] = None
+    name: Annotated[
+        str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
+    ] = None
+    port: Annotated[
+        str | None, _option("--port", metavar="P", help="The rendezvous port on node 0 [default: a free one].")
+    ] = None
+    image: Annotated[str | None, _option("--image", metavar="REF", help="The container image of every node.")] = None
+    workload: Annotated[
+        str | None,
+        _option(
+            "--kind",
+            metavar="auto|pytorchjob|trainjob|job",
+            help="What runs it on Kubernetes; auto: what the cluster serves.",
+        ),
+    ] = None
+    array: Annotated[
+        str | None, _option("--array", metavar="0-3%2", help="On Slurm: the same job several times, as an array.")
+    ] = None
+    program: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- SCRIPT ARGS...]",
+            help="Your script (or -m module) and its arguments, as for torchrun. Without a script our own trainer "
+            "runs, ddptrain, and gets what stands here: ddpctl launch -- --epochs 3; ddptrain --help lists its "
+            "options.",
+            show_default=False,
+        ),
+    ] = None
+
+
+JOB_FLAGS = ("nodes", "gpus", "device", "port", "image")  # a field of JobSpec each, as text
+
+
+def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb for Typer: its own options and those of Flags, with which it is called as its first argument."""
+
+    @wraps(verb)
+    def call(**given: Any) -> None:
+        verb(Flags(**{field.name: given.pop(field.name) for field in fields(Flags)}), **given)
+
+    shared, own = inspect.signature(Flags).parameters, list(inspect.signature(verb).parameters.values())[1:]
+    parameters = [*shared.values(), *(option.replace(kind=option.KEYWORD_ONLY) for option in own)]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {option.name: option.annotation for option in parameters}
+    return call
+
+
+@with_flags
 def launch(
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    target: TargetName = None,
-    file: File = None,
-    profile: Profile = None,
-    device: Device = None,
-    env: Env = None,
-    name: Name = None,
-    port: Port = None,
-    image: Image = None,
-    workload: Workload = None,
-    array: Array = None,
-    resume: Resume = None,
+    flags: Flags,
+    resume: Annotated[
+        str | None,
+        typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
-    program: Program = None,
 ) -> None:
     """Start a training and follow it to its end.
 
@@ -61,88 +137,66 @@ def launch(
     ddpctl launch --gpus 2 -- train.py --epochs 3
     ddpctl launch --detach && ddpctl logs -f
     """
-    from ddpctl import launch as verbs
-    from ddpctl import runs
-    from ddpctl.commands.request import of_flags, overrides, resumed, with_array
-    from ddpctl.desk import open_desk
+    from ddpctl import launcher, run_store
+    from ddpctl.commands.formatting import closing_lines
 
-    desk = open_desk(os.environ)
-    flags = overrides(nodes, gpus, device, env, port, image, program)
+    context = launcher.open_context(os.environ)
     if resume is None:
-        request = of_flags(flags, file, profile, target, name, workload)
-    elif file or profile or target or workload:
+        request = request_of_flags(flags)
+    elif flags.file or flags.profile or flags.target or flags.workload:
         raise UsageError(
             "--resume: a resumed run keeps its target and its file's words: leave out -f, -p, -t and --kind"
         )
     else:
-        old = runs.load(desk.root, resume)
-        verbs.check_alone(desk, old)
-        request = resumed(flags, old, name)
-    request = with_array(request, array)
+        old = run_store.load(context.root, resume)
+        launcher.check_alone(context, old)
+        request = request_to_resume(flags, old)
     _warn(request)
     if dry_run:
-        verbs.rehearse(desk, request)
+        launcher.dry_run(context, request)
         return
-    run = verbs.start(desk, request, attached=not detach)
-    if request.resumes and not runs.has_checkpoint(request.resumes):
-        desk.say(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
-    desk.say(f"  logs         {run.logs_at}")
+    run = launcher.start(context, request, attached=not detach)
+    if request.resumes and not run_store.has_checkpoint(request.resumes):
+        context.emit(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
+    context.emit(f"  logs         {run.logs_at}")
     if detach:
-        desk.say(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
+        context.emit(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
         if not sys.stdout.isatty():
             print(run.name)  # for a script: run=$(ddpctl launch --detach)
         return
-    state, code = verbs.follow(desk, run)
-    from ddpctl.commands.show import closing_lines
-
-    for line in closing_lines(run, state, can_resume=runs.has_checkpoint(run), code=code):
-        desk.say(line)
+    state, code = launcher.follow(context, run)
+    for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
+        context.emit(line)
     raise typer.Exit(int(code))
 
 
+@with_flags
 def render(
-    nodes: Nodes = None,
-    gpus: Gpus = None,
-    target: TargetName = None,
-    file: File = None,
-    profile: Profile = None,
-    device: Device = None,
-    env: Env = None,
-    name: Name = None,
-    port: Port = None,
-    image: Image = None,
-    workload: Workload = None,
-    array: Array = None,
+    flags: Flags,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out", metavar="FOLDER", help="Write it into a folder; for kaggle the notebook and its metadata."
         ),
     ] = None,
-    program: Program = None,
 ) -> None:
     """Print a job as a file that runs without ddpctl."""
-    from ddpctl import launch as verbs
-    from ddpctl import targets
-    from ddpctl.commands.request import of_flags, overrides, with_array
-    from ddpctl.desk import open_desk
-    from ddpctl.runner import Runner
+    from ddpctl import launcher, targets
+    from ddpctl.executor import Executor
 
-    flags = overrides(nodes, gpus, device, env, port, image, program)
-    request = with_array(of_flags(flags, file, profile, target, name, workload), array)
+    request = request_of_flags(flags)
     _warn(request)
-    plan = verbs.plan_of(request, request.name or request.job.name, Path())
+    plan = launcher.plan_of(request, request.name or request.job.name, Path())
     made = targets.make(request.kind, request.options)
-    if isinstance(made, targets.Expecting):
-        Runner(os.environ).perform(made.expect(plan))
+    Executor(os.environ).perform(made.expect(plan))
     if out is None:
         print(made.render(plan), end="")
         return
-    if not isinstance(made, targets.Filing):
+    files = Executor(os.environ).perform(made.files(plan))
+    if not files:
         raise UsageError(f"--out: a target of kind {request.kind} has one file: ddpctl render > FILE")
-    desk = open_desk(os.environ)
     out.mkdir(parents=True, exist_ok=True)
-    for name, text in desk.runner.perform(made.files(plan)).items():
+    for name, text in files.items():
         (out / name).write_text(text)
         print(out / name)
 
@@ -154,7 +208,89 @@ def _warn(request: "Request") -> None:
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 
-def register(app: typer.Typer) -> None:
-    """Add these verbs to the program."""
-    app.command()(launch)
-    app.command()(render)
+def overrides(flags: Flags) -> dict[str, Any]:
+    """The flags that are fields of a job; None: not given. Raises UsageError."""
+    variables = {}
+    for pair in flags.env or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UsageError(f"--env: '{key}' has no value: write --env {key}=VALUE")
+        variables[key] = value
+    given: dict[str, Any] = {name: getattr(flags, name) for name in JOB_FLAGS}
+    return given | {"env": variables or None, "command": tuple(flags.program) if flags.program else None}
+
+
+def target_flags(flags: Flags) -> dict[str, tuple[str, str | None]]:
+    """The flags that are options of some targets: the flag's name, the option's and its text."""
+    return {"--kind": ("workload", flags.workload), "--array": ("array", flags.array)}
+
+
+def request_of_flags(flags: Flags) -> "Request":
+    """File and flags as one request. Raises FileError, UsageError and NoInputError."""
+    from ddpctl import config, targets
+    from ddpctl.launcher import Request
+
+    _check_name(flags.name)
+    found = config.find_file(flags.file, Path.cwd())
+    kind, why = targets.default_kind(os.environ)
+    settings = config.load(
+        file=found,
+        profile=flags.profile,
+        target=flags.target,
+        overrides=overrides(flags),
+        kinds=targets.kinds(),
+        target_flags=target_flags(flags),
+        default_kind=kind,
+        default_why=why,
+    )
+    return Request(
+        job=settings.job,
+        target=settings.target,
+        kind=settings.kind,
+        options=settings.options,
+        why=settings.why,
+        cwd=str(Path.cwd()),
+        name=flags.name,
+    )
+
+
+def request_to_resume(flags: Flags, run: "Run") -> "Request":
+    """A run's record, with flags laid over its job, as a request that goes on from its checkpoints.
+
+    Raises UsageError.
+    """
+    from ddpctl import config, targets
+    from ddpctl.launcher import Request
+
+    _check_name(flags.name)
+    given = {key: value for key, value in overrides(flags).items() if value is not None}
+    env = {**run.job.env, **given.pop("env", {})}
+    settings = config.load(
+        file=None,
+        profile=None,
+        target="local",  # the job is what is checked; the run keeps its own target
+        overrides={**vars(run.job), **given, "env": env},
+        kinds=targets.kinds(),
+    )
+    options, wrong = config.lay_over(
+        targets.fill_options(run.kind, run.options), target_flags(flags), run.kind, targets.kinds()
+    )
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    return Request(
+        job=settings.job,
+        target=run.target,
+        kind=run.kind,
+        options=options,
+        why=f"resumes {run.name}",
+        cwd=run.cwd,
+        name=flags.name,
+        resumes=run,
+    )
+
+
+def _check_name(name: str | None) -> None:
+    from ddpctl.spec import NAME_PATTERN
+
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise UsageError(f"--name: '{name}' is no name: lower-case letters, digits and '-', a letter first, at most 40")

@@ -1,4 +1,4 @@
-"""``ddpctl monitor``: Prometheus and Grafana for the runs; up, down, status, config."""
+"""``ddpctl monitor``: Prometheus and Grafana for the runs: up, down, status, config."""
 
 import json
 import os
@@ -12,9 +12,8 @@ import typer
 from ddpctl.errors import UnavailableError, UsageError
 
 if TYPE_CHECKING:
-    from ddpctl.desk import Desk
-    from ddpctl.monitoring.prometheus import Scraping
-    from ddpctl.prometheus_api import Firing, Scraped
+    from ddpctl.launcher import AppContext
+    from ddpctl.monitoring.prometheus import FiringAlert, ScrapeTarget, Scraping
 
 SHORTEST_S, LONGEST_S = 0.1, 3600.0  # between two scrapes
 
@@ -68,28 +67,28 @@ def up(
     """
     import re
 
-    from ddpctl import monitor
-    from ddpctl.monitoring.limits import parse
-    from ddpctl.monitoring.stack import Box
+    from ddpctl.monitoring import stack
+    from ddpctl.monitoring.alerts import parse_limits
+    from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
         raise UsageError(f"--retention: '{retention}' is no span: a number and h, d, w or y, such as 30d")
-    desk = _desk()
-    scraping = _scraping(desk, targets, interval, exporter)
-    box = Box(
+    context = _context()
+    scraping = _scraping(context, targets, interval, exporter)
+    settings = StackSettings(
         targets=Path(scraping.targets),
         owner=f"{os.getuid()}:{os.getgid()}",
         prometheus_port=port,
         grafana_port=grafana_port,
         retention=retention,
-        folder=monitor.folder_of(desk.root),
+        folder=stack.folder_of(context.root),
     )
-    services = monitor.SERVICES if grafana else monitor.SERVICES[:1]
-    places = monitor.up(desk, box, scraping, parse(limit or ()), only=services)
-    desk.say(f"Prometheus  {places.prometheus}")
+    services = stack.SERVICES if grafana else stack.SERVICES[:1]
+    places = stack.up(context, settings, scraping, parse_limits(limit or ()), only=services)
+    context.emit(f"Prometheus  {places.prometheus}")
     if grafana:
-        desk.say(f"Grafana     {places.grafana}")
-    desk.say("ddpctl monitor status says what they see; ddpctl monitor down stops them")
+        context.emit(f"Grafana     {places.grafana}")
+    context.emit("ddpctl monitor status says what they see; ddpctl monitor down stops them")
 
 
 @app.command()
@@ -97,11 +96,11 @@ def down(
     forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False,
 ) -> None:
     """Stop them; what they recorded is kept."""
-    from ddpctl import monitor
+    from ddpctl.monitoring import stack
 
-    desk = _desk()
-    there = monitor.down(desk, forget=forget)
-    desk.say("Prometheus and Grafana are stopped" if there else "nothing to stop: ddpctl monitor up starts it")
+    context = _context()
+    there = stack.down(context, forget=forget)
+    context.emit("Prometheus and Grafana are stopped" if there else "nothing to stop: ddpctl monitor up starts it")
 
 
 @app.command()
@@ -112,15 +111,15 @@ def status(
     as_json: JsonFlag = False,
 ) -> None:
     """Say which nodes Prometheus sees and which alerts fire."""
-    from ddpctl import monitor, prometheus_api
+    from ddpctl.monitoring import prometheus, stack
     from ddpctl.monitoring.prometheus import JOB
 
-    desk = _desk()
-    places = None if url else monitor.places(desk.root)
+    context = _context()
+    places = None if url else stack.places(context.root)
     if not (address := url or (places.prometheus if places else None)):
         raise UnavailableError("no Prometheus was started here: ddpctl monitor up starts one, --url names yours")
-    nodes, firing = prometheus_api.targets(address, JOB), prometheus_api.alerts(address)
-    grafana = places.grafana if places and prometheus_api.answers(places.grafana) else None
+    nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
+    grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
     if as_json:
         found = {"prometheus": address, "grafana": grafana}
         lists = {"nodes": [asdict(one) for one in nodes], "alerts": [asdict(one) for one in firing]}
@@ -146,44 +145,45 @@ def config(
 
     prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
     """
-    from ddpctl import monitor
-    from ddpctl.monitoring import kubernetes as manifests
-    from ddpctl.monitoring import rule_files, stack
-    from ddpctl.monitoring.limits import parse
+    from ddpctl.monitoring import alerts, stack
+    from ddpctl.monitoring import stack as manifests
+    from ddpctl.monitoring.alerts import parse_limits
 
-    limits = parse(limit or ())
+    limits = parse_limits(limit or ())
     if kubernetes:
-        sys.stdout.write(f"{rule_files.prometheus_rule(limits)}---\n{manifests.dashboards()}")
+        sys.stdout.write(f"{alerts.prometheus_rule(limits)}---\n{manifests.dashboard_config_maps()}")
         return
-    desk = _desk()
-    scraping = _scraping(desk, targets, interval, exporter)
-    monitor.write(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
-    desk.say(f"wrote {folder}: prometheus --config.file={folder}/prometheus.yml, or take over its rule_files and")
-    desk.say(f"scrape_configs; Grafana imports {folder}/dashboards/run.json and fleet.json")
+    context = _context()
+    scraping = _scraping(context, targets, interval, exporter)
+    stack.write_files(folder, {**stack.prometheus_files(scraping, limits), **stack.dashboard_files()}, force=force)
+    context.emit(f"wrote {folder}: prometheus --config.file={folder}/prometheus.yml, or take over its rule_files and")
+    context.emit(f"scrape_configs; Grafana imports {folder}/dashboards/run.json and fleet.json")
 
 
-def _desk() -> "Desk":
-    from ddpctl.desk import open_desk
+def _context() -> "AppContext":
+    from ddpctl.launcher import open_context
 
-    return open_desk(os.environ)
+    return open_context(os.environ)
 
 
-def _scraping(desk: "Desk", targets: Path | None, interval_s: float, exporters: list[str] | None) -> "Scraping":
-    from ddpctl import monitor
+def _scraping(
+    context: "AppContext", targets: Path | None, interval_s: float, exporters: list[str] | None
+) -> "Scraping":
+    from ddpctl.monitoring import stack
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
 
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also what is no number
         raise UsageError(f"--interval: {interval_s:g} is not allowed: seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
     if targets and targets.exists() and not targets.is_dir():
         raise UsageError(f"--targets: {targets} is a file: name the folder that the runs' file_sd files are in")
-    folder = targets.absolute() if targets else monitor.targets_of(desk.root)
+    folder = targets.absolute() if targets else stack.targets_of(context.root)
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
 
 
 def _status_lines(
-    address: str, grafana: str | None, nodes: "tuple[Scraped, ...]", firing: "tuple[Firing, ...]"
+    address: str, grafana: str | None, nodes: "tuple[ScrapeTarget, ...]", firing: "tuple[FiringAlert, ...]"
 ) -> list[str]:
-    from ddpctl.words import table
+    from ddpctl.text import table
 
     lines = [f"Prometheus  {address}", *([f"Grafana     {grafana}"] if grafana else [])]
     lines.append(f"nodes       {sum(node.up for node in nodes)} of {len(nodes)} answer")
@@ -192,8 +192,3 @@ def _status_lines(
         lines += table([("  RUN", "NODE", "ADDRESS", "SAYS"), *rows])
     lines.append(f"alerts      {len(firing) or 'none'}")
     return [*lines, *(f"  {one.alert} ({one.severity}, {one.state}): {one.summary}" for one in firing)]
-
-
-def register(program: typer.Typer) -> None:
-    """Add these verbs to the program."""
-    program.add_typer(app)

@@ -1,4 +1,4 @@
-"""``ddpctl provision``: bare machines become nodes of a target of kind ssh, or of a Slurm cluster."""
+"""``ddpctl provision``: turn bare machines into nodes of a target of kind ssh, or of a Slurm cluster."""
 
 import os
 import shutil
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands import flags
+from ddpctl.commands import launch
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError, UsageError
-from ddpctl.words import quote
+from ddpctl.text import quote
 
 if TYPE_CHECKING:
     from ddpctl.config import Settings
@@ -67,7 +67,7 @@ def provision(
     inventory: Inventory = None,
     tags: Tags = None,
     target: Target = None,
-    file: flags.File = None,
+    file: launch.File = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Turn bare machines into nodes, by the playbooks of ansible/.
@@ -75,14 +75,14 @@ def provision(
     Every machine is looked at first; what is wrong with one is said, and the others are done.
     """
     from ddpctl import provision as provisioning
-    from ddpctl.desk import open_desk
+    from ddpctl.launcher import open_context
 
     if verify and (check or uninstall):
         raise UsageError("provision: --verify goes with neither --check nor --uninstall")
     _check_login(login)
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
-    desk = open_desk(os.environ)
-    folder = desk.root / FOLDER
+    context = open_context(os.environ)
+    folder = context.root / FOLDER
     if inventory is not None and not inventory.is_file():
         raise NoInputError(f"--inventory: {inventory} is {'no file' if inventory.exists() else 'not there'}")
     if not dry_run:
@@ -106,8 +106,8 @@ def provision(
             print(f"# {inventory} would be:\n{text}")
         else:
             _write(inventory, text)
-            desk.say(f"the machines are those of {inventory}")
-    wish = provisioning.Wish(
+            context.emit(f"the machines are those of {inventory}")
+    options = provisioning.PlaybookRun(
         ansible=_ansible(asked=not dry_run),
         folder=str(_playbooks()),
         inventory=str(inventory),
@@ -117,15 +117,15 @@ def provision(
         tags=tuple(tags.split(",")) if tags else (),
         extra=tuple(extra or ()),
     )
-    verb = provisioning.provision(wish)
+    verb = provisioning.provision(options)
     try:
-        fared = desk.runner.rehearse(verb, sys.stdout) if dry_run else desk.runner.perform(verb)
+        fared = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     except KeyboardInterrupt:
-        desk.say("what was begun on a machine may be half done: run it again, it does what is left")
+        context.emit("what was begun on a machine may be half done: run it again, it does what is left")
         raise
     failed = {host: one.failed for host, one in fared.items() if one.failed}
     for host, why in failed.items():
-        desk.say(f"{host}: {why}")
+        context.emit(f"{host}: {why}")
     if failed:
         raise UnavailableError(f"{len(failed)} of {len(fared)} hosts are not ready: {', '.join(failed)}")
 
@@ -147,7 +147,7 @@ def _settings(target: str | None, file: Path | None) -> "Settings":
 
     found = config.find_file(file, Path.cwd())
     settings = config.load(file=found, profile=None, target=target, overrides={}, kinds=targets.kinds())
-    if settings.kind != "ssh":
+    if "hosts" not in targets.capabilities(settings.kind):
         raise ConfigError(
             f"provision: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target, "
             "or an inventory with --inventory"
@@ -205,8 +205,3 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
-
-
-def register(program: typer.Typer) -> None:
-    """Add this verb to the program."""
-    program.command()(provision)

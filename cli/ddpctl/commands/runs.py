@@ -1,27 +1,29 @@
-"""The verbs about runs that are there: ps, status, logs, stop."""
+"""The verbs about runs that exist: ps, status, logs, stop; suspend, resume; pull; attach, exec, shell; rm."""
 
 import json
 import os
+import re
 import shutil
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.errors import UsageError
+from ddpctl.errors import NoInputError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.desk import Desk
-    from ddpctl.run import Run
+    from ddpctl.launcher import AppContext
+    from ddpctl.run_store import Run
 
 
 def complete_run(incomplete: str) -> list[str]:
     """Names of runs for the shell's completion."""
-    from ddpctl import runs
+    from ddpctl import run_store
 
-    return [run.name for run in runs.load_all(runs.state_dir(os.environ)) if run.name.startswith(incomplete)]
+    return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]
 
 
 RunName = Annotated[
@@ -30,15 +32,9 @@ RunName = Annotated[
         metavar="[RUN]", help="A run's name or its beginning [default: the newest].", autocompletion=complete_run
     ),
 ]
+WholeRunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whole name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-
-
-def _find(name: str | None) -> "tuple[Desk, Run]":
-    from ddpctl import runs
-    from ddpctl.desk import open_desk
-
-    desk = open_desk(os.environ)
-    return desk, runs.load(desk.root, name)
+Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which node, from 0.")]
 
 
 def ps(
@@ -46,40 +42,39 @@ def ps(
     limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0: all of them.")] = 20,
 ) -> None:
     """List runs, newest first."""
-    from ddpctl import launch, runs
-    from ddpctl.commands import show
-    from ddpctl.desk import open_desk
+    from ddpctl import launcher, run_store
+    from ddpctl.commands import formatting
 
-    desk = open_desk(os.environ)
-    found = runs.load_all(desk.root)
+    context = launcher.open_context(os.environ)
+    found = run_store.load_all(context.root)
     shown = found[:limit] if limit else found
-    rows = list(zip(shown, launch.status(desk, shown), strict=True))
+    rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
-        print(json.dumps([show.as_json(run, state) for run, state in rows], indent=1))
+        print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := runs.unreadable(desk.root):
-        desk.say(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
+    if torn := run_store.unreadable(context.root):
+        context.emit(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
-        desk.say(f"no run yet in {desk.root}: start one with ddpctl launch")
+        context.emit(f"no run yet in {context.root}: start one with ddpctl launch")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in show.runs_table(rows, time.time()):
+    for line in formatting.runs_table(rows, time.time()):
         print(line[:width])
     if len(shown) < len(found):
-        desk.say(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
+        context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
 
 def status(run: RunName = None, as_json: Json = False) -> None:
     """Say how a run fares, node by node, and who failed first."""
-    from ddpctl import launch, runs
-    from ddpctl.commands import show
+    from ddpctl import launcher, run_store
+    from ddpctl.commands import formatting
 
-    desk, record = _find(run)
-    (state,) = launch.status(desk, (record,))
+    context, record = _find(run)
+    (state,) = launcher.status(context, (record,))
     if as_json:
-        print(json.dumps(show.as_json(record, state), indent=1))
+        print(json.dumps(formatting.as_json(record, state), indent=1))
         return
-    for line in show.status_lines(record, state, can_resume=runs.has_checkpoint(record)):
+    for line in formatting.status_lines(record, state, can_resume=run_store.has_checkpoint(record)):
         print(line)
 
 
@@ -95,16 +90,16 @@ def logs(
     ] = None,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""
-    from ddpctl import launch
+    from ddpctl import launcher
     from ddpctl.targets import LogQuery
 
-    desk, record = _find(run)
+    context, record = _find(run)
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
     try:
-        desk.runner.perform(launch.target_of(record).logs(record, query))
+        context.executor.perform(launcher.target_of(record).logs(record, query))
     except KeyboardInterrupt:
-        if not launch.status(desk, (record,))[0].ended:
-            desk.say(f"{record.name} goes on; ddpctl stop {record.name} ends it")
+        if not launcher.status(context, (record,))[0].ended:
+            context.emit(f"{record.name} goes on; ddpctl stop {record.name} ends it")
         raise typer.Exit(int(Exit.INTERRUPTED)) from None
 
 
@@ -119,15 +114,14 @@ def stop(
 
     It is killed when its grace is over. Nothing of it is left afterwards.
     """
-    from ddpctl import launch, runs
-    from ddpctl.commands import show
-    from ddpctl.desk import open_desk
+    from ddpctl import launcher, run_store
+    from ddpctl.commands import formatting
 
     if (run is None) == (not every):
         raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
-    desk = open_desk(os.environ)
-    asked = runs.load_all(desk.root) if every else (runs.load(desk.root, run, whole=True),)
-    states = list(zip(asked, launch.status(desk, asked), strict=True))
+    context = launcher.open_context(os.environ)
+    asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
+    states = list(zip(asked, launcher.status(context, asked), strict=True))
     # A run that was killed from outside may have left something: --kill sweeps it as well.
     going = [
         record
@@ -136,24 +130,185 @@ def stop(
     ]
     for record in going:
         try:
-            state = launch.stop(desk, record, kill=kill)
+            state = launcher.stop(context, record, kill=kill)
         except KeyboardInterrupt:
-            desk.say(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
+            context.emit(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
             raise typer.Exit(int(Exit.INTERRUPTED)) from None
-        desk.say(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
-        for line in show.next_steps(record, state, can_resume=runs.has_checkpoint(record)):
-            desk.say(line)
+        context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
+        for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
+            context.emit(line)
     cleared = [record for record, state in states if state.remains and not every]
     for record in cleared:
-        launch.clear(desk, record)
-        desk.say(f"run {record.name} had ended; what was left of it is gone")
+        launcher.clear(context, record)
+        context.emit(f"run {record.name} had ended; what was left of it is gone")
     if not going and not cleared:
-        desk.say("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
+        context.emit("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 
 
-def register(app: typer.Typer) -> None:
-    """Add these verbs to the program."""
-    app.command()(ps)
-    app.command()(status)
-    app.command()(logs)
-    app.command()(stop)
+def suspend(run: WholeRunName) -> None:
+    """Give a run's machines back, and keep the run.
+
+    For targets that can: kubernetes. Its ranks save and stop; ddpctl resume lets it go on from its last checkpoint.
+    """
+    _set_suspended(run, again=False)
+
+
+def resume(run: WholeRunName) -> None:
+    """Let a suspended run go on. A run that has ended goes on with ddpctl launch --resume."""
+    _set_suspended(run, again=True)
+
+
+def attach(
+    run: RunName = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
+    ] = None,
+) -> None:
+    """Follow a run to its end, as if it had been launched here.
+
+    Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them;
+    ddpctl logs -f only looks.
+    """
+    from ddpctl import launcher, run_store
+    from ddpctl.commands.formatting import closing_lines
+
+    context, record = _find_going(run)
+    state, code = launcher.follow(context, record, tail=tail)
+    for line in closing_lines(record, state, can_resume=run_store.has_checkpoint(record), code=code):
+        context.emit(line)
+    raise typer.Exit(int(code))
+
+
+def execute(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's name or its beginning.")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its arguments.")],
+    node: Node = 0,
+) -> None:
+    """Run a command where a node of a run is.
+
+    That is in its container, or on its machine where there is none.
+
+    \b
+    ddpctl exec night --node 1 -- nvidia-smi
+    """
+    from ddpctl import launcher
+
+    context, record = _find_going(run)
+    tty = sys.stdin.isatty() and sys.stdout.isatty()
+    raise typer.Exit(launcher.execute(context, record, node=node, argv=tuple(command), tty=tty))
+
+
+def shell(run: RunName = None, node: Node = 0) -> None:
+    """Open a shell where a node of a run is."""
+    from ddpctl import launcher
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UsageError("shell: no terminal here; ddpctl exec RUN -- COMMAND runs a command without one")
+    context, record = _find_going(run)
+    raise typer.Exit(launcher.execute(context, record, node=node, argv=(), tty=True))
+
+
+def rm(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN", help="Runs' whole names.", autocompletion=complete_run)
+    ] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Every ended run that was started longer ago: 30d, 12h."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be lost.")] = False,
+) -> None:
+    """Remove ended runs, checkpoints included.
+
+    A run's record and folder go, and what it left where it ran. Nothing outside of the run's own folders is touched.
+    """
+    from ddpctl import launcher, run_store
+    from ddpctl.commands import formatting
+
+    if bool(names) == bool(older_than):
+        raise UsageError("rm: name runs, or give --older-than 30d (ddpctl ps lists them)")
+    context = launcher.open_context(os.environ)
+    if older_than:
+        before = time.time() - seconds(older_than)
+        asked = tuple(run for run in run_store.load_all(context.root) if run.created < before)
+    else:
+        asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
+    removals, refused = launcher.choose_removals(context, asked)
+    if refused and not older_than:  # who names runs has all of them removed, or none
+        raise type(refused[0])("\n".join(map(str, refused)))
+    for error in refused:
+        context.emit(str(error))
+    places = [place for one in removals for place in one.left]
+    for one in removals:
+        found = one.left if dry_run else launcher.remove_run(context, one)
+        for line in formatting.removed_lines(one.run, found, dry_run=dry_run, others=places):
+            print(line)
+    if not removals:
+        context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")
+
+
+def seconds(age: str) -> int:
+    """``30d`` in seconds. Raises UsageError."""
+    from ddpctl.spec import time_s
+
+    if not re.fullmatch(r"[0-9]{1,9}[smhd]", age):  # 0s as well: all of them
+        raise UsageError(f"--older-than: {age!r} is not allowed: a whole number and s, m, h or d, such as 30d")
+    return time_s(age)
+
+
+def _find(name: str | None) -> "tuple[AppContext, Run]":
+    from ddpctl import launcher, run_store
+
+    context = launcher.open_context(os.environ)
+    return context, run_store.load(context.root, name)
+
+
+def _find_going(name: str | None) -> "tuple[AppContext, Run]":
+    """A run that goes on."""
+    from ddpctl import launcher, run_store
+
+    context = launcher.open_context(os.environ)
+    run = run_store.load(context.root, name)
+    (state,) = launcher.status(context, (run,))
+    if state.ended:
+        raise NoInputError(f"{run.name} has ended ({state.state}): ddpctl status {run.name} and ddpctl logs {run.name}")
+    return context, run
+
+
+def _set_suspended(name: str, *, again: bool) -> None:
+    from ddpctl import launcher, run_store
+
+    context = launcher.open_context(os.environ)
+    run = run_store.load(context.root, name, whole=True)
+    (state,) = launcher.status(context, (run,))
+    if state.ended:
+        raise UsageError(
+            f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} goes on from it"
+        )
+    launcher.suspend(context, run, again=again)
+    if again:
+        context.emit(f"{run.name} goes on: ddpctl logs -f {run.name}")
+    else:
+        context.emit(
+            f"{run.name} is suspended: its ranks have {run.job.grace:g} s to save; ddpctl resume {run.name} goes on"
+        )
+
+
+def pull(
+    run: RunName = None,
+    into: Annotated[
+        Path | None, typer.Option("--into", metavar="FOLDER", help="Where to [default: output, in the run's folder].")
+    ] = None,
+) -> None:
+    """Bring here what a run has written: checkpoints, logs, weights.
+
+    For targets whose runs write where only their own client can read: kaggle.
+    """
+    from ddpctl import launcher, run_store
+
+    context = launcher.open_context(os.environ)
+    record = run_store.load(context.root, run)
+    folder = into or Path(record.folder) / "output"
+    launcher.pull(context, record, folder)
+    context.emit(f"what {record.name} has written is in {folder}")
+    print(folder)

@@ -1,4 +1,4 @@
-"""The verbs around it: init, schema, version."""
+"""The verbs that start no run: init, schema, version."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ddpctl.errors import CannotWriteError, UsageError
+from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
 from ddpwire.version import __version__
 
 
@@ -17,13 +17,19 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
 ) -> None:
     """Write a commented ddpctl.yaml that fits this machine."""
-    from ddpctl import starter
-    from ddpctl.desk import open_desk
+    from ddpctl.launcher import open_context
+    from ddpctl.schema import starter_text
     from ddpctl.targets import local
 
-    desk = open_desk(os.environ)
-    gpus = desk.runner.perform(local.find_gpus())
-    text = starter.text(gpus=len(gpus), cores=os.cpu_count() or 1)
+    context = open_context(os.environ)
+    try:
+        gpus = context.executor.perform(local.find_gpus())
+    except UnavailableError as error:
+        context.emit(f"{error}; the file is written for CPU ranks")
+        gpus = ()
+    if force and path.exists() and not path.is_file():  # to open a FIFO would wait for its reader
+        raise CannotWriteError(f"cannot write {path}: it is not a regular file")
+    text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -31,14 +37,15 @@ def init(
         raise UsageError(f"{path} is there already: --force writes over it, or name another file") from None
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
-    desk.say(f"wrote {path}: ddpctl launch runs it, ddpctl launch --dry-run shows what would run")
+    context.emit(f"wrote {path}: ddpctl launch runs it, ddpctl launch --dry-run shows what would run")
 
 
 def schema() -> None:
     """Print the JSON schema of ddpctl.yaml, for an editor."""
-    from ddpctl import config, targets
+    from ddpctl import targets
+    from ddpctl.schema import json_schema
 
-    print(json.dumps(config.schema(targets.kinds()), indent=1))
+    print(json.dumps(json_schema(targets.kinds()), indent=1))
 
 
 def version() -> None:
@@ -59,10 +66,3 @@ def print_version(asked: bool) -> None:
     if asked:
         version()
         raise typer.Exit
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs to the program."""
-    app.command()(init)
-    app.command()(schema)
-    app.command()(version)

@@ -1,4 +1,4 @@
-"""The verb timeline: where a launch's minutes went."""
+"""``ddpctl timeline`` and ``ddpctl report``: where a run's time went, on the terminal and as an HTML file."""
 
 import json
 import os
@@ -6,16 +6,18 @@ import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ddpctl.commands.runs import Json, RunName
-from ddpctl.words import cut, one_line, span
+from ddpctl.errors import CannotWriteError
+from ddpctl.text import cut, format_duration, one_line
 
 if TYPE_CHECKING:
-    from ddpctl.watch.material import Material
-    from ddpctl.watch.phases import Span
+    from ddpctl.watch.timeline import Span, Timeline
+
 
 DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
@@ -27,19 +29,19 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
     A bar for each phase, from the queue over rendezvous and imports to training and what was lost; below them what
     went wrong, and when.
     """
-    from ddpctl import runs
-    from ddpctl.desk import open_desk
-    from ddpctl.watch import material
-    from ddpctl.watch.phases import totals
+    from ddpctl import run_store
+    from ddpctl.launcher import open_context
+    from ddpctl.watch import timeline as watch_timeline
+    from ddpctl.watch.timeline import phase_totals
 
-    desk = open_desk(os.environ)
-    found = material.gather(desk, runs.load(desk.root, run))
+    context = open_context(os.environ)
+    found = watch_timeline.load_timeline(context, run_store.load(context.root, run))
     if as_json:
         document = {
             "run": found.run.name,
             "state": found.status.state,
             "code": found.status.code,
-            "seconds": totals(found.spans),
+            "seconds": phase_totals(found.spans),
             "spans": [asdict(span) for span in found.spans],
             "events": [json.loads(event.line()) for event in found.events],
         }
@@ -49,43 +51,90 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     for line in lines(found, width, plain=plain):
         print(line)
-    for said in (*found.silent, *found.torn):
-        desk.say(said)
+    for line in (*found.silent, *found.torn):
+        context.emit(line)
 
 
-def lines(found: "Material", width: int, *, plain: bool) -> list[str]:
+def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
     """The bars, a row a phase, and below them what happened."""
-    from ddpctl.watch.notable import notable, words
-    from ddpctl.watch.phases import totals
+    from ddpctl.watch.timeline import describe_event, phase_totals, timeline_events
 
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
         return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes left no events to draw"]
     begin, end = found.spans[0].begin, found.spans[-1].end
-    shown = [f"{name}  {status.state}{ending}: {span(end - begin)} since its launch", ""]
-    seconds = totals(found.spans)
+    shown = [f"{name}  {status.state}{ending}: {format_duration(end - begin)} since its launch", ""]
+    seconds = phase_totals(found.spans)
     label = max(len(phase) for phase in seconds)
-    room = max(10, width - label - 20)
+    columns = max(10, width - label - 20)
     for phase, sum_s in seconds.items():
-        bar = bars([one for one in found.spans if one.phase == phase], begin, end, room, PLAIN if plain else BLOCK)
-        shown.append(f"{phase:<{label}}  {span(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip())
-    if told := notable(found.events):
-        told_at = ((f"{span(event.time - begin):>{label + 10}}", one_line(words(event))) for event in told)
-        shown += ["", *(cut(f"{at}  {said}", width, plain=plain) for at, said in told_at)]
+        bar = bars([one for one in found.spans if one.phase == phase], begin, end, columns, PLAIN if plain else BLOCK)
+        shown.append(
+            f"{phase:<{label}}  {format_duration(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip()
+        )
+    if events := timeline_events(found.events):
+        rows = (
+            (f"{format_duration(event.time - begin):>{label + 10}}", one_line(describe_event(event)))
+            for event in events
+        )
+        shown += ["", *(cut(f"{at}  {line}", width, plain=plain) for at, line in rows)]
     return shown
 
 
-def bars(spans: Sequence["Span"], begin: float, end: float, room: int, full: str) -> str:
+def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
     """Where in the run's time these are; each has one character at the least."""
-    cells = [" "] * room
+    cells = [" "] * columns
     for one in spans:
-        first = min(room - 1, int((one.begin - begin) / (end - begin) * room))
-        last = max(first + 1, round((one.end - begin) / (end - begin) * room))
-        cells[first:last] = full * (min(last, room) - first)
+        first = min(columns - 1, int((one.begin - begin) / (end - begin) * columns))
+        last = max(first + 1, round((one.end - begin) / (end - begin) * columns))
+        cells[first:last] = full * (min(last, columns) - first)
     return "".join(cells).rstrip()
 
 
-def register(app: typer.Typer) -> None:
-    """Add this verb to the program."""
-    app.command()(timeline)
+def report(
+    run: RunName = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where it is written [default: RUN.html here]."),
+    ] = None,
+) -> None:
+    """Write a run into one HTML file, made to be mailed.
+
+    How it ended and what the failing rank said, where its time went, loss and throughput as plots, what the nodes had
+    and what was asked for. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
+    of the variables that the job names as secrets, and what stands beside a name such as token or password.
+    """
+    from ddpctl import run_store
+    from ddpctl.launcher import open_context
+    from ddpctl.report.html import render_page
+    from ddpctl.secrets import SHORTEST, can_be_sought
+    from ddpctl.watch import timeline as watch_timeline
+    from ddpwire.run_files import write_atomic
+
+    context = open_context(os.environ)
+    record = run_store.load(context.root, run)
+    found = watch_timeline.load_timeline(context, record)
+    path = (output or Path(f"{record.name}.html")).absolute()
+    values = {name: os.environ.get(name, "") for name in record.job.secrets}
+    unsought = [name for name, value in values.items() if not can_be_sought(value)]
+    text = render_page(found, values=values.values(), unsought=unsought)
+    try:
+        write_atomic(path, text.encode(errors="replace"))
+        path.chmod(0o666 & ~_umask())
+    except OSError as error:
+        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+    for line in (*found.silent, *found.torn):
+        context.emit(line)
+    if unsought:
+        context.emit(
+            f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so that the report may hold "
+            "the value: make it where they are set, or look into it before you mail it"
+        )
+    print(path)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,9 +1,15 @@
-"""The verb top: a run as it trains, rank by rank."""
+"""``ddpctl top``: a run as it trains, rank by rank. ``top_screen`` draws it."""
 
+import contextlib
 import json
 import math
 import os
+import select
 import sys
+import termios
+import time
+import tty
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,9 +21,9 @@ from ddpctl.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ddpctl.run import Run
-    from ddpctl.watch.overview import Overview
-    from ddpctl.watch.watcher import Watcher
+    from ddpctl.run_store import Run
+    from ddpctl.watch.snapshot import Snapshot, Watcher
+
 
 ONCE_S = 1.0  # between the two looks of --once, from which it has a pace
 
@@ -36,15 +42,15 @@ def top(
     without waiting for the others; by it a straggler is told. Asked are the nodes themselves, over the way that the
     run was started; no Prometheus is needed. q leaves; the run goes on.
     """
-    from ddpctl import runs
-    from ddpctl.desk import open_desk
-    from ddpctl.watch.watcher import Watcher
+    from ddpctl import run_store
+    from ddpctl.launcher import open_context
+    from ddpctl.watch.snapshot import Watcher
 
     if every != every:  # nan: neither too short nor too long
         raise UsageError("--every: nan is no number of seconds: from 0.2 to 3600")
-    desk = open_desk(os.environ)
-    record = runs.load(desk.root, run)
-    watcher = Watcher(desk, record)
+    context = open_context(os.environ)
+    record = run_store.load(context.root, run)
+    watcher = Watcher(context, record)
     if once:
         _once(watcher, record, as_json=as_json)
     elif as_json or not sys.stdout.isatty():
@@ -56,40 +62,40 @@ def top(
 def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
     import time
 
-    overview = watcher.look()
-    if overview.ranks:
+    snapshot = watcher.probe()
+    if snapshot.ranks:
         time.sleep(ONCE_S)
-        overview = watcher.look()
+        snapshot = watcher.probe()
     if as_json:
-        print(document(overview))
+        print(document(snapshot))
         return
     from ddpctl.commands.top_screen import screen
 
     console = _console()
-    console.print(screen(overview, title=_title(run), width=console.width, height=None, plain=_plain(console)))
+    console.print(screen(snapshot, title=_title(run), width=console.width, height=None, plain=_plain(console)))
 
 
 def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
     import time
 
     from ddpctl.commands.top_screen import line
-    from ddpctl.run import ENDED
+    from ddpctl.run_store import ENDED
 
     while True:
-        overview = watcher.look()
-        print(document(overview) if as_json else line(overview), flush=True)
-        if overview.state in ENDED:
+        snapshot = watcher.probe()
+        print(document(snapshot) if as_json else line(snapshot), flush=True)
+        if snapshot.state in ENDED:
             return
         time.sleep(every)
 
 
-def document(overview: "Overview") -> str:
-    """One line of JSON: numbers that are none are null; of the course what is known, each value with its time."""
-    said = {name: _known(value) for name, value in asdict(overview).items() if name != "moments"}
+def document(snapshot: "Snapshot") -> str:
+    """One line of JSON: NaN is null; of the history what is known, each value with its time."""
+    fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
-        course = zip(overview.moments, getattr(overview, name), strict=True)
-        said[name] = [{"time": at, "value": value} for at, value in course if _known(value) is not None]
-    return json.dumps(said)
+        history = zip(snapshot.moments, getattr(snapshot, name), strict=True)
+        fields[name] = [{"time": at, "value": value} for at, value in history if _known(value) is not None]
+    return json.dumps(fields)
 
 
 def _known(value: object) -> object:
@@ -99,24 +105,23 @@ def _known(value: object) -> object:
 def _live(watcher: "Watcher", run: "Run", every: float) -> None:
     from rich.live import Live
 
-    from ddpctl.commands.keys import listening, quits_within
     from ddpctl.commands.top_screen import screen
-    from ddpctl.run import ENDED
+    from ddpctl.run_store import ENDED
 
     console = _console()
 
     def picture() -> object:
         height = console.height - 1
-        return screen(overview, title=_title(run), width=console.width, height=height, plain=_plain(console))
+        return screen(snapshot, title=_title(run), width=console.width, height=height, plain=_plain(console))
 
-    overview = watcher.look()
+    snapshot = watcher.probe()
     with listening(), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             live.update(picture(), refresh=True)  # type: ignore[arg-type]
-            if overview.state in ENDED or quits_within(every):
+            if snapshot.state in ENDED or quits_within(every):
                 break
-            overview = watcher.look()
-    console.print(screen(overview, title=_title(run), width=console.width, height=None, plain=_plain(console)))
+            snapshot = watcher.probe()
+    console.print(screen(snapshot, title=_title(run), width=console.width, height=None, plain=_plain(console)))
 
 
 def _console() -> "Console":
@@ -134,13 +139,31 @@ def _plain(console: "Console") -> bool:
 
 
 def _title(run: "Run") -> str:
-    from ddpctl.plan import title
-    from ddpctl.words import one_line
+    from ddpctl.launch_plan import title
+    from ddpctl.text import one_line
 
     where = run.kind if run.target == run.kind else f"{run.target}, {run.kind}"
     return one_line(f"{title(run.job)} on {where}")
 
 
-def register(app: typer.Typer) -> None:
-    """Add this verb to the program."""
-    app.command()(top)
+@contextlib.contextmanager
+def listening() -> Iterator[None]:
+    """Keys come one by one and are not shown, as long as this lasts."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def quits_within(seconds: float) -> bool:
+    """Whether q is pressed in that time; any other key ends the wait."""
+    if not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    return bool(ready) and sys.stdin.read(1) in ("q", "Q", "")

@@ -1,19 +1,22 @@
-"""How an overview looks: on a terminal of any width as rich's renderable, elsewhere as one line. Pure."""
+"""The screen of ``ddpctl top``: a snapshot as rich's renderable for a terminal of any width, or as one line. Pure.
+
+Apart from ``commands/top``, which ``ddpctl --help`` imports, because it imports rich.
+"""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ddpctl.commands.pictures import meter, shares, sparkline
-from ddpctl.commands.show import ago
-from ddpctl.watch.overview import Overview, RankRow
-from ddpctl.words import one_line
-from ddpwire.rank_catalogue import STEP_PHASES
+from ddpctl.commands.formatting import ago
+from ddpctl.text import one_line
+from ddpctl.watch.snapshot import RankRow, Snapshot
+from ddpwire.metrics import STEP_PHASES
 
-WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on there is room for more
+WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on more is shown
 COLOURS = {
     "data": "on bright_blue",
     "h2d": "on magenta",
@@ -34,20 +37,24 @@ LETTERS = {
 }
 STATES = {"training": "bold green", "succeeded": "bold green", "failed": "bold red", "lost": "bold red"}
 LABEL = 11
+BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
-def screen(overview: Overview, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
+def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
     """All of it. ``height``: the lines that there are, None: as many as it takes; ``plain``: ASCII alone."""
-    lines = [*_head(overview, title, width), *_numbers(overview, width, plain=plain)]
-    lines += [Text(one_line(silent), style="yellow") for silent in overview.silent]
-    if not overview.ranks:
-        return Group(*(_cut(line, width) if line.plain != one_line(overview.message) else line for line in lines))
-    told = width >= MIDDLE and any(row.phases for row in overview.ranks)
-    room = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * told))
-    shown, left_out = _fit(overview.ranks, room)
+    head = _head(snapshot, title, width)
+    message = [] if snapshot.state == "training" else [Text(one_line(snapshot.message))]
+    numbers = _numbers(snapshot, width, plain=plain)
+    numbers += [Text(one_line(silent), style="yellow") for silent in snapshot.silent]
+    if not snapshot.ranks:  # there is room for the whole message
+        return Group(_cut(head, width), *message, *(_cut(line, width) for line in numbers))
+    lines = [head, *message, *numbers]
+    has_phases = width >= MIDDLE and any(row.phases for row in snapshot.ranks)
+    max_rows = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * has_phases))
+    shown, left_out = _fit(snapshot.ranks, max_rows)
     table = _table(shown, width)
     below = [Text(f"and {left_out} more ranks, none of them slower", style="dim")] if left_out else []
-    legend = _legend(width) if told else []
+    legend = _legend(width) if has_phases else []
     return Group(
         *(_cut(line, width) for line in [*lines, Text()]), table, *below, *(_cut(one, width) for one in legend)
     )
@@ -59,67 +66,64 @@ def _cut(line: Text, width: int) -> Text:
     return line
 
 
-def _head(overview: Overview, title: str, width: int) -> list[Text]:
-    ending = "" if overview.code is None else f", exit code {overview.code}"
+def _head(snapshot: Snapshot, title: str, width: int) -> Text:
+    ending = "" if snapshot.code is None else f", exit code {snapshot.code}"
     first = Text.assemble(
-        (overview.run, "bold"), "  ", (f"{overview.state}{ending}", STATES.get(overview.state, "bold"))
+        (snapshot.run, "bold"), "  ", (f"{snapshot.state}{ending}", STATES.get(snapshot.state, "bold"))
     )
-    lines = [Text.assemble(first, (f"  {title}" if width >= MIDDLE else "", "dim"))]
-    if overview.state != "training":
-        lines.append(Text(one_line(overview.message)))
-    return lines
+    return Text.assemble(first, (f"  {title}" if width >= MIDDLE else "", "dim"))
 
 
-def _numbers(overview: Overview, width: int, *, plain: bool) -> list[Text]:
+def _numbers(snapshot: Snapshot, width: int, *, plain: bool) -> list[Text]:
     lines = []
-    if overview.step is not None:
+    if snapshot.step is not None:
         line = _label("step")
-        if overview.planned:
-            share = overview.step / overview.planned
+        if snapshot.planned:
+            share = snapshot.step / snapshot.planned
             bar = meter(share, 20 if width >= WIDE else 8, plain=plain)
-            line.append(f"{overview.step:,} of {overview.planned:,}  {bar} {100 * share:.0f} %")
+            line.append(f"{snapshot.step:,} of {snapshot.planned:,}  {bar} {100 * share:.0f} %")
         else:
-            line.append(f"{overview.step:,}")
-        if overview.left_s is not None and overview.state == "training":
-            line.append(f"  {ago(overview.left_s)} left")
-        if overview.epoch is not None:
-            line.append(f"  epoch {overview.epoch}")
+            line.append(f"{snapshot.step:,}")
+        if snapshot.left_s is not None and snapshot.state == "training":
+            line.append(f"  {ago(snapshot.left_s)} left")
+        if snapshot.epoch is not None:
+            line.append(f"  epoch {snapshot.epoch}")
         lines.append(line)
-    room = max(8, min(60, width - LABEL - 26))
-    if overview.samples_per_s is not None or any(overview.throughput):
-        said = "" if overview.samples_per_s is None else f"{overview.samples_per_s:,.0f} samples/s"
-        lines.append(_label("throughput") + Text(f"{said:<22}") + _spark(overview.throughput, room, plain=plain))
-    if overview.loss is not None:
-        test = "" if overview.accuracy is None else f"  test {100 * overview.accuracy:.1f} %"
-        said = f"{number(overview.loss)}{test}"
-        lines.append(_label("loss") + Text(f"{said:<22}") + _spark(overview.losses, room, plain=plain))
-    return [*lines, *_health(overview, width)]
+    columns = max(8, min(60, width - LABEL - 26))
+    if snapshot.samples_per_s is not None or any(snapshot.throughput):
+        text = "" if snapshot.samples_per_s is None else f"{snapshot.samples_per_s:,.0f} samples/s"
+        lines.append(_label("throughput") + Text(f"{text:<22}") + _spark(snapshot.throughput, columns, plain=plain))
+    if snapshot.loss is not None:
+        test = "" if snapshot.accuracy is None else f"  test {100 * snapshot.accuracy:.1f} %"
+        text = f"{number(snapshot.loss)}{test}"
+        lines.append(_label("loss") + Text(f"{text:<22}") + _spark(snapshot.losses, columns, plain=plain))
+    return [*lines, *_health(snapshot, width)]
 
 
 def _label(word: str) -> Text:
     return Text.assemble((f"{word:<{LABEL}}", "dim"))
 
 
-def _spark(values: Sequence[float | None], room: int, *, plain: bool) -> Text:
-    return Text(sparkline(values, room, plain=plain), style="cyan")
+def _spark(values: Sequence[float | None], columns: int, *, plain: bool) -> Text:
+    return Text(sparkline(values, columns, plain=plain), style="cyan")
 
 
-def _health(overview: Overview, width: int) -> list[Text]:
+def _health(snapshot: Snapshot, width: int) -> list[Text]:
     """In as many lines as it takes."""
-    parts = [_label("goodput") + ("-" if overview.goodput is None else f"{100 * overview.goodput:.0f} %")]
-    if overview.world_size:
-        missing = overview.ranks_alive < overview.world_size
-        parts.append(Text(f"{overview.ranks_alive} of {overview.world_size} ranks", style="red" if missing else ""))
-    if overview.restarts:
-        lost = f", {overview.steps_lost:,} steps lost" if overview.steps_lost else ""
-        parts.append(Text(f"{overview.restarts} restart{'s' * (overview.restarts != 1)}{lost}", style="yellow"))
-    elif overview.world_size:
+    parts = [_label("goodput") + ("-" if snapshot.goodput is None else f"{100 * snapshot.goodput:.0f} %")]
+    if snapshot.world_size:
+        missing = snapshot.ranks_alive < snapshot.world_size
+        parts.append(Text(f"{snapshot.ranks_alive} of {snapshot.world_size} ranks", style="red" if missing else ""))
+    if snapshot.restarts:
+        lost = f", {snapshot.steps_lost:,} steps lost" if snapshot.steps_lost else ""
+        parts.append(Text(f"{snapshot.restarts} restart{'s' * (snapshot.restarts != 1)}{lost}", style="yellow"))
+    elif snapshot.world_size:
         parts.append(Text("no restart"))
-    if overview.checkpoint_age_s is not None:
-        parts.append(Text(f"checkpoint {ago(overview.checkpoint_age_s)} old (step {overview.checkpoint_step:,})"))
-    elif overview.world_size:
+    if snapshot.checkpoint_age_s is not None:
+        parts.append(Text(f"checkpoint {ago(snapshot.checkpoint_age_s)} old (step {snapshot.checkpoint_step:,})"))
+    elif snapshot.world_size:
         parts.append(Text("no checkpoint yet"))
-    if len(parts) == 1 and overview.goodput is None:
+    if len(parts) == 1 and snapshot.goodput is None:
         return []
     lines = [parts[0]]
     for part in parts[1:]:
@@ -130,13 +134,13 @@ def _health(overview: Overview, width: int) -> list[Text]:
     return lines
 
 
-def _fit(ranks: Sequence[RankRow], room: int | None) -> tuple[Sequence[RankRow], int]:
-    """All ranks, or as many as there is room for, one at the least: the slowest of them."""
-    if room is None or len(ranks) <= room:
+def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
+    """All ranks, or as many as ``max_rows``, one at the least: the slowest of them."""
+    if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
-    room = max(room, 2)
+    max_rows = max(max_rows, 2)
     worst = sorted(ranks, key=lambda row: (row.silent_s or 0.0, row.slow or 0.0, row.own_s or 0.0), reverse=True)
-    return sorted(worst[: room - 1], key=lambda row: row.rank), len(ranks) - room + 1
+    return sorted(worst[: max_rows - 1], key=lambda row: row.rank), len(ranks) - max_rows + 1
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
@@ -198,18 +202,18 @@ def _mark(row: RankRow, *, short: bool = False) -> Text:
     return Text(f"slow: {row.slow:.1f} x{'' if short else ' the others'}", style="bold red")
 
 
-def line(overview: Overview) -> str:
-    """The overview as one line, for a log or a pipe."""
-    if not overview.ranks:
-        return f"{overview.run}  {overview.state}: {one_line(overview.message)}"
-    parts = [overview.run, overview.state]
-    if overview.step is not None:
-        parts.append(f"step {overview.step}" + (f" of {overview.planned}" if overview.planned else ""))
-    parts += [] if overview.samples_per_s is None else [f"{overview.samples_per_s:.0f} samples/s"]
-    parts += [] if overview.loss is None else [f"loss {number(overview.loss)}"]
-    parts += [] if overview.left_s is None else [f"{ago(overview.left_s)} left"]
-    parts += [f"rank {row.rank} on node {row.node} {_mark(row).plain}" for row in overview.ranks if _mark(row).plain]
-    return "  ".join([*parts, *map(one_line, overview.silent)])
+def line(snapshot: Snapshot) -> str:
+    """The snapshot as one line, for a log or a pipe."""
+    if not snapshot.ranks:
+        return f"{snapshot.run}  {snapshot.state}: {one_line(snapshot.message)}"
+    parts = [snapshot.run, snapshot.state]
+    if snapshot.step is not None:
+        parts.append(f"step {snapshot.step}" + (f" of {snapshot.planned}" if snapshot.planned else ""))
+    parts += [] if snapshot.samples_per_s is None else [f"{snapshot.samples_per_s:.0f} samples/s"]
+    parts += [] if snapshot.loss is None else [f"loss {number(snapshot.loss)}"]
+    parts += [] if snapshot.left_s is None else [f"{ago(snapshot.left_s)} left"]
+    parts += [f"rank {row.rank} on node {row.node} {_mark(row).plain}" for row in snapshot.ranks if _mark(row).plain]
+    return "  ".join([*parts, *map(one_line, snapshot.silent)])
 
 
 def number(value: float) -> str:
@@ -234,3 +238,45 @@ def _percent(share: float | None) -> str:
 
 def _size(size: float | None) -> str:
     return "-" if size is None else f"{size / (1 << 30):.1f} GiB"
+
+
+def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
+    """The values from their least to their largest, as many as fit; a gap where there is none."""
+    ramp = PLAIN if plain else BLOCKS
+    shown = _downsample(values, width)
+    known = [value for value in shown if value is not None]
+    if not known:
+        return ""
+    low, span = min(known), max(known) - min(known)
+    steps = len(ramp) - 1
+    return "".join(" " if one is None else ramp[round((one - low) / span * steps) if span else 0] for one in shown)
+
+
+def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
+    """At the most ``width`` values: each the mean of those in its share."""
+    if len(values) <= width:
+        return list(values)
+    cuts = [round(index * len(values) / width) for index in range(width + 1)]
+    found: list[float | None] = []
+    for start, end in pairwise(cuts):
+        known = [value for value in values[start:end] if value is not None]
+        found.append(sum(known) / len(known) if known else None)
+    return found
+
+
+def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
+    """How many of ``width`` characters each part gets: all of them together, the largest remainders first."""
+    whole = sum(parts.values())
+    if whole <= 0:
+        return {}
+    exact = {name: part / whole * width for name, part in parts.items()}
+    found = {name: int(size) for name, size in exact.items()}
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[: width - sum(found.values())]:
+        found[name] += 1
+    return found
+
+
+def meter(share: float, width: int, *, plain: bool = False) -> str:
+    """A bar that is full at 1."""
+    full = round(min(max(share, 0.0), 1.0) * width)
+    return ("#" if plain else "█") * full + ("." if plain else "░") * (width - full)

@@ -1,17 +1,156 @@
-"""The alerts: what each waits for, for how long, and what it says. docs/alerts.md has a paragraph for each.
+"""Recording rules and alerts: the limits that a site may set, the expressions, and the files that hold them. Pure.
 
-Severity: critical is a run that makes no progress or is about to lose work; warning is one that is slower or less
-safe than it should be.
+docs/alerts.md has a paragraph for each alert.
 """
 
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from ddpctl.monitoring.limits import Limits
-from ddpctl.monitoring.rules import RUN
+import yaml
+from annotated_types import Ge, Le
 
+from ddpctl.errors import UsageError
+from ddpctl.spec import Doc, fields_of
+from ddpctl.text import quote, unknown
+
+DAYS = 30 * 86400  # a condition that takes longer to come true helps nobody
+RUN = "namespace, job_id"  # what tells runs apart; elsewhere than on Kubernetes there is no namespace
 TRAINING = f'on ({RUN}) (max by ({RUN}) (ddp_job_state{{state="training"}}) == 1)'
+LOOKBACK_S = 300.0  # for how long Prometheus takes a sample as the present one
 RUNBOOKS = "https://github.com/ddpctl/ddpctl/blob/main/docs/alerts.md"
+RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: docs/alerts.md of ddpctl.\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The numbers in the alerts' conditions."""
+
+    hold: Annotated[
+        float | None, Doc("Seconds for which every condition must hold; null: each alert's own."), Ge(0), Le(86400)
+    ] = None
+    first_step: Annotated[float, Doc("Seconds from the start to the first step."), Ge(1), Le(DAYS)] = 900.0
+    stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1), Le(DAYS)] = (
+        180.0
+    )
+    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1), Le(DAYS)] = 180.0
+    skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1), Le(100)] = 1.25
+    data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
+    checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
+        3600.0
+    )
+    restarts: Annotated[float, Doc("Restarts within an hour."), Ge(1), Le(1000)] = 3.0
+    ettr: Annotated[float, Doc("Share of the last hour in which steps were taken."), Ge(0), Le(1)] = 0.8
+    clock_offset: Annotated[float, Doc("Seconds between a node's clock and node 0's."), Ge(0), Le(86400)] = 1.0
+
+
+def parse_limits(settings: Iterable[str]) -> Limits:
+    """``checkpoint_age=7200`` and the like. Raises UsageError."""
+    known = fields_of(Limits)
+    given: dict[str, float] = {}
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        if name not in known:
+            raise UsageError(f"--limit: {unknown(name, 'limit', tuple(known))}")
+        field = known[name]
+        try:
+            value = float(text)
+        except ValueError:
+            value = float("nan")
+        if not equals or not field.low <= value <= field.high:  # also what is no number
+            raise UsageError(f"--limit {name}: {quote(text)} is not allowed: a number {field.range_words}")
+        given[name] = value
+    return Limits(**given)
+
+
+# Recording rules: what dashboards and alerts ask for again and again. Named as Prometheus advises,
+# level:metric:operation. A run is what has one ``job_id`` and, on Kubernetes, one ``namespace``; nodes and ranks are
+# added up.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """A series that Prometheus works out; ``help`` is for a reader of the file."""
+
+    name: str
+    expr: str
+    help: str
+
+
+def share(part: str, whole: str, *, keep: str = "", window: str = "5m") -> str:
+    """How much of a run's ``whole`` seconds were ``part``, over a window."""
+    of = f"sum by ({RUN}) (rate({whole}[{window}]))"
+    if keep:
+        return f"sum by ({RUN}, {keep}) (rate({part}[{window}]))\n/ ignoring ({keep}) group_left ()\n{of}"
+    return f"sum by ({RUN}) (rate({part}[{window}]))\n/\n{of}"
+
+
+STEPS = Recording(
+    name="run:ddp_steps:rate5m",
+    expr=f"max by ({RUN}) (rate(ddp_steps_total[5m]))",
+    help="Optimizer steps a second.",
+)
+SAMPLES = Recording(
+    name="run:ddp_samples:rate5m",
+    expr=f"sum by ({RUN}) (rate(ddp_samples_total[5m]))",
+    help="Training samples a second, over all ranks.",
+)
+STEP_SECONDS = Recording(
+    name="run:ddp_step_duration_seconds:mean5m",
+    expr=share("ddp_step_duration_seconds_sum", "ddp_step_duration_seconds_count"),
+    help="Mean time of a step.",
+)
+PHASES = Recording(
+    name="run:ddp_step_phase:share5m",
+    expr=share("ddp_step_phase_seconds_total", "ddp_step_phase_seconds_total", keep="phase"),
+    help="Share of the steps' time by phase, 0 to 1.",
+)
+PRODUCTIVE = Recording(
+    name="run:ddp_productive:ratio",
+    expr=f"""\
+sum by ({RUN}) (ddp_productive_seconds_total)
+/
+(
+  sum by ({RUN}) (ddp_productive_seconds_total)
+  + sum by ({RUN}) (ddp_unproductive_seconds_total)
+)""",
+    help="Effective training time ratio since the start: productive / (productive + unproductive) seconds.",
+)
+PRODUCTIVE_LATELY = Recording(
+    name="run:ddp_productive:ratio1h",
+    expr=f"""\
+sum by ({RUN}) (rate(ddp_productive_seconds_total[1h]))
+/
+(
+  sum by ({RUN}) (rate(ddp_productive_seconds_total[1h]))
+  + sum by ({RUN}) (rate(ddp_unproductive_seconds_total[1h]))
+)""",
+    help="The same over the last hour.",
+)
+CHECKPOINT_AGE = Recording(
+    name="run:ddp_checkpoint_age_seconds:min",
+    expr=f"""\
+time()
+- max by ({RUN}) (ddp_checkpoint_last_success_timestamp_seconds > 0 or ddp_job_start_timestamp_seconds)
+and on ({RUN}) ddp_checkpoint_last_success_timestamp_seconds""",
+    help="Seconds since the last whole checkpoint, or since the start while there is none.",
+)
+RANKS_ALIVE = Recording(
+    name="run:ddp_ranks_alive:sum",
+    expr=f"sum by ({RUN}) (ddp_ranks_alive)",
+    help="Ranks that are running, over all nodes.",
+)
+MODEL_FLOPS = Recording(
+    name="run:ddp_model_flops:rate5m",
+    expr=f"sum by ({RUN}) (rate(ddp_model_flops_total[5m]))",
+    help="The model's floating-point operations a second, over all ranks; by the peak of the GPUs: utilisation.",
+)
+RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() if isinstance(value, Recording))
+
+
+# Alerts: what each waits for, for how long, and its text. Severity: critical is a run that makes no progress or is
+# about to lose work; warning is one that is slower or less safe than it should be.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +176,24 @@ def alerts(limits: Limits) -> tuple[Alert, ...]:
 
 
 def _progress(limits: Limits) -> tuple[Alert, ...]:
+    lately = promql_duration(max(limits.first_step, LOOKBACK_S))
     return (
+        # An unchanged script never tells of a step. ddptrain has its productive seconds before its first one; a script
+        # that has told of steps keeps their number over restarts; and where no rank was started, none took a step.
         Alert(
             name="DdpNoFirstStep",
             expr=f"""\
 time() - min by ({RUN}) (ddp_job_start_timestamp_seconds) > {limits.first_step:g}
-unless on ({RUN}) max by ({RUN}) (ddp_last_step_timestamp_seconds) > 0""",
+unless on ({RUN}) max by ({RUN}) (max_over_time(ddp_last_step_timestamp_seconds[{lately}])) > 0
+and on ({RUN}) (
+  max by ({RUN}) (ddp_productive_seconds_total)
+  or max by ({RUN}) (ddp_steps_total) > 0
+  or max by ({RUN}) (max_over_time(ddp_job_state{{state="training"}}[{lately}])) == 0
+)""",
             hold_s=60,
             severity="warning",
-            summary="{{ $labels.job_id }} has taken no step since its start {{ $value | humanizeDuration }} ago",
+            summary="{{ $labels.job_id }}, started {{ $value | humanizeDuration }} ago, waits for its first step, or "
+            "for the first after a restart",
             description="Its nodes wait for each other, its ranks load or download, or the first collective hangs.",
         ),
         Alert(
@@ -178,3 +326,69 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
             description="Logs, events and the ages of checkpoints cannot be compared between the nodes.",
         ),
     )
+
+
+# Files: as Prometheus reads them, and as the PrometheusRule of its Kubernetes operator
+
+
+class _Dumper(yaml.SafeDumper):
+    """Several lines as several lines."""
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump_yaml(value: Any) -> str:
+    """YAML for a reader: keys in their order, long lines whole."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
+
+
+def promql_duration(seconds: float) -> str:
+    """As Prometheus writes durations: in whole numbers."""
+    return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
+
+
+def rule_groups(limits: Limits) -> str:
+    """The file for Prometheus' ``rule_files``: one group, whose rules are worked out in their order."""
+    text = f"{RULES_HEAD}groups:\n- name: ddp\n  rules:\n"
+    text += "".join(f"  # {one.help}\n{_entry(recording_rule(one))}" for one in RECORDINGS)
+    return text + "".join(_entry(alert_rule(one, limits)) for one in alerts(limits))
+
+
+def prometheus_rule(limits: Limits) -> str:
+    """The same for the Prometheus Operator."""
+    spec = textwrap.indent(rule_groups(limits).removeprefix(RULES_HEAD), "  ")
+    return f"""\
+{RULES_HEAD}apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: ddpctl
+  # What your Prometheus selects (its ruleSelector); with kube-prometheus-stack the name of its Helm release:
+  # labels: {{release: kube-prometheus-stack}}
+spec:
+{spec}"""
+
+
+def recording_rule(rule: Recording) -> dict[str, Any]:
+    """A recording rule in Prometheus' words."""
+    return {"record": rule.name, "expr": rule.expr}
+
+
+def alert_rule(rule: Alert, limits: Limits) -> dict[str, Any]:
+    """An alert in Prometheus' words."""
+    hold_s = rule.hold_s if limits.hold is None else limits.hold
+    return {
+        "alert": rule.name,
+        "expr": rule.expr,
+        **({"for": promql_duration(hold_s)} if hold_s else {}),
+        "labels": {"severity": rule.severity},
+        "annotations": {"summary": rule.summary, "description": rule.description, "runbook_url": rule.runbook},
+    }
+
+
+def _entry(rule: dict[str, Any]) -> str:
+    return textwrap.indent(dump_yaml([rule]), "  ")

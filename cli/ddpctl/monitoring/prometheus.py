@@ -1,18 +1,25 @@
-"""The configuration of a Prometheus that scrapes the runs, by the files that ddpctl leaves for its file_sd."""
+"""Prometheus: its HTTP API, and the configuration that scrapes the runs by the files that ddpctl leaves for file_sd."""
 
+import json
 import re
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.errors import UsageError
-from ddpctl.monitoring.rule_files import dump, span
-from ddpctl.words import quote
+from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.monitoring.alerts import dump_yaml, promql_duration
+from ddpctl.spec import MAX_PORT, is_port
+from ddpctl.text import quote
 
 JOB = "ddp"
 HEAD = """\
 # Made by ddpctl monitor. For a Prometheus that you have: rule_files and the entries of scrape_configs.
 """
+TIMEOUT_S = 5.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +38,17 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
             raise UsageError(f"--exporter: {quote(name)} is no name for it, or one that is taken: dcgm=9400")
-        if not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
-            raise UsageError(f"--exporter {name}: {quote(port)} is no port: 1 to 65535")
+        if not is_port(port):
+            raise UsageError(f"--exporter {name}: {quote(port)} is no port: 1 to {MAX_PORT}")
         found[name] = int(port)
     return tuple(found.items())
 
 
 def prometheus_yml(scraping: Scraping) -> str:
     """The whole file; rules.yaml lies beside it."""
-    interval = span(scraping.interval_s)
+    interval = promql_duration(scraping.interval_s)
     jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
-    return HEAD + dump(
+    return HEAD + dump_yaml(
         {
             "global": {"scrape_interval": interval, "evaluation_interval": interval},
             "rule_files": ["rules.yaml"],
@@ -67,3 +74,89 @@ def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
         {"action": "labelkeep", "regex": "__.*|job"},
     ]
     return {**_job(name, scraping), "relabel_configs": relabel}
+
+
+# The HTTP API: whether it answers, which targets it has, which alerts fire
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScrapeTarget:
+    """A target of ours as Prometheus sees it."""
+
+    run: str
+    node: str
+    address: str
+    up: bool
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiringAlert:
+    """An alert that fires or is about to."""
+
+    alert: str
+    state: str  # firing or pending
+    severity: str
+    run: str
+    summary: str
+
+
+def is_reachable(url: str) -> bool:
+    """Whether a server speaks HTTP there, whatever it says."""
+    try:
+        _open(url).close()
+    except urllib.error.HTTPError:
+        return True
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
+    """The targets of that scrape job. Raises UnavailableError."""
+    found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
+    scraped = (
+        ScrapeTarget(
+            run=one["labels"].get("job_id", ""),
+            node=one["labels"].get("node", ""),
+            address=one["labels"]["instance"],
+            up=one["health"] == "up",
+            error=one["lastError"],
+        )
+        for one in found
+        if one["labels"]["job"] == job
+    )
+    return tuple(sorted(scraped, key=lambda one: (one.run, one.node.zfill(5), one.address)))
+
+
+def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
+    """The alerts of ours that are not silent. Raises UnavailableError."""
+    found = _get(url, "/api/v1/alerts")["alerts"]
+    return tuple(
+        FiringAlert(
+            alert=one["labels"]["alertname"],
+            state=one["state"],
+            severity=one["labels"].get("severity", ""),
+            run=one["labels"].get("job_id", ""),
+            summary=one["annotations"].get("summary", ""),
+        )
+        for one in found
+        if one["labels"]["alertname"].startswith("Ddp")
+    )
+
+
+def _get(url: str, path: str) -> Any:
+    try:
+        with _open(url.rstrip("/") + path) as answer:
+            return json.load(answer)["data"]
+    except (OSError, ValueError, KeyError) as error:
+        reason = getattr(error, "reason", None) or error
+        raise UnavailableError(f"no Prometheus answers at {url}: {reason}") from None
+
+
+def _open(url: str) -> Any:
+    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+        raise ValueError("an address begins with http:// or https://")
+    direct = urllib.parse.urlsplit(url).hostname in _LOOPBACK
+    handlers = [urllib.request.ProxyHandler({})] if direct else []  # a proxy has another loopback
+    return urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S)

@@ -1,20 +1,28 @@
-"""Prometheus and Grafana in a box: every file of the folder from which docker compose runs the two.
+"""Prometheus and Grafana under docker compose: the folder's files, and the verbs that start and stop both.
 
 compose.yaml is the same everywhere; what differs between machines stands in ``.env`` beside it, which compose reads.
+For a cluster there are manifests of the dashboards instead.
 """
 
+import os
+import shutil
+import textwrap
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from ddpctl.monitoring.limits import Limits
-from ddpctl.monitoring.prometheus import Scraping, prometheus_yml
-from ddpctl.monitoring.rule_files import dump, groups
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
+from ddpctl.launcher import AppContext
+from ddpctl.monitoring.alerts import Limits, dump_yaml, rule_groups
+from ddpctl.monitoring.prometheus import HEAD, Scraping, is_reachable, prometheus_yml
+from ddpwire.run_files import TARGETS, read_regular, write_atomic
 
 PROJECT = "ddpctl-monitor"
-BOXED_TARGETS = "/targets"  # where the containers see the folder of the targets
+MOUNTED_TARGETS = "/targets"  # where the containers see the folder of the targets
 DASHBOARDS = ("run", "fleet")
-
 COMPOSE = """\
 # Prometheus and Grafana for the runs of this machine: `ddpctl monitor up` writes this folder and starts it. By hand:
 #
@@ -74,7 +82,6 @@ volumes:
   prometheus:
   grafana:
 """
-
 _SOURCES = {
     "apiVersion": 1,
     "datasources": [
@@ -101,10 +108,14 @@ _PROVIDERS = {
         }
     ],
 }
+READY_S = 120.0
+MARK = HEAD.split(".")[0]  # how a file of ours begins
+SERVICES = ("prometheus", "grafana")
+BY_HAND = "ddpctl monitor config writes the configuration for a Prometheus that you have"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Box:
+class StackSettings:
     """What ``.env`` says of this machine."""
 
     targets: Path
@@ -122,7 +133,7 @@ def dashboard(name: str) -> str:
 
 def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     """What a Prometheus reads, by path inside the folder."""
-    return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": groups(limits)}
+    return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": rule_groups(limits)}
 
 
 def dashboard_files() -> dict[str, str]:
@@ -133,23 +144,196 @@ def dashboard_files() -> dict[str, str]:
 def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     """docker/monitoring: all but the dashboards and what is a machine's own."""
     return {
-        **prometheus_files(replace(scraping, targets=BOXED_TARGETS), limits),
+        **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
         "compose.yaml": COMPOSE,
-        "provisioning/datasources/prometheus.yaml": dump(_SOURCES),
-        "provisioning/dashboards/ddpctl.yaml": dump(_PROVIDERS),
+        "provisioning/datasources/prometheus.yaml": dump_yaml(_SOURCES),
+        "provisioning/dashboards/ddpctl.yaml": dump_yaml(_PROVIDERS),
     }
 
 
-def env_file(box: Box) -> str:
+def env_file(settings: StackSettings) -> str:
     """``.env``. Data lies in folders of the user's own, so that no container needs root to make them."""
     values = {
-        "TARGETS": box.targets,
-        "OWNER": box.owner,
-        "PROMETHEUS_PORT": box.prometheus_port,
-        "GRAFANA_PORT": box.grafana_port,
-        "RETENTION": box.retention,
-        "DASHBOARDS": box.folder / "dashboards",
-        "PROMETHEUS_DATA": box.folder / "data" / "prometheus",
-        "GRAFANA_DATA": box.folder / "data" / "grafana",
+        "TARGETS": settings.targets,
+        "OWNER": settings.owner,
+        "PROMETHEUS_PORT": settings.prometheus_port,
+        "GRAFANA_PORT": settings.grafana_port,
+        "RETENTION": settings.retention,
+        "DASHBOARDS": settings.folder / "dashboards",
+        "PROMETHEUS_DATA": settings.folder / "data" / "prometheus",
+        "GRAFANA_DATA": settings.folder / "data" / "grafana",
     }
     return "".join(f"{name}={value}\n" for name, value in values.items())
+
+
+# Start and stop; Prometheus finds the runs by the files in the folder of targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the stack's folder is, and where its two servers answer."""
+
+    folder: Path
+    prometheus: str
+    grafana: str
+
+
+def folder_of(root: Path) -> Path:
+    """The folder of this user's stack; no run is called so."""
+    return root / ".monitoring"
+
+
+def targets_of(root: Path) -> Path:
+    """Where a launch leaves the addresses of its nodes."""
+    return root / TARGETS
+
+
+def places(root: Path) -> Places | None:
+    """Those of the stack that was written last; None: there is none."""
+    try:
+        lines = (folder_of(root) / ".env").read_text().splitlines()
+    except OSError:
+        return None
+    env = dict(line.split("=", 1) for line in lines if "=" in line)
+    return _places(root, env["PROMETHEUS_PORT"], env["GRAFANA_PORT"])
+
+
+def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
+    """Write what was made. A file that somebody else wrote stays, unless ``force``."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: name the folder that the configuration is to be written into")
+    for name in files:
+        path = folder / name
+        if not force and path.suffix == ".yml" and path.exists() and not _is_ours(path):
+            raise UsageError(f"{path} is not ddpctl's: --force writes over it, or name another folder")
+    for name, text in files.items():
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, text.encode())
+            path.chmod(0o644)  # the containers' user may be another
+        except OSError as error:
+            raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return read_regular(path).startswith(MARK.encode())
+    except OSError:
+        return False
+
+
+def up(
+    context: AppContext,
+    settings: StackSettings,
+    scraping: Scraping,
+    limits: Limits,
+    *,
+    only: tuple[str, ...] = SERVICES,
+) -> Places:
+    """Start it, or make a running one new; returns when it answers."""
+    compose = context.executor.perform(find_compose())
+    running = context.executor.perform(_ask(_line(compose, settings.folder, "ps", "-q")))
+    found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
+    if not running.stdout.strip():
+        _check_ports_free({"--port": found.prometheus, "--grafana-port": found.grafana})
+    for data in ("prometheus", "grafana"):
+        _make_folder(settings.folder / "data" / data)
+    _make_folder(settings.targets)
+    files = {**compose_files(scraping, limits), **dashboard_files(), ".env": env_file(settings)}
+    write_files(settings.folder, files, force=True)
+    start = _line(compose, settings.folder, "up", "-d", "--force-recreate", *only)
+    done = context.executor.perform(_ask(start))
+    if done.returncode:
+        raise UnavailableError(
+            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('it said nothing')} ({BY_HAND}; "
+            "images of your own: PROMETHEUS_IMAGE and GRAFANA_IMAGE)"
+        )
+    for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
+        if service in only:
+            _wait(service, url, f"{' '.join((*compose, 'logs', service))} in {settings.folder}")
+    return found
+
+
+def down(context: AppContext, *, forget: bool) -> bool:
+    """Stop and remove the containers; ``forget``: what they kept, too. Whether there was a stack."""
+    folder = folder_of(context.root)
+    if not (folder / "compose.yaml").exists():
+        return False
+    compose = context.executor.perform(find_compose())
+    done = context.executor.perform(_ask(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
+    if done.returncode:
+        raise UnavailableError(
+            f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('it said nothing')}"
+        )
+    if forget:
+        shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def find_compose() -> Verb[tuple[str, ...]]:
+    """The compose that is here. Raises UnavailableError."""
+    for argv in (("docker", "compose"), ("docker-compose",)):
+        (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
+        if not found.returncode:
+            return argv
+    raise UnavailableError(f"monitor up needs docker compose, and there is none: install it, or: {BY_HAND}")
+
+
+def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
+    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has one
+    argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *words)
+    return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
+
+
+def _ask(command: Command) -> Verb[Output]:
+    (output,) = yield (command,)
+    return output
+
+
+def _places(root: Path, prometheus_port: str, grafana_port: str) -> Places:
+    here = "http://127.0.0.1"
+    return Places(folder=folder_of(root), prometheus=f"{here}:{prometheus_port}", grafana=f"{here}:{grafana_port}")
+
+
+def _check_ports_free(urls: Mapping[str, str]) -> None:
+    for flag, url in urls.items():
+        if is_reachable(url):
+            raise UsageError(f"{flag}: something else answers at {url} already: name another port")
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CannotWriteError(f"cannot make {path}: {error.strerror}") from None
+
+
+def _wait(service: str, url: str, where: str) -> None:
+    deadline = time.monotonic() + READY_S
+    while not is_reachable(url):
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{service} does not answer at {url} after {READY_S:g} s: {where} says why")
+        time.sleep(0.2)
+
+
+# Manifests for a cluster with the Prometheus Operator and Grafana's dashboard sidecar
+
+
+def dashboard_config_maps() -> str:
+    """A ConfigMap a dashboard, which Grafana's sidecar finds by its label (grafana_dashboard: '1', its default)."""
+    return "---\n".join(_config_map(name) for name in DASHBOARDS)
+
+
+def _config_map(name: str) -> str:
+    return f"""\
+# Made by ddpctl monitor. In the namespace that Grafana's sidecar watches.
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: ddpctl-dashboard-{name}
+  labels:
+    grafana_dashboard: '1'
+data:
+  ddpctl-{name}.json: |
+{textwrap.indent(dashboard(name), "    ")}"""

@@ -10,15 +10,15 @@
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
 It launches on the target local as ``ddpctl launch`` does; the ranks are processes of their own. So nothing of CUDA is
-touched in the notebook's kernel, and a second call begins anew. This room's modules know IPython where it is there, and
-never need it; torch they never import.
+touched in the notebook's kernel, and a second call begins anew. The modules of this package use IPython where it is
+installed, and never import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ddpctl.errors import DdpctlError
-from ddpctl.notebook.failure import RankError, as_the_caller_sees
+from ddpctl.notebook.errors import RankError, as_the_caller_sees
 
 __all__ = ["RankError", "launch"]
 
@@ -49,21 +49,21 @@ def launch(
     Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
     cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
     """
-    from ddpctl.notebook.session import Wish, run
+    from ddpctl.notebook.session import run
 
-    wish = Wish(
-        gpus=gpus,
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
-        device=device,
-        env=dict(env or {}),
-        name=name,
-        resume=resume,
-        max_restarts=max_restarts,
-        time_limit=time_limit,
-        grace=grace,
-    )
     try:
-        return run(what, wish)
+        return run(
+            what,
+            args=tuple(args),
+            kwargs=dict(kwargs or {}),
+            name=name,
+            resume=resume,
+            gpus=gpus,
+            device=device,
+            env=dict(env or {}),
+            max_restarts=max_restarts,
+            time_limit=time_limit,
+            grace=grace,
+        )
     except (DdpctlError, KeyboardInterrupt) as error:
         raise as_the_caller_sees(error) from error.__cause__

@@ -1,8 +1,8 @@
-"""How far a training is, drawn into the cell: loss, rate and throughput, as the ranks count them.
+"""Draws a training's progress into the cell: loss, rate and throughput, as the ranks count them.
 
 The numbers are the node's own metrics, which ddptrain and ``ddpwire.script.progress`` feed; a script that counts
-nothing has no curve. In a notebook one output of the cell is drawn anew, which needs no widgets; elsewhere it is a line
-now and then.
+nothing has no curve. In a notebook one output of the cell is redrawn, which needs no widgets; elsewhere a line is
+printed now and then.
 """
 
 import json

@@ -1,54 +1,47 @@
-"""One call of ``launch``: from what was asked for to a run of the target local, from its end to a value or an error.
+"""One call of ``launch``: from its arguments to a run of the target local, from the run's end to a value or an error.
 
-The order of things is ``ddpctl.launch``'s; here stands only what a notebook needs besides.
+The steps are those of ``ddpctl.launcher``; this module adds only what a notebook needs.
 """
 
 import json
 import os
 import pickle
 import re
+import shutil
+import tempfile
+import time
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import IO, Any
 
-from ddpctl import launch as verbs
-from ddpctl import runs
-from ddpctl.desk import Desk, Request
-from ddpctl.errors import ConfigError, UsageError
-from ddpctl.notebook import parcel, previous
-from ddpctl.notebook.failure import RankError
-from ddpctl.notebook.follow import follow
-from ddpctl.notebook.rank import FAILURE, RESULT
-from ddpctl.run import Run, RunStatus
-from ddpctl.runner import Runner
+from ddpctl import launcher, run_store
+from ddpctl.errors import CannotWriteError, ConfigError, UsageError
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext, Request
+from ddpctl.notebook import serialization
+from ddpctl.notebook.errors import RankError
+from ddpctl.notebook.progress import Progress, screen
+from ddpctl.notebook.rank_main import FAILURE, RESULT
+from ddpctl.run_store import Run, RunStatus
 from ddpctl.spec import NAME_PATTERN, JobSpec, check_env, check_time
 from ddpctl.targets.local import LocalOptions
-from ddpwire import kaggle
+from ddpwire import kaggle, run_files
 from ddpwire.exits import Exit
-from ddpwire.folder import node_name, rank_log
+from ddpwire.run_files import CHECKPOINTS, RECORD, node_name, rank_log
 
 LAST_LINES = 25
-PARCEL = "call.pkl"
+CALL_FILE = "call.pkl"
 OUTCOME = "ddpctl outcome "  # begins the line by which the target kaggle reads a session's end in its log
+POLL_S = 0.1
 
-
-@dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a call of ``launch`` asks for; its words are told there."""
-
-    gpus: int
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    device: str | None
-    env: Mapping[str, str]
-    name: str | None
-    resume: str | bool
-    max_restarts: int | None
-    time_limit: str | None
-    grace: float
+# How often the run is asked whether it is alive while its outcome is not written: more and more seldom, since each time
+# starts a Python, in sessions of 12 hours.
+ALIVE_CHECK_S, ALIVE_CHECK_SELDOM_S = 2.0, 15.0
+MAX_DEPTH = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +54,34 @@ class Finished:
     code: int  # 0, or 143: launch(..., resume=True) goes on from its checkpoints
 
 
-def run(what: Callable[..., Any] | str, wish: Wish) -> Any:
-    """Run it to its end. Raises RankError, DdpctlError and KeyboardInterrupt."""
-    desk = open_desk()
-    job = _job(what, wish)
-    if not isinstance(what, str):  # the ranks' module means nothing to a person
-        desk = replace(
-            desk, say=lambda line: print(line.replace("ddpctl.notebook.rank", parcel.title(what)), flush=True)
+def run(
+    what: Callable[..., Any] | str,
+    *,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    name: str | None,
+    resume: str | bool,
+    **fields: Any,
+) -> Any:
+    """Run ``what`` to its end. ``fields`` are those of its JobSpec; ``launch`` documents the rest.
+
+    Raises RankError, DdpctlError and KeyboardInterrupt.
+    """
+    context = open_context()
+    job = _job(what, args, kwargs, fields)
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise UsageError(f"launch: name {name!r}: lower-case letters, digits and '-', a letter first, at most 40")
+    if not isinstance(what, str):  # the ranks' module means nothing to a user
+        context = replace(
+            context,
+            emit=lambda line: print(line.replace("ddpctl.notebook.rank_main", serialization.title(what)), flush=True),
         )
-    packed = None if isinstance(what, str) else parcel.pack(what, wish.args, wish.kwargs)
-    resumes = _resumed(desk, wish.resume)
+    packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
+    resumes = _resumed(context, resume)
     if packed is not None:
-        folder = desk.root / ".calls"
+        folder = context.root / ".calls"
         folder.mkdir(parents=True, exist_ok=True)
-        job, file = _with_parcel(job, packed, folder)
+        job, file = _with_call(job, packed, folder)
     request = Request(
         job=job,
         target="local",
@@ -82,16 +89,17 @@ def run(what: Callable[..., Any] | str, wish: Wish) -> Any:
         options=LocalOptions(),
         why="from a notebook",
         cwd=str(Path.cwd()),
-        name=wish.name,
+        name=name,
         resumes=resumes,
     )
     try:
-        record = _start(desk, request)
+        record = _start(context, request)
         if not isinstance(what, str):
-            record = replace(record, job=replace(job, command=(parcel.name_of(what),)))  # what ps and status call it
-            runs.save(record)
-        state, interrupted = follow(desk, record)
-        _tell(desk, record, state)
+            # What ps and status call it.
+            record = replace(record, job=replace(job, command=(serialization.name_of(what),)))
+            run_store.save(record)
+        state, interrupted = follow(context, record)
+        _print_end(context, record, state)
         if interrupted:
             raise KeyboardInterrupt
         if packed is None:
@@ -105,107 +113,102 @@ def run(what: Callable[..., Any] | str, wish: Wish) -> Any:
         _judge(record, state, file.parent)
         return _result(file.parent) if not state.code else None
     finally:
-        desk.runner.reap()
+        context.executor.reap()
         if packed is not None:
-            previous.remove(file.parent)
+            remove(file.parent)
 
 
-def open_desk() -> Desk:
-    """The desk of a call."""
-    return Desk(runner=_runner(), root=runs.state_dir(os.environ), say=lambda line: print(line, flush=True))
+def open_context() -> AppContext:
+    """The context of a call: messages go to the cell."""
+    return AppContext(
+        executor=_executor(), root=run_store.state_dir(os.environ), emit=lambda line: print(line, flush=True)
+    )
 
 
 @cache
-def _runner() -> Runner:
+def _executor() -> Executor:
     """One for all calls of this kernel: it holds the lifeline, so that the ranks end with the kernel.
 
     It sees the environment as it is at each call. A notebook's own backend of matplotlib draws into a cell, which no
     rank has.
     """
-    return Runner(ChainMap({"MPLBACKEND": "agg"}, os.environ))
+    return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ))
 
 
-def _job(what: Callable[..., Any] | str, wish: Wish) -> JobSpec:
-    """The wish as a job. Raises UsageError."""
+def _job(
+    what: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any]
+) -> JobSpec:
+    """What runs, and the fields of its job, as a job. Raises UsageError."""
     command: tuple[str, ...] = ()
     if isinstance(what, str):
-        if wish.kwargs:
+        if kwargs:
             raise UsageError(f"launch: kwargs are a function's; {what} takes its command line from args")
-        command = (what, *(str(word) for word in wish.args))
+        command = (what, *map(str, args))
     elif not callable(what):
         raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
-    if wish.name is not None and not NAME_PATTERN.fullmatch(wish.name):
-        raise UsageError(f"launch: name {wish.name!r}: lower-case letters, digits and '-', a letter first, at most 40")
-    if not isinstance(wish.gpus, int) or not 1 <= wish.gpus <= 64:
-        raise UsageError(f"launch: gpus is {wish.gpus!r}: a whole number from 1 to 64 is allowed")
-    on = kaggle.session(os.environ)
-    device = wish.device or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
+    gpus, on = fields["gpus"], kaggle.session(os.environ)
+    if not isinstance(gpus, int) or not 1 <= gpus <= 64:
+        raise UsageError(f"launch: gpus is {gpus!r}: a whole number from 1 to 64 is allowed")
+    device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     if device not in ("auto", "cuda", "cpu"):
         raise UsageError(f"launch: device is {device!r}: auto, cuda or cpu is allowed")
     try:
-        check_env(wish.env)
-        if wish.time_limit is not None:
-            check_time(wish.time_limit)
+        check_env(fields["env"])
+        if fields["time_limit"] is not None:
+            check_time(fields["time_limit"])
     except ValueError as error:
         raise UsageError(f"launch: {error}") from None
-    called = Path(what).stem if isinstance(what, str) else parcel.name_of(what)
+    called = Path(what).stem if isinstance(what, str) else serialization.name_of(what)
     name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
-    return JobSpec(
-        name=name if NAME_PATTERN.fullmatch(name) else "train",
-        gpus=wish.gpus,
-        device=device,  # type: ignore[arg-type]  # one of them
-        command=command,
-        env=wish.env,
-        max_restarts=wish.max_restarts,
-        time_limit=wish.time_limit,
-        grace=wish.grace,
-    )
+    name = name if NAME_PATTERN.fullmatch(name) else "train"
+    return JobSpec(**{**fields, "name": name, "command": command, "device": device})
 
 
-def _with_parcel(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
-    """The job with the parcel as its program, and the parcel's file, in a folder of its own."""
-    file = previous.fresh(folder) / PARCEL
+def _with_call(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
+    """The job with the call as its program, and the call's file, in a folder of its own."""
+    file = fresh(folder) / CALL_FILE
     file.write_bytes(packed)
-    return replace(job, command=("-m", "ddpctl.notebook.rank", str(file))), file
+    return replace(job, command=("-m", "ddpctl.notebook.rank_main", str(file))), file
 
 
-def _start(desk: Desk, request: Request) -> Run:
+def _start(context: AppContext, request: Request) -> Run:
     try:
-        return verbs.start(desk, request, attached=True)
+        return launcher.start(context, request, attached=True)
     except ConfigError as error:
-        if kaggle.session(os.environ) and "this machine has" in str(error):
-            raise ConfigError(
-                f"{error}; on Kaggle: Settings > Accelerator > GPU T4 x2, which needs a verified phone number and is "
+        if kaggle.session(os.environ) and "gpus_needed" in error.fields:
+            on_kaggle = (
+                "on Kaggle: Settings > Accelerator > GPU T4 x2, which needs a verified phone number and is "
                 "30 hours a week"
-            ) from None
+            )
+            raise ConfigError(error.message, hint=f"{error.hint}; {on_kaggle}", **error.fields) from None
         raise
 
 
-def _resumed(desk: Desk, resume: str | bool) -> Run | None:
+def _resumed(context: AppContext, resume: str | bool) -> Run | None:
     """The earlier run to go on from. Raises NoInputError."""
     if not resume:
         return None
     if isinstance(resume, str):
-        return runs.load(desk.root, resume)
+        return run_store.load(context.root, resume)
     on = kaggle.session(os.environ)
-    found = previous.restore(on.input, desk.root) if on else next(iter(runs.load_all(desk.root)), None)
-    where = f"under {on.input}" if on else f"in {desk.root}"
-    desk.say(f"going on from {found.name}" if found else f"no earlier run {where}: it starts from the beginning")
+    found = restore(on.input, context.root) if on else next(iter(run_store.load_all(context.root)), None)
+    where = f"under {on.input}" if on else f"in {context.root}"
+    context.emit(f"going on from {found.name}" if found else f"no earlier run {where}: it starts from the beginning")
     return found
 
 
-def _tell(desk: Desk, record: Run, state: RunStatus) -> None:
+def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
     """The last lines, and on Kaggle the one that ddpctl on a laptop reads."""
     outcome = state.outcome
-    desk.say(f"run {record.name} {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}")
+    context.emit(f"run {record.name} {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}")
     if state.code:
-        desk.say(f"  logs         {record.logs_at}")
-    desk.say(f"  checkpoints  {record.checkpoint_dir}")
+        context.emit(f"  logs         {record.logs_at}")
+    context.emit(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
-        desk.say("  go on with   launch(..., resume=True), on Kaggle with this version's output among the inputs")
+        context.emit("  go on with   launch(..., resume=True), on Kaggle with this version's output among the inputs")
     on = kaggle.session(os.environ)
     if on and on.batch and outcome:
-        desk.say(OUTCOME + json.dumps({"code": outcome.code, "cause": outcome.cause, "message": outcome.message}))
+        context.emit(OUTCOME + json.dumps({"code": outcome.code, "cause": outcome.cause, "message": outcome.message}))
 
 
 def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
@@ -216,7 +219,7 @@ def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
     rank = outcome.rank if outcome else None
     story = calls / FAILURE.format(rank=rank) if calls and rank is not None else None
     if story is not None and story.exists():
-        raise _as_told(pickle.loads(story.read_bytes()), rank, int(state.code))  # noqa: S301 (our own rank wrote it)
+        raise _rank_error(pickle.loads(story.read_bytes()), rank, int(state.code))  # noqa: S301 (our own rank wrote it)
     last = ""
     if rank is not None and outcome is not None:
         log = Path(record.folder) / node_name(outcome.node or 0) / rank_log(rank)
@@ -224,7 +227,7 @@ def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
     raise RankError(state.message, rank=rank, code=int(state.code), traceback=last)
 
 
-def _as_told(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
+def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
     """The error with the rank's own as its cause."""
     where = f"{story['cell']}, line {story['line']}"
     error = RankError(
@@ -246,3 +249,129 @@ def _as_told(story: Mapping[str, Any], rank: int | None, code: int) -> RankError
 def _result(calls: Path) -> Any:
     file = calls / RESULT
     return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301 (rank 0 wrote it)
+
+
+# The run in the cell until it has ended: its log as it grows, its curve, and what an interruption does. The log is read
+# from the node's file: what a process prints to its own stdout is not the cell's.
+
+
+class Tail:
+    """What is new at the end of a file, in whole lines."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._part = path, ""
+        self._file: IO[str] | None = None
+
+    def lines(self) -> list[str]:
+        """The lines since the last call."""
+        if self._file is None:
+            with suppress(OSError):
+                self._file = self._path.open(errors="replace")
+        if self._file is None:
+            return []
+        *whole, self._part = (self._part + self._file.read()).split("\n")
+        return whole
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file is not None:
+            self._file.close()
+
+
+def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
+    """Show it to its end; how it ended, and whether the cell was interrupted."""
+    node = Path(run.folder) / run_files.node_name(0)
+    tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run)
+    progress = Progress(node / run_files.NODE, screen())
+    checked, interval_s = time.monotonic(), ALIVE_CHECK_S
+    state = None
+    while state is None:
+        try:
+            _print_lines(tail.lines())
+            progress.update()
+            if (node / run_files.OUTCOME).exists() or time.monotonic() - checked > interval_s:
+                checked, interval_s = time.monotonic(), min(2 * interval_s, ALIVE_CHECK_SELDOM_S)
+                (found,) = launcher.status(context, (run,))
+                state = found if found.ended else None
+            if state is None:
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            _stop(stopper)
+    _print_lines(tail.lines())
+    tail.close()
+    progress.close()
+    return state, bool(stopper.times)
+
+
+def _print_lines(lines: list[str]) -> None:
+    for line in lines:
+        print(line, flush=True)
+
+
+def _stop(stopper: launcher.Stopper) -> None:
+    """Hand on an interruption, and those that come while it is seen to."""
+    while True:
+        try:
+            return stopper()
+        except KeyboardInterrupt:
+            continue
+
+
+# Previous runs: an earlier version's output among a Kaggle session's inputs is read-only, so the run is copied to where
+# runs are, and resumed from there like any other.
+
+
+def restore(top: Path, root: Path) -> Run | None:
+    """Copy the newest run under ``top`` to ``root``, where runs are; None: none is there. Raises CannotWriteError."""
+    found = max(_records(top), key=_created, default=None)
+    if found is None:
+        return None
+    try:
+        source = json.loads((found / RECORD).read_text())
+        first = PurePath(source["checkpoint_dir"]).parent.name  # its own folder, or that of the run that it resumed
+        for name in dict.fromkeys((first, found.name)):
+            _copy(found.parent / name, root / name)
+    except OSError as error:
+        raise CannotWriteError(f"cannot copy {found} to {root}: {error.strerror or error}") from None
+    return replace(run_store.load(root, found.name, whole=True), checkpoint_dir=str(root / first / CHECKPOINTS))
+
+
+def _copy(source: Path, target: Path) -> None:
+    """What a resumed run needs of a former one."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in (RECORD, CHECKPOINTS):
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, dirs_exist_ok=True, copy_function=shutil.copyfile)
+        elif (source / name).exists():
+            shutil.copyfile(source / name, target / name)
+
+
+def _records(top: Path) -> Iterator[Path]:
+    """Folders of runs, not deep below ``top``."""
+    level = [top]
+    for _ in range(MAX_DEPTH):
+        below: list[Path] = []
+        for parent in level:
+            with suppress(OSError), os.scandir(parent) as entries:
+                below += [Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] != "."]
+        yield from (path for path in below if (path / RECORD).is_file())
+        level = below
+
+
+def _created(folder: Path) -> float:
+    try:
+        return float(json.loads((folder / RECORD).read_text())["created"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
+def fresh(folder: Path) -> Path:
+    """A new folder that nobody else reads."""
+    return Path(tempfile.mkdtemp(dir=folder))
+
+
+def remove(folder: Path) -> None:
+    """Take a folder away, and its parent if nothing is left in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):
+        folder.parent.rmdir()

@@ -1,21 +1,21 @@
-"""The kinds of target: where a job's nodes may run. One file each, and one line in the registry below.
+"""The kinds of target: where a job's nodes may run. One package each, and one line in the registry below.
 
-A target touches nothing: its verbs are generators of commands (``ddpctl.command``), its answers are values.
+A target performs nothing: its verbs are generators of commands (``ddpctl.command``), its answers are values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal
 
 from ddpctl.command import Verb
-from ddpctl.errors import ConfigError
-from ddpctl.fields import fields_of
-from ddpctl.footprint import Footprint
-from ddpctl.look import Look, Seen
-from ddpctl.plan import Plan
-from ddpctl.run import Run, RunStatus
-from ddpctl.words import quote
+from ddpctl.errors import ConfigError, NoInputError
+from ddpctl.launch_plan import Plan
+from ddpctl.node_probe import Probe, ProbeResult
+from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.spec import fields_of
+from ddpctl.text import quote
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Submission:
     """What a target has to say of a job that it started."""
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
-    note: str = ""  # one line that a person should know: what was decided for them
+    note: str = ""  # one line that a user should know: what was decided for them
     table: tuple[str, ...] = ()  # what was found out about each machine, as lines
     checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
 
@@ -47,88 +47,98 @@ class LogQuery:
         )
 
 
-class Target(Protocol):
-    """What every kind of target does."""
+def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
+    """The error of a query for a node or a rank that the run has not; ``yet``: or that has said nothing so far."""
+    nodes, ranks = run.job.max_nodes, run.job.max_nodes * run.job.gpus
+    return NoInputError(
+        f"{run.name} has no such log{' yet' if yet else ''}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}"
+    )
 
+
+Capability = Literal[
+    "discovery",  # its runs' nodes serve their metrics at addresses that they write into their files
+    "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` reach
+    "pull",  # what its runs write is fetched with `ddpctl pull`
+    "queue",  # its runs wait in a queue before their nodes start
+    "stop",  # ddpctl can stop its runs
+    "suspend",  # a run can be suspended and resumed
+]
+
+
+class Target(ABC):
+    """One kind of target, with its options. A verb that a kind does not have raises ConfigError."""
+
+    kind: ClassVar[str]
+    capabilities: ClassVar[frozenset[Capability]]
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+    @abstractmethod
     def render(self, plan: Plan) -> str:
-        """A spec that runs the job as it stands, without ddpctl."""
+        """Return a spec that runs the job as it stands, without ddpctl."""
 
+    @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Start the job; ``attached``: it is to end when this ddpctl ends."""
 
+    @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """How runs of this target fare, in the same order. ``now``: seconds since the epoch."""
+        """Return the status of runs of this target, in the same order. ``now``: seconds since the epoch."""
 
+    @abstractmethod
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print a run's logs."""
 
-    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
-        """What every node's endpoint and folder say, by node."""
-
+    @abstractmethod
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
-        """Let a run save and stop within its grace, or kill it; whether nothing of it is left after the wait."""
+        """Let a run save and stop within its grace, or kill it; return whether nothing of it is left after the wait."""
+
+    def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
+        """Return what every node's endpoint and folder say, by node."""
+        raise self._cannot(run, "show a run while it goes on")
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command where a node runs: its exit code. ``tty``: the terminal is its own; no arguments: a shell."""
+        """Run a command where a node runs; return its exit code. ``tty``: with the terminal. No ``argv``: a shell."""
+        raise self._cannot(run, "run a command where a node runs")
 
-
-@runtime_checkable
-class Suspending(Protocol):
-    """What a target does besides, if it can let a run rest."""
-
-    def suspend(self, run: Run) -> Verb[None]:
-        """End the nodes, which save first, and keep the run."""
-
-    def resume(self, run: Run) -> Verb[None]:
-        """Let a suspended run have nodes again."""
-
-
-@runtime_checkable
-class Leaving(Protocol):
-    """What a target does besides, if its runs leave folders that are not that of their record."""
-
-    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
-        """Take away what an ended run has left where it ran; with ``look`` only measure it. Raises DdpctlError."""
-
-
-@runtime_checkable
-class Rehearsing(Protocol):
-    """What a target does besides, if a dry run can show more than its submit would come to."""
-
-    def rehearse(self, plan: Plan) -> Verb[Submission]:
-        """What ``submit`` would run, also where the machines are not ready, which is raised when all is shown."""
-
-
-@runtime_checkable
-class Expecting(Protocol):
-    """What a target does besides, if the spec that it renders counts on a script in the project's folder."""
+    def dry_run(self, plan: Plan) -> Verb[Submission]:
+        """Yield what ``submit`` would run. Where the machines are not ready, that is raised when all is shown."""
+        return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """Look whether it is there, by the rule of a launch. Raises NoInputError."""
-
-
-@runtime_checkable
-class Pulling(Protocol):
-    """What a target does besides, if what its runs write can only be fetched through it."""
-
-    def pull(self, run: Run, into: str) -> Verb[None]:
-        """Fetch it into a folder of this machine."""
-
-
-@runtime_checkable
-class Outliving(Protocol):
-    """What a target does besides, if it cannot stop a run: Ctrl-C lets go of it."""
-
-    def farewell(self, run: Run) -> str:
-        """That it goes on, and where a person stops it."""
-
-
-@runtime_checkable
-class Filing(Protocol):
-    """What a target does besides, if its spec is several files, or holds files of the project."""
+        """See that what the rendered spec refers to is in the project's folder. Raises NoInputError."""
+        yield ()
 
     def files(self, plan: Plan) -> Verb[dict[str, str]]:
-        """The spec's files: name → text."""
+        """Return the spec's files, name → text, where it is several; none: ``render`` is all."""
+        yield ()
+        return {}
+
+    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
+        """Remove what an ended run has left outside its record's folder; with ``dry_run`` only measure it."""
+        yield ()
+        return ()
+
+    def pull(self, run: Run, into: str) -> Verb[None]:
+        """Fetch what a run has written into a folder of this machine. Of the capability "pull"."""
+        where = run.checkpoint_dir if run.elsewhere else run.folder
+        raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
+
+    def suspend(self, run: Run) -> Verb[None]:
+        """End the nodes, which save first, and keep the run. Of the capability "suspend"."""
+        raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
+
+    def resume(self, run: Run) -> Verb[None]:
+        """Start the nodes of a suspended run again. Of the capability "suspend"."""
+        raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
+
+    def exit_message(self, run: Run) -> str:
+        """Return how a user stops a run, where ddpctl cannot: without the capability "stop"."""
+        raise NotImplementedError
+
+    def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
+        return ConfigError(f"{run.name}: a target of kind {self.kind} cannot {what}", hint=hint)
 
 
 # kind → (module, options dataclass, target class): imported when it is used.
@@ -178,8 +188,17 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
     return cls(**values)
 
 
+def capabilities(kind: str) -> frozenset[Capability]:
+    """What a kind can do besides the verbs that every kind has."""
+    return _type(kind).capabilities
+
+
 def make(kind: str, options: Any) -> Target:
     """The target of that kind, with its options dataclass."""
+    return _type(kind)(options)
+
+
+def _type(kind: str) -> type[Target]:
     module, _, target = _KINDS[kind]
-    made: Target = getattr(import_module(module), target)(options)
-    return made
+    found: type[Target] = getattr(import_module(module), target)
+    return found

@@ -5,24 +5,27 @@ side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as
 """
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import PurePath
-from typing import Annotated
+from typing import Annotated, Any
 
-from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
-from ddpctl.local_script import LOOPBACK, render_script
-from ddpctl.look import TIMEOUT_S, Look, Seen
-from ddpctl.plan import Plan, contract, counted, ddprun_args, script_of
-from ddpctl.run import Run, RunStatus, fold, report_of
-from ddpctl.script import find_script
+from ddpctl.command import NO_GPU, TIMED_OUT, Command, Output, Verb
+from ddpctl.errors import CannotWriteError, ConfigError, UnavailableError
+from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, find_script, look_for_script, title
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
+from ddpctl.run_store import Run, RunStatus, fold_nodes, node_report
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
-from ddpctl.targets import LogQuery, Submission
-from ddpwire import folder, names
+from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.text import one_line
+from ddpwire import names, run_files
 from ddpwire.exits import Exit
-from ddpwire.targets import TARGETS
+from ddpwire.machine import MIG, visible_devices
+from ddpwire.run_files import TARGETS
 
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
@@ -32,6 +35,7 @@ GPU_PROBES = (
     Command(argv=("printenv", "CUDA_VISIBLE_DEVICES"), probe=True),
     Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
 )
+LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +47,14 @@ class LocalOptions:
     ] = ""
 
 
-class LocalTarget:
+class LocalTarget(Target):
     """Nodes as processes of this machine."""
 
+    kind = "local"
+    capabilities = frozenset[Capability]({"stop"})
+
     def __init__(self, options: LocalOptions) -> None:
-        self.options = options
+        super().__init__(options)
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
@@ -62,15 +69,16 @@ class LocalTarget:
         """Look what this machine has, choose the port, start one ddprun a node."""
         job = plan.job
         yield from read_secrets(job)  # they are in the environment that a node inherits, or it is an error
-        visible, listing, torch, port, *script = yield self._probes(plan)
+        gpu_probes = () if job.device == "cpu" else GPU_PROBES
+        answers = yield (*gpu_probes, *self._probes(plan))
+        torch, port, *script = answers[len(gpu_probes) :]
         if torch.returncode:
-            raise UnavailableError(_no_torch(self._python, torch))
-        if script and script[0].returncode:
-            raise NoInputError(f"{script_of(job.command)}: no such script in {plan.cwd}")
+            raise _no_torch(self._python, torch)
+        check_script(plan, *script)
         if port.returncode:
-            raise UnavailableError(_last_line(port, "no free port"))
-        gpus = share_gpus(job, gpus_of(visible, listing))
-        number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
+            raise UnavailableError(port.last_line("no free port"))
+        gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
+        number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
         yield tuple(
             Command(
                 argv=(self._python, "-P", "-m", "ddprun", *ddprun_args(plan)),
@@ -85,7 +93,7 @@ class LocalTarget:
                 },
                 cwd=plan.cwd,
                 mode="background",
-                output=str(PurePath(plan.run_dir) / folder.node_name(node) / folder.NODE_LOG),
+                output=str(PurePath(plan.run_dir) / run_files.node_name(node) / run_files.NODE_LOG),
                 tether=attached,
             )
             for node in range(job.max_nodes)
@@ -99,15 +107,13 @@ class LocalTarget:
 
     def _probes(self, plan: Plan) -> tuple[Command, ...]:
         want = ("--want", str(plan.job.port)) if plan.job.port else ()
-        script = script_of(plan.job.command)
         find_torch = (
             "import importlib.util as u; raise SystemExit(not (u.find_spec('torch') and u.find_spec('ddprun')))"
         )
         return (
-            *GPU_PROBES,
             Command(argv=(self._python, "-c", find_torch), probe=True),
             Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
-            *((Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),) if script else ()),
+            *look_for_script(plan),
         )
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -115,12 +121,12 @@ class LocalTarget:
         dirs = tuple(path for run in runs for path in node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
         if shown.returncode:
-            raise UnavailableError(f"cannot ask the nodes: {_last_line(shown, 'nodectl failed')}")
-        lines = iter(shown.stdout.splitlines())
+            raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
+        answers = _answers(shown, len(dirs))
         return tuple(
-            fold(
+            fold_nodes(
                 run.name,
-                tuple(report_of(node, json.loads(next(lines))) for node in range(run.job.max_nodes)),
+                tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes)),
                 young=now - run.created < YOUNG_S,
             )
             for run in runs
@@ -134,23 +140,20 @@ class LocalTarget:
         argv = (self._python, "-P", "-m", "ddprun.nodectl", "logs", *options, run.folder)
         (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
         if done.returncode == Exit.NO_INPUT:
-            last = run.job.max_nodes * run.job.gpus - 1
-            raise NoInputError(
-                f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
-            )
+            raise no_such_log(run)
         if done.returncode == Exit.CANNOT_WRITE:
             raise CannotWriteError("")  # nodectl has said it
 
-    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+    def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask nodectl: it reads the nodes' folders, and fetches."""
-        options = ["--metrics"] if look.metrics else []
-        options += [f"--file={name}" for name in look.files]
-        argv = ("look", "--bytes", str(look.max_bytes), *options, *node_dirs(run))
+        options = ["--metrics"] if probe.metrics else []
+        options += [f"--file={name}" for name in probe.files]
+        argv = ("look", "--bytes", str(probe.max_bytes), *options, *node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", *argv), timeout_s=TIMEOUT_S),)
         if shown.returncode:
-            raise UnavailableError(f"cannot ask the nodes: {_last_line(shown, 'nodectl failed')}")
-        answers = map(json.loads, shown.stdout.splitlines())
-        return tuple(Seen(node=node, **answer) for node, answer in enumerate(answers))
+            raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
+        answers = _answers(shown, run.job.max_nodes)
+        return tuple(ProbeResult(node=node, **answer) for node, answer in enumerate(answers))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun and wait until none is alive."""
@@ -159,8 +162,8 @@ class LocalTarget:
         command = Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
         (done,) = yield (command,)
         if done.returncode:
-            raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'nodectl failed')}")
-        return not any(json.loads(line)["alive"] for line in done.stdout.splitlines())
+            raise UnavailableError(f"cannot stop {run.name}: {done.last_line('nodectl failed')}")
+        return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run it in the run's project folder, with the run's variables; every node is this machine."""
@@ -170,13 +173,29 @@ class LocalTarget:
         return done.returncode
 
 
+def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
+    """Return nodectl's answers, one JSON line each; other lines are those of a wrapper around Python.
+
+    Raises UnavailableError where there are not ``count`` of them.
+    """
+    answers = []
+    for line in output.stdout.splitlines():
+        with suppress(ValueError):
+            if isinstance(answer := json.loads(line), dict):
+                answers.append(answer)
+    if len(answers) != count:
+        shown = one_line(output.stdout.strip()[:60]) or output.last_line("nothing")
+        raise UnavailableError(f"ddprun.nodectl has not answered as it should: {shown}", hint="is 'python' a Python?")
+    return iter(answers)
+
+
 def _plan(run: Run) -> Plan:
     return Plan(run=run.name, job=run.job, cwd=run.cwd, run_dir=run.folder, checkpoint_dir=run.checkpoint_dir)
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:
     """The folders of a run's nodes, by node."""
-    return tuple(str(PurePath(run.folder) / folder.node_name(node)) for node in range(run.job.max_nodes))
+    return tuple(str(PurePath(run.folder) / run_files.node_name(node)) for node in range(run.job.max_nodes))
 
 
 def find_gpus() -> Verb[tuple[str, ...]]:
@@ -186,33 +205,156 @@ def find_gpus() -> Verb[tuple[str, ...]]:
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """The GPUs of this machine: what CUDA_VISIBLE_DEVICES leaves, else nvidia-smi's list."""
+    """The GPUs of this machine: what CUDA_VISIBLE_DEVICES leaves, else nvidia-smi's list.
+
+    Raises UnavailableError where that is unknown: nvidia-smi is there and failed.
+    """
     if visible.returncode == 0:
-        return tuple(part.strip() for part in visible.stdout.split(",") if part.strip() not in ("", "-1"))
-    return tuple(listing.stdout.split()) if listing.returncode == 0 else ()
+        return visible_devices(visible.stdout.rstrip("\n"))
+    if listing.returncode not in (0, *NO_GPU):
+        words = one_line(listing.last_line(listing.stdout.strip()))
+        raise UnavailableError(f"nvidia-smi failed: {words}", hint="mend the driver, or --device cpu for CPU ranks")
+    lines = listing.stdout.splitlines() if listing.returncode == 0 else ()
+    return tuple(line.strip() for line in lines if line.startswith(("GPU-", MIG)))  # it may also print warnings
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Each node's own GPUs; empty: CPU ranks. Raises ConfigError when there are too few."""
+    """Each node's own GPUs; empty: CPU ranks.
+
+    Raises ConfigError for several ranks on MIG instances, and with the fields ``gpus_needed`` and ``gpus_found`` when
+    there are too few.
+    """
     need = job.max_nodes * job.gpus
     if job.device == "cpu" or (job.device == "auto" and not gpus):
         return ()
+    if need > 1 and gpus and gpus[0].startswith(MIG):
+        raise ConfigError(f"{_asked(job)}: {_ON_MIG}", hint="ask for one rank, or --device cpu for CPU ranks")
     if len(gpus) < need:
-        asked = f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
         insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
-            f"{insists}{asked}: {need} needed, this machine has {len(gpus) or 'none'}: "
-            "ask for fewer, or --device cpu for CPU ranks"
+            f"{insists}{_asked(job)}: {need} needed, this machine has {len(gpus) or 'none'}",
+            hint="ask for fewer, or --device cpu for CPU ranks",
+            gpus_needed=need,
+            gpus_found=len(gpus),
         )
     return tuple(gpus[node * job.gpus : (node + 1) * job.gpus] for node in range(job.max_nodes))
 
 
-def _no_torch(python: str, output: Output) -> str:
+_ON_MIG = "CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks"
+
+
+def _asked(job: JobSpec) -> str:
+    return f"{counted(job.max_nodes, 'node')} x {counted(job.gpus, 'GPU')}"
+
+
+def _no_torch(python: str, output: Output) -> UnavailableError:
+    """Why the ranks cannot be started with that Python, as far as its answer says."""
     if output.returncode == Exit.SCRIPT:
-        return f"{python} has no torch: install it with {python} -m pip install 'ddpctl[train]'"
-    return f"cannot run {python}: {_last_line(output, 'it failed')}: set the target's 'python' to one with torch"
+        return UnavailableError(
+            f"{python} has no torch", hint=f"install it with {python} -m pip install 'ddpctl[train]'"
+        )
+    if output.returncode == TIMED_OUT:
+        return UnavailableError(
+            f"{python} was asked whether it has torch: {output.last_line()}",
+            hint="launch again when there is less load",
+        )
+    return UnavailableError(
+        f"cannot run {python}: {output.last_line('it failed')}", hint="set the target's 'python' to one with torch"
+    )
 
 
-def _last_line(output: Output, otherwise: str) -> str:
-    lines = output.stderr.strip().splitlines()
-    return lines[-1] if lines else otherwise
+# The rendered spec: a bash script that needs no ddpctl
+
+
+_GPU_LINES = {
+    True: "# (this job's device is cpu)",
+    False: """\
+if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
+  kind='[[:space:]]*([0-9]+)'
+  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
+  IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
+  for entry in "${entries[@]}"; do
+    [[ $entry =~ ^$kind ]] || break
+    gpu=${BASH_REMATCH[1]}
+    if [[ " ${gpus[*]} " == *" $gpu "* ]]; then
+      gpus=()
+      break
+    fi
+    gpus+=("$gpu")
+  done
+else
+  code=0
+  listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || code=$?
+  case $code in
+    0) mapfile -t gpus < <(grep -E '^(GPU|MIG)-' <<<"$listed") ;; # it may also print warnings
+    6 | 127) ;; # no device, no nvidia-smi
+    *)
+      echo "nvidia-smi failed: ${listed##*$'\\n'}: mend the driver, or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+      exit 69
+      ;;
+  esac
+fi""",
+}
+
+
+def render_script(plan: Plan, python: str) -> str:
+    """The job as a bash script that needs no ddpctl."""
+    job = plan.job
+    need = job.max_nodes * job.gpus
+    exports = {
+        **job.env,
+        names.NNODES: job.nodes,
+        names.NPROC_PER_NODE: str(job.gpus),
+        names.NODE_MASTER_ADDR: LOOPBACK,
+    }
+    if job.device != "auto":
+        exports[names.DEVICE] = job.device
+    lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())
+    port = str(job.port) if job.port else f"$({shlex.quote(python)} -P -m ddprun.nodectl port | tr -dc 0-9)"
+    return f"""\
+#!/usr/bin/env bash
+# {title(job)} on this machine: every node is a ddprun of its own on the loopback.
+# Rendered by ddpctl render; run it as it is. RUN_DIR says where logs and checkpoints go.
+set -euo pipefail
+
+{lines}
+{names.NODE_MASTER_PORT}={port}
+{names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
+export {names.NODE_MASTER_PORT} {names.RUN_DIR}
+mkdir -p "${names.RUN_DIR}"
+echo "logs and checkpoints: ${names.RUN_DIR}" >&2
+
+# Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
+gpus=()
+{_GPU_LINES[job.device == "cpu"]}
+if [[ {need} -gt 1 && ${{gpus[*]}} == MIG-* ]]; then
+  echo "{_asked(job)}: {_ON_MIG}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  exit {Exit.CONFIG:d}
+fi
+if ((${{#gpus[@]}} > 0 && ${{#gpus[@]}} < {need})); then
+  echo "{_asked(job)}: {need} needed, this machine has ${{#gpus[@]}}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  exit {Exit.CONFIG:d}
+fi
+
+pids=()
+trap 'kill -TERM "${{pids[@]}}" 2>/dev/null || true' TERM
+trap : INT # the terminal's Ctrl-C reaches the nodes by itself
+for ((node = 0; node < {job.max_nodes}; node++)); do
+  share=("${{gpus[@]:node * {job.gpus}:{job.gpus}}}")
+  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${{share[*]}}") {names.NODE_RANK}=$node \\
+    {shlex.quote(python)} -P -m ddprun {shlex.join(ddprun_args(plan))} &
+  pids+=("$!")
+done
+
+code=0
+for pid in "${{pids[@]}}"; do
+  status=0
+  wait "$pid" || status=$?
+  while kill -0 "$pid" 2>/dev/null; do # a trapped signal ends a wait early
+    status=0
+    wait "$pid" || status=$?
+  done
+  ((status == 0)) || code=$status
+done
+exit "$code"
+"""

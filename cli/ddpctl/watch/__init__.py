@@ -1,1 +1,1 @@
-"""Looks at a run: what its nodes told, as values for top, timeline and report. It knows no terminal and no page."""
+"""What the nodes of a run report, as values for top, timeline and report. Knows no terminal and no page."""

@@ -6,9 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-from ddptrain.input.batches import Preparation
+from ddptrain.data.augment import BatchBuilder
 
-batch = Preparation.batch
+batch = BatchBuilder.batch
 slow = Path(os.environ["SLOW"]) if os.environ["RANK"] == "3" else None
 
 
@@ -17,6 +17,6 @@ def paced(*args, **options):
     return batch(*args, **options)
 
 
-Preparation.batch = paced
+BatchBuilder.batch = paced
 sys.argv[0] = "ddptrain"
 runpy.run_module("ddptrain", run_name="__main__")

@@ -1,11 +1,11 @@
-"""What a person may set for a target of kind kaggle. Every value goes into a notebook or its metadata."""
+"""The options of a target of kind kaggle. Every value goes into a notebook or its metadata."""
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddpctl.plan import TRAINER, program
+from ddpctl.launch_plan import TRAINER, program
 from ddpctl.secrets import exposed
 from ddpctl.spec import Doc, JobSpec, Rule
 from ddpwire import kaggle

@@ -1,23 +1,25 @@
-"""The verbs of the target kaggle: what the official client is asked for, in which order.
+"""The verbs of the target kaggle: what the official client is asked for, in which order, and what its answers mean.
 
 Credentials are the client's own affair. It can push, ask, print and fetch; it cannot stop a session.
 """
 
+import json
+import re
 import sys
+from dataclasses import dataclass
 from pathlib import PurePath
 
-from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.plan import Plan, script_of
-from ddpctl.run import Run, RunStatus
-from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.kaggle import cells
-from ddpctl.targets.kaggle.answers import read_push, read_status, read_user, with_log
-from ddpctl.targets.kaggle.cells import Cargo
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.launch_plan import Plan, script_of
+from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.targets import Capability, LogQuery, Submission, Target
+from ddpctl.targets.kaggle import notebook as kaggle_notebook
+from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
-from ddpctl.targets.kaggle.refusals import refusal
-from ddpctl.words import either
-from ddpwire import folder, kaggle
+from ddpctl.text import either, one_line
+from ddpwire import kaggle, run_files
+from ddpwire.exits import Exit
 from ddpwire.version import __version__
 
 ASK_S = 60.0
@@ -25,14 +27,19 @@ PUSH_S = 300.0
 PULL_S = 3600.0
 WAIT_S = 15  # between two looks at a session that waits, or has not ended with its log
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
-_PRINT = 'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.kaggle_log "$@"'
+_PRINT = (
+    'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
+)
+PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
 
 
-class KaggleTarget:
+class KaggleTarget(Target):
     """Versions of private notebooks."""
 
-    def __init__(self, options: KaggleOptions) -> None:
-        self.options = options
+    kind = "kaggle"
+    capabilities = frozenset[Capability]({"pull"})
+
+    options: KaggleOptions
 
     def render(self, plan: Plan) -> str:
         """The notebook, of a job that needs no file. Raises ConfigError for one that does."""
@@ -42,34 +49,38 @@ class KaggleTarget:
                 f"{either(needed, 'and')} {travel} in the notebook, and {are} read when it is written: "
                 "ddpctl render --target kaggle --out FOLDER"
             )
-        return cells.notebook(plan, Cargo())
+        return kaggle_notebook.notebook(plan, Cargo())
 
     def files(self, plan: Plan) -> Verb[dict[str, str]]:
         """The notebook and its metadata, as ``kaggle kernels push`` takes them: name → text."""
         owner = self.options.owner or (yield from self._user())
         cargo = yield from self._load(plan)
         return {
-            cells.notebook_file(plan.run): cells.notebook(plan, cargo),
-            cells.METADATA: cells.metadata(plan, self.options, owner),
+            kaggle_notebook.notebook_file(plan.run): kaggle_notebook.notebook(plan, cargo),
+            kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Write both beside the run's record, and push them."""
         del attached  # a session goes on without this ddpctl in any case
-        owner = self.options.owner or (yield from self._user())
-        cargo = yield from self._load(plan)
+        try:
+            owner = self.options.owner or (yield from self._user())
+            cargo = yield from self._load(plan)
+        except DdpctlError as error:
+            raise NotStartedError(error) from None
         where = str(PurePath(plan.run_dir) / "kaggle")
         texts = (
-            (cells.notebook_file(plan.run), cells.notebook(plan, cargo)),
-            (cells.METADATA, cells.metadata(plan, self.options, owner)),
+            (kaggle_notebook.notebook_file(plan.run), kaggle_notebook.notebook(plan, cargo)),
+            (kaggle_notebook.METADATA, kaggle_notebook.metadata(plan, self.options, owner)),
         )
         written = yield tuple(
             Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts
         )
-        if any(output.returncode for output in written):
-            raise UnavailableError(f"cannot write {where}: {_last(written)}")
+        for output in written:
+            if output.returncode:
+                raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a word')}")
         limit = ("--timeout", str(plan.job.time_limit_s)) if plan.job.time_limit_s else ()
-        kernel = f"{owner}/{cells.slug_of(plan.run)}"
+        kernel = f"{owner}/{kaggle_notebook.slug_of(plan.run)}"
         url = f"https://www.kaggle.com/code/{kernel}"
         (pushed,) = yield (
             Command(
@@ -78,24 +89,22 @@ class KaggleTarget:
                 placeholder=f"Kernel version 1 successfully pushed.  Please check progress at {url}\n",
             ),
         )
-        if why := refusal(pushed, f"push {kernel}"):
-            why.nothing_started = True
-            raise why
+        if why := kaggle_error(pushed, f"push {kernel}"):
+            raise NotStartedError(why)
         done = read_push(pushed.stdout)
         return Submission(
             handle={"kernel": kernel, "version": done.version, "url": done.url, "logs": done.url},
             note=f"version {done.version} of {kernel}",
             table=done.without,
-            checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{folder.CHECKPOINTS}",
+            checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
         )
 
     def _user(self) -> Verb[str]:
         """Whom the client is logged in as. Raises UnavailableError."""
-        (said,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
-        if why := refusal(said, "ask the kaggle client for its user"):
-            why.nothing_started = True
+        (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
+        if why := kaggle_error(output, "ask the kaggle client for its user"):
             raise why
-        owner = read_user(said.stdout)
+        owner = read_user(output.stdout)
         if owner is None:
             raise UnavailableError("the kaggle client is not logged in: kaggle auth login, or set the target's `owner`")
         return owner
@@ -109,8 +118,10 @@ class KaggleTarget:
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
         for name, text in zip(names, texts, strict=True):
-            if text.returncode:
+            if text.returncode == 1:
                 raise NoInputError(f"{name}: no such file in {plan.cwd}")
+            if text.returncode:
+                raise UnavailableError(f"{name} in {plan.cwd} cannot be read: {text.last_line()}")
             if "\n%%" in f"\n{text.stdout}":
                 raise ConfigError(f"{name}: a line that begins with %% cannot travel in a notebook's cell")
         files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
@@ -119,7 +130,7 @@ class KaggleTarget:
         argv = (sys.executable, "-P", "-m", "ddpctl.own_wheel")
         (wheel,) = yield (Command(argv=argv, placeholder="<wheel>", timeout_s=ASK_S),)
         if wheel.returncode:
-            raise UnavailableError(f"cannot pack ddpctl's wheel: {_last((wheel,))}")
+            raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a word')}")
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -127,12 +138,14 @@ class KaggleTarget:
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_status(run) for run in asked)
-        found = {run.name: _read(run, answer) for run, answer in zip(asked, answers, strict=True)}
+        said = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
+        found = {run.name: _read(run, said[run.name]) for run in asked}
         ended = tuple(run for run in asked if found[run.name].state in ("succeeded", "failed"))
         logs = (yield tuple(_log(run) for run in ended)) if ended else ()
         for run, log in zip(ended, logs, strict=True):
             if log.returncode == 0:
-                found[run.name] = with_log(found[run.name], log.stdout)
+                explained = _FAILURE.search(said[run.name].stdout) is not None
+                found[run.name] = with_log(found[run.name], log.stdout, explained=explained)
         lost = "it was never pushed"
         return tuple(found.get(run.name) or RunStatus(run=run.name, state="lost", message=lost, code=1) for run in runs)
 
@@ -167,12 +180,12 @@ class KaggleTarget:
         """Nothing but the website stops a session. Raises UnavailableError, unless it was never pushed."""
         del kill, wait
         if run.handle:
-            raise UnavailableError(f"{run.name}: {self.farewell(run)}")
+            raise UnavailableError(f"{run.name}: {self.exit_message(run)}")
         yield ()
         return True
 
-    def farewell(self, run: Run) -> str:
-        """That it goes on, and where a person stops it."""
+    def exit_message(self, run: Run) -> str:
+        """That it goes on, and where a user stops it."""
         return (
             f"it goes on: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"
@@ -182,12 +195,11 @@ class KaggleTarget:
         """Fetch what the session wrote to its working folder, and its log. Raises DdpctlError."""
         argv = ("kaggle", "kernels", "output", str(run.handle["kernel"]), "--path", into, "--force")
         (done,) = yield (Command(argv=argv, timeout_s=PULL_S),)
-        if why := refusal(done, f"fetch the output of {run.handle['kernel']}"):
+        if why := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
             raise why
 
-    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
+    def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Nothing can be run in a session from outside. Raises ConfigError."""
-        del node, argv, tty
         raise ConfigError(f"{run.name}: nothing can be run in a Kaggle session from outside")
 
 
@@ -200,14 +212,226 @@ def _log(run: Run) -> Command:
 
 
 def _read(run: Run, answer: Output) -> RunStatus:
-    why = refusal(answer, f"ask for {run.handle['kernel']}")
+    why = kaggle_error(answer, f"ask for {run.handle['kernel']}")
     if why is None:
         return read_status(run.name, answer.stdout)
     if isinstance(why, NoInputError):
-        return RunStatus(run=run.name, state="lost", message=str(why), code=int(why.exit_code))
+        return RunStatus(run=run.name, state="lost", message=str(why), code=int(why.code))
     return RunStatus(run=run.name, state="unknown", message=str(why))
 
 
-def _last(outputs: tuple[Output, ...]) -> str:
-    lines = "\n".join(output.stderr for output in outputs).strip().splitlines()
-    return lines[-1] if lines else "it failed without a word"
+# The client's answers: Kaggle knows how its session fares, the log how the ranks ended
+
+
+# kagglesdk's KernelWorkerStatus, without its underscores; what older clients print differs in that and in case.
+STATES: dict[str, State] = {
+    "queued": "pending",
+    "newscript": "pending",
+    "running": "training",
+    "complete": "succeeded",
+    "error": "failed",
+    "cancelrequested": "stopping",
+    "cancelacknowledged": "stopped",
+}
+_STATUS = re.compile(r'has status "(?:\w+\.)?(\w+)"')
+_FAILURE = re.compile(r'^Failure message: "(.*)"$', re.MULTILINE | re.DOTALL)
+_PUSHED = re.compile(r"^Kernel version (\d+) successfully pushed\. +Please check progress at (\S+)$", re.MULTILINE)
+_INVALID = re.compile(r"^The following are not valid (.+?) and could not be added to the kernel: (.*)$", re.MULTILINE)
+_USER = re.compile(r"^- username: (\S+)$", re.MULTILINE)
+_OUTCOME = re.compile(r"^ddpctl outcome (\{.*\})$", re.MULTILINE)
+_RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
+
+# What Kaggle says of a session that it ended itself.
+_FAILURES = (
+    (r"memory", "the session ran out of memory: a smaller batch, or --input loader"),
+    (
+        r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)",
+        "the session's time was over before the notebook ended",
+    ),
+    (r"disk|space", "the session's disk is full: its working folder holds 20 GB"),
+    (r"requested cancel|cancell?ed", "it was cancelled on the website"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """What came of a push."""
+
+    version: str
+    url: str
+    without: tuple[str, ...]  # what was asked for and is not among the inputs, a line each
+
+
+def read_user(text: str) -> str | None:
+    """Whom ``kaggle config view`` names; None: nobody is logged in."""
+    match = _USER.search(text)
+    return match[1] if match and match[1] != "None" else None
+
+
+def read_push(text: str) -> Pushed:
+    """What ``kaggle kernels push`` printed. Raises DdpctlError."""
+    match = _PUSHED.search(text)
+    if match is None:
+        raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {text.strip()[:200]!r}")
+    without = tuple(
+        f"not among its inputs, since Kaggle knows no such {what}: {names}" for what, names in _INVALID.findall(text)
+    )
+    return Pushed(version=match[1], url=match[2], without=without)
+
+
+def read_status(run: str, text: str) -> RunStatus:
+    """What ``kaggle kernels status`` printed."""
+    match = _STATUS.search(text)
+    word = match[1] if match else ""
+    state = STATES.get(word.replace("_", "").lower(), "unknown")
+    failure = _FAILURE.search(text)
+    message = _explained(failure[1].strip()) if failure else _MESSAGES.get(state, f"Kaggle says: {text.strip()[:120]}")
+    code = {"succeeded": Exit.OK, "failed": Exit.SCRIPT, "stopped": Exit.SAVED_TERM}.get(state)
+    return RunStatus(run=run, state=state, message=message, code=None if code is None else int(code))
+
+
+_MESSAGES: dict[State, str] = {
+    "pending": "Kaggle has it in its queue",
+    "training": "its session runs",
+    "succeeded": "the notebook ran to its end",
+    "failed": "the notebook failed",
+    "stopping": "it is being cancelled",
+    "stopped": "it was cancelled on the website",
+}
+
+
+def _explained(failure: str) -> str:
+    words = " ".join(failure.split())
+    for pattern, sentence in _FAILURES:
+        if re.search(pattern, words, re.IGNORECASE):
+            return f"{sentence} (Kaggle: {words})"
+    return f"Kaggle: {words}"
+
+
+def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
+    """The status of a session that has ended, with what its log says; ``explained``: Kaggle has said why it failed."""
+    text = plain(log)
+    outcomes = _OUTCOME.findall(text)
+    if outcomes:
+        outcome = json.loads(outcomes[-1])
+        state: State = "succeeded" if outcome["code"] == 0 else "stopped" if outcome["cause"] == "stopped" else "failed"
+        if found.state == "stopped":
+            return found
+        return RunStatus(run=found.run, state=state, message=outcome["message"], code=int(outcome["code"]))
+    raised = _RAISED.findall(text)
+    if found.state == "failed" and raised and not explained:
+        return RunStatus(run=found.run, state="failed", message=f"the notebook failed: {raised[-1]}", code=found.code)
+    return found
+
+
+def plain(log: str) -> str:
+    """A session's log as text: the client prints it as Kaggle keeps it, a JSON list of parts."""
+    try:
+        parts = json.loads(log)
+        return "".join(str(part.get("data", "")) for part in parts)
+    except (ValueError, TypeError, AttributeError):
+        return log
+
+
+# Errors of the client or of Kaggle, each as one sentence with what to do. The client exits with 0 when a push is
+# refused ("Kernel push error: ..."), and with 1 and a word on stdout or stderr for all else. The words are those of
+# kaggle 2.2.4 and 2.2.5, and of Kaggle's servers as its users quote them.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownError:
+    """A pattern in what was said, and what it means."""
+
+    pattern: str
+    error: type[DdpctlError]
+    sentence: str  # {0} is the pattern's first group
+
+
+_KNOWN_ERRORS = (
+    KnownError(
+        pattern=r"Authentication required to call the Kaggle API|401 Client Error|Unauthenticated|Unauthorized",
+        error=UnavailableError,
+        sentence="the kaggle client is not logged in: kaggle auth login, or a token in ~/.kaggle/access_token",
+    ),
+    KnownError(
+        pattern=r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached",
+        error=UnavailableError,
+        sentence="this week's GPU hours are used up: kaggle quota says when they come back; --device cpu needs none",
+    ),
+    KnownError(
+        pattern=r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached",
+        error=UnavailableError,
+        sentence="{0} sessions of yours run already, which is the most: wait for one to end, or cancel it on its page",
+    ),
+    KnownError(
+        pattern=r"phone",
+        error=UnavailableError,
+        sentence="Kaggle gives GPUs and internet only to accounts with a verified phone number: "
+        "https://www.kaggle.com/settings",
+    ),
+    KnownError(
+        pattern=r"accelerator|machine.?shape|GPU (?:is )?not (?:allowed|available|supported)",
+        error=ConfigError,
+        sentence="Kaggle does not give this accelerator: `accelerator: NvidiaTeslaT4` in the target, or --device cpu",
+    ),
+    KnownError(
+        pattern=r"(?:Notebook|Kernel) not found",
+        error=NoInputError,
+        sentence="Kaggle finds no such notebook of yours: is `owner` the user that the client is logged in as? "
+        "A notebook that was made on the website must be saved there once",
+    ),
+    KnownError(
+        pattern=r"409 Client Error|title (?:is )?already in use|^Conflict$",
+        error=ConfigError,
+        sentence="a notebook of that title is there already: give the run another --name",
+    ),
+    KnownError(
+        pattern=r"429 Client Error|rate limited|Too Many Requests",
+        error=UnavailableError,
+        sentence="Kaggle has been asked too often: wait a few minutes",
+    ),
+    KnownError(
+        pattern=r"problem on Kaggle's side|5\d\d Server Error|^Internal (?:server )?error",
+        error=UnavailableError,
+        sentence="Kaggle itself has a fault at present: try again later",
+    ),
+    KnownError(
+        pattern=r"Max retries exceeded|NameResolution|Failed to resolve|Connection refused|ConnectionError|timed out",
+        error=UnavailableError,
+        sentence="Kaggle cannot be reached from this machine: is there a network, or a proxy to name in HTTPS_PROXY?",
+    ),
+    KnownError(
+        pattern=r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$",
+        error=NoInputError,
+        sentence="the notebook is not there, or not yours: it may have been deleted on the website",
+    ),
+    KnownError(
+        pattern=r"403 Client Error|Forbidden|You don't have access|was denied",
+        error=UnavailableError,
+        sentence="Kaggle refuses it (403): the account may lack a verified phone number, a competition's rules may not "
+        "be accepted, or the token may not be allowed to",
+    ),
+    KnownError(
+        pattern=r"unrecognized arguments|invalid choice",
+        error=UnavailableError,
+        sentence="this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)",
+    ),
+)
+
+
+def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
+    """Why the client could not do it; None: it could."""
+    pushed = PUSH_ERROR.search(output.stdout)
+    if output.returncode == 0 and pushed is None:
+        return None
+    if output.returncode == NOT_FOUND:
+        return UnavailableError("no kaggle client here: pip install kaggle, then kaggle auth login")
+    if output.returncode == TIMED_OUT:
+        return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
+    text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
+    for known in _KNOWN_ERRORS:
+        if match := re.search(known.pattern, text, re.IGNORECASE | re.MULTILINE):
+            group = next(iter(match.groups()), None) or "as many"
+            return known.error(f"cannot {doing}: {known.sentence.format(group)}")
+    lines = text.strip().splitlines()
+    return UnavailableError(f"cannot {doing}: kaggle says: {one_line(lines[0]) if lines else 'nothing'}")

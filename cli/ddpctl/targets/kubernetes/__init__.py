@@ -1,7 +1,9 @@
-"""The target ``kubernetes``: a PyTorchJob, a TrainJob or an Indexed Job, by the person's own kubectl.
+"""The target ``kubernetes``: a PyTorchJob, a TrainJob or an Indexed Job, by the user's own kubectl.
 
-A node is a pod; the rooms beside this one write it down (pod, workloads), refuse what a cluster would swallow
-(refusals), and say of a cluster's answers what they mean (answers, reasons, status).
+A node is a pod. ``options`` what a user may set, and what is checked before anything is sent · ``pod`` the pod template
+· ``manifests`` the workloads and the objects beside them · ``kubectl`` its command lines and errors, and the choice of
+a cluster · ``status`` what pods and jobs report · ``project`` and ``log_follower`` programs of their own · ``target``
+the verbs.
 """
 
 from ddpctl.targets.kubernetes.options import KubernetesOptions

@@ -1,13 +1,22 @@
-"""kubectl's command lines: the person's own kubectl, with its contexts and whatever signs them in. Pure."""
+"""kubectl: its command lines, its errors, and the choice of cluster, namespace and workload. Pure."""
 
 import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ddpctl.command import Command, Output
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
+from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
+from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.text import one_line, quote
 
 TIMEOUT_S = 60.0
 REQUEST_TIMEOUT = "--request-timeout=30s"
+_Make = Callable[[re.Match[str]], str]
+_SCHEMA = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
+_SINCE_2_2 = "runtimePatches"  # 2.0 had podSpecOverrides, 2.1 podTemplateOverrides
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,3 +83,196 @@ def items(output: Output) -> list[dict[str, Any]]:
     answer = json.loads(output.stdout)
     found: list[dict[str, Any]] = answer.get("items", []) if answer["kind"].endswith("List") else [answer]
     return found
+
+
+# Errors: what kubectl prints when a cluster cannot be asked or refuses, as one sentence with what to do. The patterns
+# are those of kubectl 1.32 and Kubernetes 1.32 (tests/data/kubernetes/bad).
+
+
+_SLOW = "the cluster does not answer in time: is it up, is a VPN missing?"
+# The cluster cannot be asked at all.
+_AWAY: tuple[tuple[str, _Make], ...] = (
+    (
+        r"failed calling webhook \"([^\"]+)\"",
+        lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
+    ),
+    (r"error loading config file \"([^\"]+)\": (.*)", lambda m: f"{m[1]} is no configuration of kubectl: {m[2]}"),
+    (r"stat (\S+): no such file", lambda m: f"{m[1]}: there is no such configuration of kubectl"),
+    (
+        r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)",
+        lambda _: "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
+    ),
+    (
+        r"the server has asked for the client to provide credentials|Unauthorized",
+        lambda _: "the cluster does not know you (401): sign in again, as your cluster wants it",
+    ),
+    (
+        r"x509: (.*?)(?:;|$)",
+        lambda m: f"the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
+    ),
+    (
+        r"lookup (\S+?)(?: on \S+)?: no such host",
+        lambda m: f"the cluster's name {m[1]} is not known here: is a VPN missing?",
+    ),
+    (
+        r"The connection to the server (\S+) was refused",
+        lambda m: f"the cluster does not answer at {m[1]} (connection refused): is it up, is a VPN missing?",
+    ),
+    (
+        r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)",
+        lambda m: f"the cluster does not answer at {m[1]} ({m[2]}): is it up, is a VPN missing?",
+    ),
+    (r"context deadline exceeded|Client\.Timeout", lambda _: _SLOW),
+)
+
+# It was asked, and said no; or kubectl did, to what it was told.
+_REFUSED: tuple[tuple[str, _Make], ...] = (
+    (
+        r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
+        r"|cannot locate context \"?([^\"\s]+)",
+        lambda m: f"kubectl has no context {m[1] or m[2] or m[3]}: kubectl config get-contexts lists them",
+    ),
+    (
+        r"admission webhook \"([^\"]+)\" denied the request: (.*)",
+        lambda m: f"the operator refuses it ({m[1]}): {m[2]}",
+    ),
+    (
+        r"violates PodSecurity .*init-pytorch",
+        lambda _: (
+            "the namespace's Pod Security forbids the container init-pytorch, which the operator puts beside a Master: "
+            "master: false has none"
+        ),
+    ),
+    (
+        r"violates PodSecurity \"([^\"]+)\": (.*)",
+        lambda m: (
+            f"the namespace admits only pods of Pod Security {m[1]}: {m[2]}: profile restricted, no path of a "
+            "machine among the mounts, or another namespace"
+        ),
+    ),
+    (
+        r"exceeded quota: (\S+), requested: (\S+)=(\S+), used: \S+=(\S+), limited: \S+=(\S+)",
+        lambda m: (
+            f"the namespace's quota {m[1]} is used up: {m[2]}: {m[3]} asked for, {m[4]} used, {m[5]} allowed: "
+            "ask for less, or wait for other jobs"
+        ),
+    ),
+    (
+        r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?",
+        lambda m: (
+            f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: k8s/rbac.yaml is the Role "
+            "that ddpctl needs"
+        ),
+    ),
+    (r"namespaces \"([^\"]+)\" not found", lambda m: f"there is no namespace {m[1]}: kubectl create namespace {m[1]}"),
+    (
+        r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
+        r"|doesn't have a resource type \"(\w+)\"",
+        lambda m: f"the cluster has no {m[1] or m[3] or m[4]}: its operator is not installed; --kind job needs none",
+    ),
+    (r"\"([^\"]+)\" already exists", lambda m: f"{m[1]} is in the namespace already: choose another --name"),
+    (
+        r"no PriorityClass with name (\S+) was found",
+        lambda m: f"there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
+    ),
+    (r"strict decoding error: (.*)", lambda m: f"the cluster's version does not know it: {m[1]}"),
+    (r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)", lambda m: f"the cluster refuses it: {m[3]}"),
+    (r"\(NotFound\): (\S+) \"([^\"]+)\" not found", lambda m: f"there is no {m[2]} among the cluster's {m[1]}"),
+    (r"Error from server \((\w+)\): (.*)", lambda m: f"the cluster refuses it ({m[1]}): {m[2]}"),
+)
+
+
+def error_of(output: Output) -> DdpctlError:
+    """A command that failed, as an error: of the cluster that cannot be asked, or of what it was asked."""
+    if output.returncode == NOT_FOUND:
+        return UnavailableError("kubectl is not here: install it (https://kubernetes.io/docs/tasks/tools)")
+    if output.returncode == TIMED_OUT:
+        return UnavailableError(_SLOW)
+    text = "\n".join(line for line in output.stderr.splitlines() if not line.startswith("Warning: "))
+    for patterns, kind in ((_AWAY, UnavailableError), (_REFUSED, ConfigError)):
+        for pattern, make in patterns:
+            if match := re.search(pattern, text, re.M):
+                return kind(one_line(make(match)).strip())
+    lines = text.strip().splitlines()
+    return UnavailableError(one_line(f"kubectl failed: {lines[-1] if lines else f'exit code {output.returncode}'}"))
+
+
+def check(*outputs: Output) -> None:
+    """Raise what the first failed command says."""
+    for output in outputs:
+        if output.returncode:
+            raise error_of(output)
+
+
+# Discovery: which cluster, which namespace, and which workload runs the job there
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What runs the job, and why."""
+
+    workload: Workload
+    why: str
+
+
+def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
+    """kubectl, with its context and its namespace written out."""
+    asked = Kubectl(context=options.context, namespace=options.namespace)
+    (view,) = yield (asked.view(),)
+    if view.returncode == NOT_FOUND or (view.returncode and options.context):
+        error = error_of(view)
+        if isinstance(error, ConfigError):  # the context is not there
+            (listed,) = yield (Command(argv=("kubectl", "config", "get-contexts", "-o", "name"), probe=True),)
+            known = ", ".join(listed.stdout.split()) if listed.returncode == 0 else ""
+            raise ConfigError(f"context: kubectl has no {quote(options.context)}; there are: {known or 'none'}")
+        raise error
+    return asked.chosen(view)
+
+
+def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice]:
+    """The workload of the options, or the first that the cluster serves. Raises ConfigError, UnavailableError."""
+    if options.workload != "auto":
+        return (yield from _as_said(kubectl, WORKLOADS[options.workload]))
+    asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
+    answers = yield tuple(kubectl.raw(workload.api) for workload in asked)
+    served = {workload.word: _serves(workload, answer) for workload, answer in zip(asked, answers, strict=True)}
+    if served["pytorchjob"]:
+        return Choice(workload=WORKLOADS["pytorchjob"], why="the cluster has Kubeflow's training-operator")
+    if options.master:
+        raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: master: false")
+    if not served["trainjob"]:
+        return Choice(workload=WORKLOADS["job"], why="the cluster has no operator of Kubeflow's")
+    (schema,) = yield (kubectl.raw(_SCHEMA),)
+    if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
+        return Choice(workload=WORKLOADS["job"], why="the cluster's Kubeflow Trainer is older than 2.2")
+    return Choice(workload=WORKLOADS["trainjob"], why="the cluster has Kubeflow Trainer")
+
+
+def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
+    """The workload that was named; a cluster that cannot be asked now refuses a launch, and a dry run says it."""
+    (answer,) = yield (kubectl.raw(workload.api),)
+    if is_absent(answer):
+        raise ConfigError(f"the cluster has no {workload.kind}: its operator is not installed; --kind job needs none")
+    why = "as you said" if answer.returncode == 0 else f"as you said; the cluster was not asked: {error_of(answer)}"
+    return Choice(workload=workload, why=why)
+
+
+def workload_of(handle: Mapping[str, str]) -> Workload:
+    """The workload of a run that was started."""
+    return WORKLOADS[handle["workload"]]
+
+
+def _serves(workload: Workload, answer: Output) -> bool:
+    """Whether the API group has the resource. Raises what the cluster says where it cannot be asked."""
+    if is_absent(answer):
+        return False
+    if answer.returncode:
+        raise error_of(answer)
+    plural = workload.resource.partition(".")[0]
+    return any(one["name"] == plural for one in json.loads(answer.stdout).get("resources", ()))
+
+
+def is_absent(answer: Output) -> bool:
+    """Whether the cluster says that it has no such object or API."""
+    absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
+    return answer.returncode != 0 and absent

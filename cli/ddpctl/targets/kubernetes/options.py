@@ -1,23 +1,29 @@
-"""The options of a target of kind kubernetes: what a cluster wants to know and a job does not say. Touches nothing."""
+"""The options of a target of kind kubernetes, a job's mounts there, and the validation of both together. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.spec import Doc, JobSpec, Rule, check_env, check_size
+from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, size_bytes
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
-
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
-_TIME = re.compile(r"([1-9][0-9]*)([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DEFAULT_PROJECT = ("*.py",)
+RUNS = "/runs"  # the run's folder is in it
+WORKSPACE = "/workspace"
+Kind = Literal["pvc", "secret", "configmap", "path"]
+KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
+LONGEST = 63  # a DNS label: a pod's hostname, a Service
+LONGEST_WORD = 9  # what a run's name has beside its job's: -saffron
+OURS = ("/dev/shm", "/tmp")  # noqa: S108 -- paths in the container
+_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run")
 
 
 def is_object_name(name: str) -> bool:
@@ -100,16 +106,9 @@ def toleration(text: str) -> dict[str, str]:
     return spelled | ({"effect": effect} if effect else {})
 
 
-def check_time(text: str) -> str:
+def check_keep(text: str) -> str:
     """``1d``."""
-    if not _TIME.fullmatch(text):
-        raise ValueError("a whole number and s, m, h or d, such as 1d")
-    return text
-
-
-def seconds(text: str) -> int:
-    """``1d`` in seconds."""
-    return int(text[:-1]) * _SECONDS[text[-1]]
+    return check_time(text, example="1d")
 
 
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
@@ -155,7 +154,7 @@ class KubernetesOptions:
     keep: Annotated[
         str | None,
         Doc("How long the ended job and its logs are kept, such as 30d; null: until ddpctl stop."),
-        Rule(check_time),
+        Rule(check_keep),
     ] = "7d"
     scratch: Annotated[
         str | None,
@@ -224,7 +223,7 @@ class KubernetesOptions:
             "only a privileged namespace admits."),
     ] = "restricted"  # fmt: skip
     rdma_resource: Annotated[str, Doc("What the cluster calls an InfiniBand device."), Rule(check_key)] = "rdma/hca"
-    metrics_port: Annotated[int, Doc("The port of each node's metrics."), Ge(1024), Le(65535)] = 9500
+    metrics_port: Annotated[int, Doc("The port of each node's metrics."), Ge(1024), Le(MAX_PORT)] = 9500
     network_policy: Annotated[
         bool, Doc("Whether a NetworkPolicy keeps everybody but the run's own pods, and Prometheus, from its ports.")
     ] = True
@@ -237,6 +236,177 @@ class KubernetesOptions:
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """What a cluster would swallow, and that breaks as soon as it runs."""
-        from ddpctl.targets.kubernetes.refusals import problems
+        return find_problems(job, self)
 
-        return problems(job, self)
+
+# A job's mounts as Kubernetes' volumes: paths of the machine, claims, Secrets and ConfigMaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mount:
+    """One entry of a job's mounts."""
+
+    kind: Kind
+    source: str
+    path: str
+    read_only: bool
+
+
+def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
+    """The job's mounts; ``JobSpec`` and ``find_problems`` check them."""
+    mounts = []
+    for text in job.mounts:
+        source, path, *rest = text.split(":")
+        word, equals, name = source.partition("=")
+        kinds: dict[str, Kind] = {"pvc": "pvc", "secret": "secret", "configmap": "configmap"}
+        kind: Kind = kinds.get(word, "path") if equals else "path"
+        mounts.append(
+            Mount(
+                kind=kind,
+                source=source if kind == "path" else name,
+                path=str(PurePosixPath(path)),
+                read_only=bool(rest) or kind in ("secret", "configmap"),
+            )
+        )
+    return tuple(mounts)
+
+
+def is_claim(name: str) -> bool:
+    """Whether a claim, a Secret or a ConfigMap may be called so."""
+    return is_object_name(name)
+
+
+def holds(job: JobSpec, path: str) -> Mount | None:
+    """The mount that what is written to ``path`` goes to; the deepest of them."""
+    found = [mount for mount in mounts_of(job) if PurePosixPath(path).is_relative_to(mount.path)]
+    return max(found, key=lambda mount: len(PurePosixPath(mount.path).parts), default=None)
+
+
+def volume(name: str, mount: Mount) -> dict[str, Any]:
+    """The volume of a mount."""
+    sources: dict[Kind, dict[str, Any]] = {
+        "pvc": {"persistentVolumeClaim": {"claimName": mount.source}},
+        "secret": {"secret": {"secretName": mount.source, "defaultMode": 0o440}},
+        "configmap": {"configMap": {"name": mount.source}},
+        "path": {"hostPath": {"path": mount.source}},
+    }
+    return {"name": name, **sources[mount.kind]}
+
+
+def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
+    """Where the container has it."""
+    return {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
+
+
+# Validation: what the API server, a webhook or nobody refuses, and what breaks as soon as the job runs. Each is a key
+# of the file (``job.gpus``, ``target.restart``) and a sentence. A field by itself is checked by its rule; here stands
+# what only two of them together make wrong.
+
+
+def suffix(workload: str, max_nodes: int) -> int:
+    """How many characters a workload adds to the run's name for its longest pod."""
+    last = len(str(max_nodes - 1))
+    return last + {"trainjob": len("-node-0--xxxxx"), "job": len("--xxxxx")}.get(workload, len("-worker-"))
+
+
+def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
+    """Why this name is too long, if it is."""
+    most = LONGEST - suffix(workload, max_nodes)
+    if len(name) <= most:
+        return None
+    return (
+        f"{name!r} has {len(name)} characters: with the pods' own endings more than {LONGEST}, which no Service takes: "
+        f"at most {most}"
+    )
+
+
+def find_problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+    """All that is wrong, in the order of the file's keys."""
+    most = LONGEST - suffix(options.workload, job.max_nodes) - LONGEST_WORD
+    if len(job.name) > most:
+        yield (
+            "job.name",
+            f"{job.name!r} has {len(job.name)} characters, and with a run's word and the pods' own endings it may not "
+            f"have more than {LONGEST}: at most {most}",
+        )
+    yield from _of_sizes(job, options)
+    yield from _of_mounts(job)
+    yield from _of_workload(job, options)
+    yield from _of_variables(job, options)
+    for key in options.labels:
+        if key in _LABELS or key.startswith(("training.kubeflow.org/", "batch.kubernetes.io/", "jobset.sigs.k8s.io/")):
+            yield "target.labels", f"{key} is set by ddpctl or the cluster"
+
+
+def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+    if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
+        yield "job.shm", f"{job.shm} is more than the node's memory, {job.memory}, of which it is a part: ask for less"
+    if options.request_cpus and not job.cpus:
+        yield "target.request_cpus", "a reserve needs a limit: give the job's cpus as well"
+    elif options.request_cpus and job.cpus and options.request_cpus > job.cpus:
+        yield (
+            "target.request_cpus",
+            f"{options.request_cpus} is above the limit, the job's cpus, {job.cpus}: no pod would be made",
+        )
+    if options.request_memory and not job.memory:
+        yield "target.request_memory", "a reserve needs a limit: give the job's memory as well"
+    elif options.request_memory and job.memory and size_bytes(options.request_memory) > size_bytes(job.memory):
+        yield (
+            "target.request_memory",
+            f"{options.request_memory} is above the limit, the job's memory, {job.memory}: no pod would be made",
+        )
+
+
+def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:
+    paths: set[str] = set()
+    for mount in mounts_of(job):
+        if problem := _of_mount(mount, paths):
+            yield "job.mounts", problem
+        paths.add(mount.path)
+
+
+def _of_mount(mount: Mount, before: set[str]) -> str | None:
+    if mount.path in before:
+        return f"{mount.path} is there twice"
+    if mount.path in OURS:
+        return f"{mount.path} is ddpctl's: shm says its size" if mount.path == OURS[0] else f"{mount.path} is ddpctl's"
+    if ".." in mount.path.split("/"):
+        return f"{mount.path!r}: no '..' in a path of a container"
+    if mount.kind == "path":
+        if not mount.source.startswith("/") or ".." in mount.source.split("/"):
+            return (
+                f"{mount.source!r} is no path of a machine: /PATH, pvc=CLAIM, secret=NAME or configmap=NAME is allowed"
+            )
+    elif not is_claim(mount.source):
+        return f"{mount.source!r} is no name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
+    return None
+
+
+def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+    if options.master and job.min_nodes != job.max_nodes:
+        yield (
+            "target.master",
+            f"nodes {job.nodes} have no Master, whose loss would end them: false, or a number of nodes",
+        )
+    if options.master and options.workload in ("trainjob", "job"):
+        yield "target.master", f"a {options.workload} has no Master: false, or workload pytorchjob"
+    if job.port and options.workload == "trainjob":
+        yield "job.port", f"{job.port}, but a TrainJob's operator says 29500: leave it out"
+    if options.gang and options.workload == "job":
+        yield "target.gang", "a plain Job has no gang: a queue of Kueue, or another workload"
+    if options.metrics_port == (job.port or 0):
+        yield "job.port", f"{job.port} is the port of the metrics already (metrics_port): give another"
+    if options.restart == "Never" and job.max_restarts:
+        yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: one of the two"
+
+
+def _of_variables(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
+    for name in options.env_secrets:
+        if name in job.env or name in job.secrets:
+            yield "target.env_secrets", f"{name} is in the job's {'env' if name in job.env else 'secrets'} as well"
+    for name in job.secrets:
+        if name in job.env:
+            yield "job.secrets", f"{name} is in env as well: take it out of one"
+    for name in job.env:
+        if name.startswith("JOB_COMPLETION_") or name in ("KUBERNETES_SERVICE_HOST", "HOSTNAME"):
+            yield "job.env", f"{name} is set by Kubernetes"

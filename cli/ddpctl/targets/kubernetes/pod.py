@@ -1,25 +1,80 @@
-"""The pod template of one node: the same for every workload, but for the container's name and its place. Pure."""
+"""The pod template of one node: the same for every workload, except the container's name and its rank. Pure."""
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
-from ddpctl.plan import Plan, ddprun_args, program
-from ddpctl.spec import JobSpec, size_bytes
-from ddpctl.targets.kubernetes import mounts as volumes
-from ddpctl.targets.kubernetes.manifest import Object, drop_empty, literal, variables
-from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.placement import placement
-from ddpwire import folder, names
+import yaml
 
+from ddpctl.launch_plan import Plan, ddprun_args, program
+from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.targets.kubernetes.options import (
+    RUNS,
+    WORKSPACE,
+    KubernetesOptions,
+    holds,
+    mounts_of,
+    toleration,
+    volume,
+    volume_mount,
+)
+from ddpwire import names, run_files
+
+Object = dict[str, Any]
+_PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./ ]*[A-Za-z0-9/]|[A-Za-z/]")
+
+# What a reader of YAML 1.1 may take for something else than text (https://yaml.org/type/).
+_WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 USER = 10001  # of the image
 RUN_LABEL = "ddpctl.run"
 _DISK = "ephemeral-storage"
 PORT = 23456  # the operators' own, where the job says none
 SCRATCH = "1Gi"  # that is reserved
 SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still on its way to a slow disk
+_LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that is not plainly text; never writes an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = None if _PLAIN.fullmatch(text) and text.lower() not in _WORDS else "'"
+    if "\n" in text:
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)
+
+
+def dump(objects: Iterable[Object]) -> str:
+    """Objects as one stream of YAML documents."""
+    return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=4096)
+
+
+def literal(text: str) -> str:
+    """Text of an argument or a variable that Kubernetes hands on as it is: ``$(NAME)`` is not expanded."""
+    return text.replace("$", "$$") if "$(" in text or "$$" in text else text
+
+
+def variables(values: Mapping[str, str]) -> list[Object]:
+    """An environment as Kubernetes spells it."""
+    return [{"name": name, "value": literal(value)} for name, value in values.items()]
+
+
+def drop_empty(value: Object) -> Object:
+    """Without the keys that hold nothing."""
+    return {key: item for key, item in value.items() if item not in (None, {}, [], "")}
+
+
+# The template
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +123,7 @@ def needs_project(job: JobSpec) -> bool:
 def checkpoint_dir(plan: Plan) -> str:
     """Where the container has the checkpoints: a resumed run's are in the folder of the run it goes on from."""
     run = PurePath(plan.checkpoint_dir).parent.name or plan.run
-    return f"{volumes.RUNS}/{run}/{folder.CHECKPOINTS}"
+    return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 
 
 def template(
@@ -88,7 +143,7 @@ def template(
                 "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
                 **placement(options, draft.selector, taken=list(scarce(job, options))),
                 "containers": [_container(draft, container, port, place)],
-                "volumes": [volume for volume, _ in _volumes(draft)],
+                "volumes": [item for item, _ in _volumes(draft)],
             }
         ),
     }
@@ -112,7 +167,7 @@ def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Objec
         "image": job.image,
         "imagePullPolicy": options.pull,
         "args": [literal(word) for word in (*elastic, *ddprun_args(draft.plan))],
-        "workingDir": volumes.WORKSPACE,
+        "workingDir": WORKSPACE,
         "env": [*place, *_environment(draft)],
         "ports": [
             {"name": port[0], "containerPort": port[1]},
@@ -129,7 +184,7 @@ def _environment(draft: Draft) -> list[Object]:
     job, options = draft.plan.job, draft.options
     ours = {
         names.RUN_ID: draft.name,
-        names.RUN_DIR: f"{volumes.RUNS}/{draft.name}",
+        names.RUN_DIR: f"{RUNS}/{draft.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         names.METRICS_PORT: str(options.metrics_port),
         names.IMAGE: job.image,
@@ -196,17 +251,67 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         (shm, {"name": "shm", "mountPath": "/dev/shm"}),  # noqa: S108
         ({"name": "tmp", "emptyDir": disk}, {"name": "tmp", "mountPath": "/tmp"}),  # noqa: S108
     ]
-    if not volumes.holds(job, f"{volumes.RUNS}/{draft.name}"):
-        pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": volumes.RUNS}))
+    if not holds(job, f"{RUNS}/{draft.name}"):
+        pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": RUNS}))
     if draft.project:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
         pairs.append(
             (
                 {"name": "project", "configMap": {"name": draft.name, "items": items}},
-                {"name": "project", "mountPath": volumes.WORKSPACE, "readOnly": True},
+                {"name": "project", "mountPath": WORKSPACE, "readOnly": True},
             )
         )
-    for number, mount in enumerate(volumes.mounts_of(job)):
+    for number, mount in enumerate(mounts_of(job)):
         name = f"mount-{number}"
-        pairs.append((volumes.volume(name, mount), volumes.place(name, mount)))
+        pairs.append((volume(name, mount), volume_mount(name, mount)))
     return pairs
+
+
+# Placement: which machines a pod goes to, and for how long a lost one is waited for
+
+
+def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
+    """The fields of a pod's spec; ``selector``: the labels of all its run's pods; ``taken``: scarce resources."""
+    return drop_empty(
+        {
+            "schedulerName": options.scheduler,
+            "priorityClassName": options.priority_class,
+            "nodeSelector": dict(options.node_selector),
+            "tolerations": _tolerations(options, taken),
+            "affinity": _affinity(options, selector),
+            "topologySpreadConstraints": _spread(options, selector),
+        }
+    )
+
+
+def _tolerations(options: KubernetesOptions, taken: list[str]) -> list[Object]:
+    return [
+        *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taken),
+        *(
+            {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": options.lost_node}
+            for key in _LOST
+        ),
+        *map(toleration, options.tolerations),
+    ]
+
+
+def _spread(options: KubernetesOptions, selector: dict[str, str]) -> list[Any]:
+    if options.spread == "none":
+        return []
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "DoNotSchedule" if options.spread == "require" else "ScheduleAnyway",
+            "labelSelector": {"matchLabels": selector},
+        }
+    ]
+
+
+def _affinity(options: KubernetesOptions, selector: dict[str, str]) -> Object:
+    if not options.together:
+        return {}
+    term = {"topologyKey": options.together, "labelSelector": {"matchLabels": selector}}
+    return {
+        "podAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 100, "podAffinityTerm": term}]}
+    }

@@ -36,7 +36,7 @@ class Found(TypedDict):
 
 
 class TooMuch(Exception):  # noqa: N818 -- no fault: a project that has to go into an image
-    """A project that does not fit; its text is for a person."""
+    """A project that does not fit; its text is for the user."""
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:

@@ -1,43 +1,69 @@
 """The verbs of the target kubernetes, as commands for kubectl."""
 
 import json
+import re
+import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Any
 
 from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, NoInputError
-from ddpctl.look import Look, Seen
-from ddpctl.plan import Plan
-from ddpctl.run import Run, RunStatus
-from ddpctl.script import find_script
-from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.kubernetes import looking, submission
-from ddpctl.targets.kubernetes.answers import check, error_of
-from ddpctl.targets.kubernetes.discovery import find_cluster, workload_of
-from ddpctl.targets.kubernetes.kubectl import Kubectl, items
-from ddpctl.targets.kubernetes.options import KubernetesOptions
-from ddpctl.targets.kubernetes.pod import RUN_LABEL, needs_project
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError
+from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.run_store import Run, RunStatus
+from ddpctl.secrets import read_secrets
+from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets.kubernetes import manifests
+from ddpctl.targets.kubernetes.kubectl import (
+    Choice,
+    Kubectl,
+    check,
+    choose_workload,
+    error_of,
+    find_cluster,
+    is_absent,
+    items,
+    workload_of,
+)
+from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
+from ddpctl.targets.kubernetes.options import (
+    RUNS,
+    WORKSPACE,
+    KubernetesOptions,
+    find_problems,
+    holds,
+    mounts_of,
+    name_problem,
+)
+from ddpctl.targets.kubernetes.pod import RUN_LABEL, Draft, Object, checkpoint_dir, dump, needs_project
 from ddpctl.targets.kubernetes.status import fold, newest_pods, unexplained
-from ddpctl.targets.kubernetes.task import Task
-from ddpctl.targets.kubernetes.workloads import WORKLOADS
+from ddpctl.text import one_line
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.run_files import NODE_LOG, node_name
 
 YOUNG_S = 10.0  # how long a launch may take from its record to its job
 STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
 KILL_WAIT_S = 30
 COMPANIONS = "configmaps,secrets,services,networkpolicies.networking.k8s.io"
+LOG_LINES = 2000
+MOST_NAMES = 10
 
 
-class KubernetesTarget:
+class KubernetesTarget(Target):
     """Nodes as pods of a cluster."""
 
-    def __init__(self, options: KubernetesOptions) -> None:
-        self.options = options
+    kind = "kubernetes"
+    capabilities = frozenset[Capability]({"queue", "stop", "suspend"})
+
+    options: KubernetesOptions
 
     def render(self, plan: Plan) -> str:
         """The manifests: kubectl apply -f."""
-        return submission.render(plan, self.options)
+        return render(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
         """The script is in the project, unless the image has it: by its full path, or where ``project`` is empty."""
@@ -46,7 +72,7 @@ class KubernetesTarget:
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- others end with it
         """Let the cluster judge the job and its pod, then make them. The run never ends with its ddpctl."""
-        return submission.submit(plan, self.options)
+        return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask for the jobs and the pods of each namespace, and where these do not explain themselves for events."""
@@ -56,7 +82,9 @@ class KubernetesTarget:
             for state in (yield from self._status_of(group, now)):
                 found[state.run] = state
         lost = "its launch was interrupted before the cluster had it: ddpctl stop sees to what there may be"
-        return tuple(found.get(run.name, RunStatus(run=run.name, state="lost", message=lost, code=137)) for run in runs)
+        return tuple(
+            found.get(run.name, RunStatus(run=run.name, state="lost", message=lost, code=Exit.KILLED)) for run in runs
+        )
 
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
         kubectl, workload = _kubectl(runs[0]), workload_of(runs[0].handle)
@@ -74,10 +102,10 @@ class KubernetesTarget:
         ]
         events: list[dict[str, Any]] = []
         if asked:
-            told = yield tuple(
+            outputs = yield tuple(
                 kubectl.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}") for name in asked
             )
-            events = [event for answer in told if answer.returncode == 0 for event in items(answer)]
+            events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
         return [
             fold(run, workload, jobs.get(run.name), pods[run.name], events, young=now - run.created < YOUNG_S)
             for run in runs
@@ -89,6 +117,9 @@ class KubernetesTarget:
         kubectl, workload = _kubectl(run), workload_of(run.handle)
         only = _pattern(query)
         if query.follow:
+            # Here, so that the package does not import what runs as a program of its own.
+            from ddpctl.targets.kubernetes.log_follower import Task
+
             task = Task(
                 run=run.name,
                 nodes=run.job.max_nodes,
@@ -101,7 +132,7 @@ class KubernetesTarget:
                 only_nodes=query.nodes,
                 tail=query.tail,
             )
-            program = (sys.executable, "-P", "-m", "ddpctl.pod_logs", json.dumps(asdict(task)))
+            program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)
@@ -122,10 +153,10 @@ class KubernetesTarget:
         for argv in commands:
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
-    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+    def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask in every pod that runs; of one that has ended there is its log."""
         pods = yield from self._pods(run)
-        return (yield from looking.look(run, look, _kubectl(run), workload_of(run.handle), pods))
+        return (yield from probe_pods(run, probe, _kubectl(run), workload_of(run.handle), pods))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""
@@ -176,7 +207,7 @@ class KubernetesTarget:
         workload = workload_of(run.handle)
         patch = workload.suspend % value
         (done,) = yield (_kubectl(run).run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
-        if done.returncode and "NotFound" in done.stderr:
+        if is_absent(done):
             raise ConfigError(f"{run.name} is not in the cluster any more: ddpctl launch --resume {run.name}")
         check(done)
 
@@ -202,7 +233,7 @@ def _run_name(thing: Mapping[str, Any]) -> str:
 def _check_query(run: Run, query: LogQuery) -> None:
     nodes, ranks = run.job.max_nodes, run.job.max_nodes * run.job.gpus
     if any(node >= nodes for node in query.nodes) or any(rank >= ranks for rank in query.ranks):
-        raise NoInputError(f"{run.name} has no such log: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}")
+        raise no_such_log(run)
 
 
 def _pattern(query: LogQuery) -> str | None:
@@ -214,3 +245,260 @@ def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
     if only is None:
         return argv
     return ("sh", "-c", 'only=$1; shift; "$@" | grep -E -e "$only" || true', "sh", only, *argv)
+
+
+# Probing pods: by a shell in each that runs; of one that has ended its log
+
+
+def probe_pods(
+    run: Run, probe: Probe, kubectl: Kubectl, workload: Workload, pods: Mapping[int, Mapping[str, Any]]
+) -> Verb[tuple[ProbeResult, ...]]:
+    """What every node's pod answers, by node."""
+    nodes = [node for node in range(run.job.max_nodes) if node in pods]
+    outputs = yield tuple(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in nodes)
+    seen = {}
+    for node, output in zip(nodes, outputs, strict=True):
+        if _runs(pods[node]):
+            (seen[node],) = read_probe(output, (node,))
+        elif output.returncode == 0:
+            seen[node] = ProbeResult(node=node, files={NODE_LOG: output.stdout}, failure="its pod has ended")
+        else:
+            seen[node] = ProbeResult(node=node, failure=output.last_line("its pod has ended"))
+    seen = {node: replace(one, placed=_scheduled(pods[node])) for node, one in seen.items()}
+    return tuple(seen.get(node, ProbeResult(node=node, failure="it has no pod")) for node in range(run.job.max_nodes))
+
+
+def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
+    name = pod["metadata"]["name"]
+    where = (name, "--container", workload.container)
+    if not _runs(pod):
+        return kubectl.run("logs", *where, f"--tail={LOG_LINES}")
+    text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
+    argv = (*kubectl.argv, "exec", "--stdin", *where, "--", "sh")
+    return Command(argv=argv, stdin=text, timeout_s=TIMEOUT_S)
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return bool(pod["status"].get("phase") == "Running")
+
+
+def _scheduled(pod: Mapping[str, Any]) -> float | None:
+    """When it got its machine; what follows is the pull of its image."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
+    return None
+
+
+# Notes: what a user should know of a run or a spec and nobody refuses, one sentence each
+
+
+def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
+    """What a spec that is applied without ddpctl needs beside it; ``operator``: what makes pods of its job."""
+    job, options = draft.plan.job, draft.options
+    yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
+    if needs_project(job):
+        what = one_line(script_of(job.command) or "the project")
+        yield f"The image must have {what} in {WORKSPACE}: ddpctl launch sends it as a ConfigMap, this file does not."
+    if job.secrets:
+        kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
+        words = " ".join(f'"{name}=${name}"' for name in job.secrets)
+        yield (
+            f"First: printf '%s\\n' {words} | {kubectl} create secret generic {draft.name} --from-env-file=/dev/stdin"
+        )
+    yield from (f"Note: {line}." for line in (*_of_checkpoints(draft), *_of_pods(draft)))
+
+
+def _needs(draft: Draft) -> Iterator[str]:
+    """What must be in the cluster, and is not in the spec."""
+    job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
+    yield f"the image {job.image}, where every machine can pull it"
+    for mount in mounts:
+        if mount.kind == "pvc":
+            modes = "ReadOnlyMany or ReadWriteMany" if mount.read_only else "ReadWriteMany"
+            mode = f", of a storage class that offers {modes}" if job.max_nodes > 1 else ""
+            yield f"the PersistentVolumeClaim {mount.source} (at {mount.path}){mode}"
+    secrets = [*options.image_pull_secrets, *(place.split("/", 1)[0] for place in options.env_secrets.values())]
+    named = {
+        "Secret": [*secrets, *(mount.source for mount in mounts if mount.kind == "secret")],
+        "ConfigMap": [mount.source for mount in mounts if mount.kind == "configmap"],
+        "PriorityClass": [options.priority_class] if options.priority_class else [],
+        "queue": [options.queue] if options.queue else [],
+    }
+    for kind, found in named.items():
+        yield from (f"the {kind} {name}" for name in dict.fromkeys(found))
+    if options.gang:
+        yield "a gang scheduler that the operator was started with (--gang-scheduler-name)"
+
+
+def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
+    """What was decided for the user who launches."""
+    if files:
+        size = sum(len(text.encode()) for text in files.values())
+        goes = "goes" if len(files) == 1 else "go"
+        yield f"{counted(len(files), 'file')} {goes} along, {-(-size // 1000)} kB: {_some(list(files))}"
+    if left_out:
+        yield (
+            f"left out, since their names say that they hold secrets: {_some(left_out)} (one that the target's "
+            "'project' names itself goes along)"
+        )
+    yield from (*_of_checkpoints(draft), *_of_pods(draft))
+
+
+def _of_checkpoints(draft: Draft) -> Iterator[str]:
+    if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
+        yield f"checkpoints go with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them"
+
+
+def _of_pods(draft: Draft) -> Iterator[str]:
+    job = draft.plan.job
+    paths = [one_line(mount.source) for mount in mounts_of(job) if mount.kind == "path"]
+    if paths and draft.options.profile == "restricted":
+        yield (
+            f"{', '.join(paths)} {'is a path' if len(paths) == 1 else 'are paths'} of each machine, which "
+            "Pod Security restricted refuses: mount a claim (pvc=NAME), in a profile where other targets have a path"
+        )
+    if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
+        yield f"the pods have no limit of {' and '.join(unlimited)}: the job's {' and '.join(unlimited)} set one"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMES
+    shown = ", ".join(one_line(name) for name in names[:MOST_NAMES])
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+# Submission: checked first, by ddpctl and by the cluster itself, then created
+
+
+def render(plan: Plan, options: KubernetesOptions) -> str:
+    """The manifests of a job that runs without ddpctl."""
+    workload = WORKLOADS["pytorchjob" if options.workload == "auto" else options.workload]
+    draft = Draft(plan=plan, options=options, project={})
+    _check(draft, workload)
+    lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
+    lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
+    return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
+
+
+def bare_pod(draft: Draft, workload: Workload) -> Object:
+    """The pod template as a Pod: what the API server says of it, it does not say of the template in a job."""
+    pod = workload.pod(draft)
+    name = {"name": f"{draft.name}-probe", "namespace": draft.options.namespace}
+    metadata = {**{key: value for key, value in name.items() if value}, **pod["metadata"]}
+    spec = {"restartPolicy": "OnFailure", **pod["spec"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+
+
+def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
+    """Look, judge, make; what cannot be made to the end is taken back."""
+    try:
+        return (yield from _submit(plan, options))
+    except DdpctlError as error:
+        raise NotStartedError(error) from None
+
+
+def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
+    kubectl = yield from find_cluster(options)
+    options = replace(options, namespace=kubectl.namespace)
+    choice = yield from choose_workload(kubectl, options)
+    files, left_out = yield from _read_project(plan, options)
+    values = yield from read_secrets(plan.job)
+    draft = Draft(plan=plan, options=options, project=_keys(files))
+    _check(draft, choice.workload)
+    yield from _judge(kubectl, draft, choice.workload)
+    try:
+        yield from _make(kubectl, draft, choice.workload, files, values)
+    except DdpctlError:
+        quietly = ("--ignore-not-found", "--wait=false")
+        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
+        kinds |= {"configmap"} if files else set()
+        kinds |= {"secret"} if values else set()
+        yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", draft.name, *quietly),)
+        raise
+    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    handle["logs"] = f"ddpctl logs {draft.name}"
+    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
+    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
+
+
+def _check(draft: Draft, workload: Workload) -> None:
+    wrong = [text for _, text in find_problems(draft.plan.job, replace(draft.options, workload=workload.word))]
+    if name := name_problem(draft.name, workload.word, draft.plan.job.max_nodes):
+        wrong.append(f"the run's name {name}: choose a shorter --name")
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+
+
+def _companions(draft: Draft) -> tuple[Object, ...]:
+    return (manifests.network_policy(draft),) if draft.options.network_policy else ()
+
+
+def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
+    """A TrainJob's own webhook wants its runtime to be there, so it is judged when it is made."""
+    judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
+    if workload.word != "trainjob":
+        judged.append(workload.job(draft))
+    answers = yield tuple(kubectl.create(dump((one,)), dry_run=True) for one in judged)
+    check(*answers)
+
+
+def _make(
+    kubectl: Kubectl, draft: Draft, workload: Workload, files: Mapping[str, str], values: Mapping[str, str]
+) -> Verb[None]:
+    """What the job needs, then the job, then the job's name in what it needs, so that all go with it."""
+    needed = [*_companions(draft), *workload.before(draft)]
+    if files:
+        needed.append(manifests.config_map(draft, files))
+    commands = [kubectl.create(dump((one,))) for one in needed]
+    if values:
+        secret = manifests.secret(draft, values)
+        needed.append(secret)
+        commands.append(kubectl.create(dump((secret,)), secret=True))
+    if commands:
+        check(*(yield tuple(commands)))
+    job = workload.job(draft)
+    (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
+    check(made)
+    owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.name, "uid": made.stdout.strip()}
+    patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
+    if needed:
+        yield tuple(
+            kubectl.run("patch", one["kind"].lower(), draft.name, "--type=merge", "--patch", patch) for one in needed
+        )
+
+
+def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
+    """The project's files that go along, none where the image has the code; and those left out for their names."""
+    if not needs_project(plan.job) or not options.project:
+        return {}, ()
+    script = script_of(plan.job.command)
+    path = re.sub(r"^(\./)+", "", script or "")
+    named = (path,) if script else ()  # whatever its name
+    listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    (listed,) = yield (Command(argv=listing, cwd=plan.cwd, probe=True),)
+    reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
+    names = listed.stdout if listed.returncode == 0 else ""
+    (read,) = yield (Command(argv=reader, cwd=plan.cwd, stdin=names, probe=True),)
+    if read.returncode:
+        raise ConfigError(f"project: {read.last_line('unreadable')}")
+    found: Mapping[str, Any] = json.loads(read.stdout)
+    if script and path not in found["files"]:
+        raise NoInputError(
+            f"{script}: not among the files that go along from {plan.cwd}: is it there, does git ignore it? "
+            "An image that has it needs project: []"
+        )
+    return found["files"], tuple(found["left_out"])
+
+
+def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
+    """A key of a ConfigMap for each file."""
+    return {
+        f"{number:03}-{re.sub('[^-._A-Za-z0-9]', '_', path.rpartition('/')[2])[:200]}": path
+        for number, path in enumerate(files)
+    }
+
+
+def _where(kubectl: Kubectl, choice: Choice) -> str:
+    context = f" of context {kubectl.context}" if kubectl.context else ""
+    return f"a {choice.workload.kind} in namespace {kubectl.namespace or 'default'}{context} ({choice.why})"

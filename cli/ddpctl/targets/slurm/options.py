@@ -1,6 +1,6 @@
-"""What a person may set for a target of kind slurm. Every value goes into a script or a command line: by allow-list.
+"""The options of a target of kind slurm. Every value goes into a script or a command line, so each has an allow-list.
 
-Quoting cannot stop a line's end in a ``#SBATCH`` line, so what stands there is checked by pattern.
+Quoting cannot protect against a line's end in a ``#SBATCH`` line, so what stands there is checked by pattern.
 """
 
 import re

@@ -1,42 +1,57 @@
-"""The verbs of the target slurm: what is asked of the login node, in which order.
+"""The verbs of the target slurm: what the login node is asked, in which order.
 
-A run is one job, or an array of them; inside of an allocation (salloc) it is a script that uses its nodes.
+A run is one job, or an array of them; inside an allocation (salloc) it is a script that uses its nodes.
 """
 
+import json
 import re
 import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePath
 
-from ddpctl import footprint
-from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import ConfigError, NoInputError, UnavailableError
-from ddpctl.footprint import Footprint
-from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
-from ddpctl.plan import Plan, counted, script_of
-from ddpctl.run import Run, RunStatus
-from ddpctl.script import find_script
+from ddpctl import run_store
+from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
+from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
+from ddpctl.launch_plan import Plan, check_script, counted, find_script, look_for_script, script_of
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.run_store import DiskUsage, Run, RunStatus
 from ddpctl.secrets import read_secrets
-from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.slurm import looks, places, questions, sending
-from ddpctl.targets.slurm.answers import node_files, read_answers, status_of, together
+from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets.slurm import queue
+from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.containers import beside
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpctl.targets.slurm.runtimes import beside
-from ddpctl.targets.slurm.script import render_script
+from ddpctl.targets.slurm.queue import node_files, read_answers, status_of, together
+from ddpwire import run_files
 from ddpwire.exits import Exit
-from ddpwire.folder import node_name
+from ddpwire.run_files import node_name
 
 YOUNG_S = 20.0  # how long Slurm may not know a job that it has just taken
 KILL_WAIT_S = 60.0  # its own KillWait is 30 s at most sites
 STOP_MARGIN_S = 15.0
+# What sbatch says where it finds no slurm.conf, no controller or no munge (22.05).
+NO_SLURM = re.compile(
+    r"configuration source|process configuration file|contact slurm controller|control machine address"
+    r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
+    re.IGNORECASE,
+)
+PREFIX = re.compile(r"^(sbatch: )?((error|fatal|allocation failure): )?(Batch job submission failed: )?")
+RUNS = ".local/state/ddpctl/runs"
+STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
+DRY_RUN = "<job>"  # a dry run's
+WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
-class SlurmTarget:
+class SlurmTarget(Target):
     """Jobs of a Slurm cluster."""
 
+    kind = "slurm"
+    capabilities = frozenset[Capability]({"discovery", "queue", "stop"})
+
     def __init__(self, options: SlurmOptions) -> None:
-        self.options = options
-        self._host = places.host_of(options)
+        super().__init__(options)
+        self._host = host_of(options)
 
     def render(self, plan: Plan) -> str:
         """A script for sbatch."""
@@ -56,13 +71,17 @@ class SlurmTarget:
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)
-        plan = yield from places.on_the_cluster(plan, self.options, self._host)
-        yield from looks.find_script(plan, self._host)
+        plan = yield from plan_on_cluster(plan, self.options, self._host)
+        yield from find_script_on_host(plan, self._host)
         if self._host is None and not self.options.array:
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
+            if inside.returncode not in (0, 1):  # 1: it is not set
+                raise UnavailableError(
+                    "whether this is inside of a Slurm job is unknown", hint=inside.last_line("no answer")
+                )
             if inside.returncode == 0:
-                return (yield from sending.into_allocation(plan, self.options, secrets, inside.stdout.strip()))
-        return (yield from sending.to_sbatch(plan, self.options, self._host, secrets, records))
+                return (yield from start_in_allocation(plan, self.options, secrets, inside.stdout.strip()))
+        return (yield from submit_to_sbatch(plan, self.options, self._host, secrets, records))
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
@@ -70,20 +89,20 @@ class SlurmTarget:
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask Slurm, and every node's folder."""
-        files = tuple(path for run in runs for place in places.folders(run) for path in node_files(place, _nodes(run)))
-        jobs = ",".join(dict.fromkeys(places.job_of(run) for run in runs if places.job_of(run)))
-        (said,) = yield (self._ask(questions.ASK, jobs, *files),)
-        if said.returncode:
-            words = _last_line(said, "no answer")
+        files = tuple(path for run in runs for place in run_folders(run) for path in node_files(place, _nodes(run)))
+        jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
+        (output,) = yield (self._ask(queue.ASK, jobs, *files),)
+        if output.returncode:
+            words = output.last_line("no answer")
             return tuple(RunStatus(run=run.name, state="unknown", message=f"cannot be asked: {words}") for run in runs)
-        answers = read_answers(said.stdout)
+        answers = read_answers(output.stdout)
         found = []
         for run in runs:
             young = now - run.created < YOUNG_S
-            number, tasks = places.job_of(run), places.tasks_of(run)
+            number, tasks = job_of(run), tasks_of(run)
             mine = [job for job in answers.jobs if job.id == number]
             states = []
-            for place, task in zip(places.folders(run), tasks or (None,), strict=True):
+            for place, task in zip(run_folders(run), tasks or (None,), strict=True):
                 job = next((job for job in mine if job.task == task), None)
                 states.append(status_of(run, place, job, answers, young=young))
             found.append(together(run, tuple(states), tasks) if tasks else states[0])
@@ -91,62 +110,61 @@ class SlurmTarget:
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print what the job said, or some nodes or ranks; while it waits, why."""
-        files = places.logs(run, query)
-        text = questions.FOLLOW if query.follow else questions.PRINT
+        files = log_files(run, query)
+        text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
-        (done,) = yield (self._ask(text, places.job_of(run), tail, *files, stream=True),)
+        (done,) = yield (self._ask(text, job_of(run), tail, *files, stream=True),)
         if done.returncode == Exit.NO_INPUT:
-            last = run.job.max_nodes * run.job.gpus - 1
-            raise NoInputError(
-                f"{run.name} has no such log yet: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
-            )
+            raise no_such_log(run, yet=True)
 
-    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+    def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask the login node, which has the nodes' folders and reaches their endpoints."""
-        if tasks := places.tasks_of(run):
+        if tasks := tasks_of(run):
             raise ConfigError(f"{run.name} is an array of {len(tasks)} trainings: a look shows one, not many")
         nodes = range(_nodes(run))
-        (folder,) = places.folders(run)
-        placed = questions.PLACED.format(job=shlex.quote(places.job_of(run)))
-        text = script(look, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed)
-        (said,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
-        return read(said, nodes)
+        (folder,) = run_folders(run)
+        placed = queue.PLACED.format(job=shlex.quote(job_of(run)))
+        text = probe_script(
+            probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
+        )
+        (output,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
+        return read_probe(output, nodes)
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Tell the batch script, which tells the ranks; or cancel the job."""
-        if not places.job_of(run):
+        if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
         how = "kill" if kill else "save"
-        command = self._ask(questions.STOP, places.job_of(run), how, f"{wait_s:.0f}", *places.folders(run))
+        command = self._ask(queue.STOP, job_of(run), how, f"{wait_s:.0f}", *run_folders(run))
         (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:
-            raise UnavailableError(f"cannot stop {run.name}: {_last_line(done, 'no answer')}")
+            raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
         return done.returncode == 0
 
-    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
+    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
         """The run's folder on the cluster, where it is not that of its record."""
         path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
         if path == run.folder and not host:
             return ()
         if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # a record that was renamed, or worse
             raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
-        (output,) = yield (replace(footprint.command(shlex.quote(path), look=look), host=self._host),)
-        return (footprint.read(output, path, host),)
+        (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
+        return (run_store.read_disk_usage(output, path, host),)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command beside the ranks of a node, by a further step of their job."""
-        if places.tasks_of(run):
+        if tasks_of(run):
             raise ConfigError(f"{run.name} is an array of jobs: no command can be run beside one of them")
         if node >= run.job.max_nodes:
             raise NoInputError(f"{run.name} has no node {node}: it has {counted(run.job.max_nodes, 'node')}")
         pty = ("--pty",) if tty else ()
-        number, workdir = str(run.handle["job"]), places.workdir(run)
+        number, workdir = str(run.handle["job"]), workdir_of(run)
         words = beside(
-            run.job, self.options, number=number, node=node, workdir=workdir, run_dir=places.folders(run)[0],
+            run.job, self.options, number=number, node=node, workdir=workdir, run_dir=run_folders(run)[0],
             argv=argv, tty=tty,
         )  # fmt: skip
-        command = self._ask(questions.EXECUTE, number, str(node), workdir, *pty, "--", *words, stream=True)
+        command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *words, stream=True)
         (done,) = yield (replace(command, mode="tty" if tty else "stream"),)
         if done.returncode == Exit.UNAVAILABLE:
             raise UnavailableError(f"{run.name} has no nodes at present: ddpctl status {run.name}")
@@ -163,6 +181,227 @@ def _nodes(run: Run) -> int:
     return run.job.max_nodes
 
 
-def _last_line(output: Output, otherwise: str) -> str:
-    lines = output.stderr.strip().splitlines()
-    return lines[-1] if lines else otherwise
+# Checks before a job is sent: that there is a Slurm, and that the script is where the ranks look for it
+
+
+def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
+    """Why sbatch's answer is none of Slurm's; None: it is."""
+    if output.returncode == UNREACHED and host is not None:
+        return UnavailableError(f"{host}: {output.last_line('no answer')}")
+    if output.returncode == NOT_FOUND:
+        why = "there is no sbatch"
+    elif output.returncode == TIMED_OUT:
+        why = f"sbatch: {output.last_line('no answer')}"
+    else:
+        found = next((line for line in reversed(output.stderr.splitlines()) if NO_SLURM.search(line)), None)
+        if output.returncode == 0 or found is None:
+            return None
+        why = f"sbatch: {PREFIX.sub('', found)}"
+    to_do = (
+        "run this on a login node, or set login: in the target"
+        if host is None
+        else "set login: in the target to a login node of the cluster"
+    )
+    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({why}): {to_do}")
+
+
+def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
+    """Look for the script in the project's folder. Raises NoInputError; UnavailableError for a lost login node."""
+    if commands := look_for_script(plan, host):
+        (found,) = yield commands
+        if found.returncode == UNREACHED and (error := unreachable(found, host)):
+            raise error
+        check_script(plan, found, host=host)
+
+
+# Where a run's folders and logs are on the cluster, and what its handle says
+
+
+def host_of(options: SlurmOptions) -> Host | None:
+    """The login node; None: this machine."""
+    if options.login is None:
+        return None
+    user, _, address = options.login.rpartition("@")
+    return Host(address=address, user=user or None)
+
+
+def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Verb[Plan]:
+    """The plan with the cluster's folders in place of this machine's."""
+    workdir, runs = options.workdir, options.runs
+    if host is not None and not (workdir and runs):
+        (home,) = yield (Command(argv=("printenv", "HOME"), host=host, probe=True),)
+        if home.returncode:
+            raise UnavailableError(f"{options.login}: {home.last_line('no HOME there')}")
+        workdir = workdir or home.stdout.strip()
+        runs = runs or str(PurePath(home.stdout.strip()) / RUNS)
+    if workdir:
+        plan = replace(plan, cwd=workdir)
+    if runs:
+        # A run that goes on from another has that one's checkpoints.
+        of = PurePath(plan.checkpoint_dir).parent.name if plan.checkpoint_dir else plan.run
+        run_dir = PurePath(runs) / plan.run
+        checkpoints = PurePath(plan.checkpoint_dir)
+        if not checkpoints.is_relative_to(runs):
+            checkpoints = PurePath(runs) / of / run_files.CHECKPOINTS
+        plan = replace(plan, run_dir=str(run_dir), checkpoint_dir=str(checkpoints))
+    return plan
+
+
+def expand(array: str) -> tuple[str, ...]:
+    """The indices of a job array: ``0-6:3,9%2`` is 0, 3, 6, 9."""
+
+    def numbers() -> Iterator[int]:
+        for part in array.split("%")[0].split(","):
+            span, _, step = part.partition(":")
+            first, _, last = span.partition("-")
+            yield from range(int(first), int(last or first) + 1, int(step or 1))
+
+    return tuple(str(number) for number in dict.fromkeys(numbers()))
+
+
+def job_of(run: Run) -> str:
+    """The job's number, or ``@PID:JOB`` of a script inside of an allocation; empty: it was never sent."""
+    pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
+    return f"@{pid}:{job}" if pid else job
+
+
+def tasks_of(run: Run) -> tuple[str, ...]:
+    """The indices of an array; empty: it is none."""
+    return tuple(run.handle.get("tasks", ()))
+
+
+def run_folders(run: Run) -> tuple[str, ...]:
+    """The folders of a run on the cluster: one, or one for each of an array."""
+    place = str(run.handle.get("dir", run.folder))
+    return tuple(f"{place}/task-{task}" for task in tasks_of(run)) or (place,)
+
+
+def workdir_of(run: Run) -> str:
+    """The project's folder on the cluster."""
+    return str(run.handle.get("workdir", run.cwd))
+
+
+def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
+    """The files that a query asks for, each after what stands before its lines."""
+    place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
+    if not query.nodes and not query.ranks:
+        if not tasks:
+            return ("", f"{place}/job.log")
+        return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
+    words: list[str] = []
+    for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
+        if not query.ranks:
+            for node in query.nodes:
+                words += [before, f"{path}/{run_files.node_name(node)}/{run_files.NODE_LOG}"]
+        for rank in query.ranks:
+            node = rank // run.job.gpus
+            if not query.nodes or node in query.nodes:
+                file = f"{path}/{run_files.node_name(node)}/{run_files.rank_log(rank)}"
+                words += [f"{before}[node{node} rank{rank}] ", file]
+    return tuple(words)
+
+
+# Submission: by sbatch's stdin, or as a script inside an allocation
+
+
+def submit_to_sbatch(
+    plan: Plan, options: SlurmOptions, host: Host | None, secrets: Mapping[str, str], records: str
+) -> Verb[Submission]:
+    """Ask when it would start, make its folder, submit."""
+    script = render_script(plan, options)
+    depends = yield from _dependency(options, records)
+    log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
+    argv = (
+        "sbatch",
+        f"--job-name={plan.run}",
+        f"--output={plan.run_dir.replace('%', '%%')}{log.removeprefix(plan.run_dir)}",
+        f"--chdir={plan.cwd}",
+        *depends,
+    )
+    (tested,) = yield (Command(argv=(*argv, "--test-only"), host=host, stdin=script, probe=True),)
+    if error := unreachable(tested, host):
+        raise error
+    tasks = expand(options.array) if options.array else ()
+    yield from _write_secrets(plan, host, secrets, tasks)
+    (made,) = yield (Command(argv=("mkdir", "-p", plan.run_dir), host=host),)
+    if made.returncode:
+        raise CannotWriteError(f"cannot make {plan.run_dir}: {made.last_line('it failed')}")
+    (sent,) = yield (Command(argv=(*argv, "--parsable"), host=host, stdin=script, placeholder=DRY_RUN, timeout_s=120),)
+    if sent.returncode:
+        if error := unreachable(sent, host):
+            raise error
+        (has,) = yield (Command(argv=("sinfo", "--noheader", "--format=%P %D %c %m %G"), host=host, probe=True),)
+        raise _refused(plan, sent, has)
+    job = sent.stdout.strip().split(";")[0]
+    handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
+    if tasks:
+        handle["tasks"] = list(tasks)  # type: ignore[assignment]
+    if host is not None:
+        handle["logs"] = f"{host}:{plan.run_dir}"
+    return Submission(handle=handle, note=_note(job, tested), checkpoint_dir=plan.checkpoint_dir)
+
+
+def start_in_allocation(
+    plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str
+) -> Verb[Submission]:
+    """Run the script here, on the nodes that this shell has been given."""
+    yield from _write_secrets(plan, None, secrets)
+    path = f"{plan.run_dir}/job.sh"
+    (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, options)),)
+    if made.returncode:
+        raise CannotWriteError(f"cannot write {path}: {made.last_line('it failed')}")
+    log = f"{plan.run_dir}/job.log"
+    (started,) = yield (Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),)
+    handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
+    note = f"on all nodes of the allocation that this shell has (job {allocation})"
+    return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
+
+
+def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
+    if options.after is None:
+        return ()
+    record = str(PurePath(records) / options.after / "run.json")
+    (found,) = yield (Command(argv=("cat", record), probe=True),)
+    if found.returncode > 1:
+        raise UnavailableError(f"after: {record} cannot be read: {found.last_line()}")
+    try:
+        job = str(json.loads(found.stdout)["handle"]["job"])
+    except (ValueError, KeyError, TypeError):
+        raise NoInputError(f"after: {options.after} is no run on Slurm (looked at {record})") from None
+    return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
+
+
+def _write_secrets(
+    plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
+) -> Verb[None]:
+    """Into the run's folder, or the folders of an array's jobs: each job removes its own."""
+    if not secrets:
+        return
+    text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
+    places = [f"{plan.run_dir}/task-{task}/secrets" for task in tasks] or [f"{plan.run_dir}/secrets"]
+    for path in places:
+        (done,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), host=host, stdin=text, secret=True),)
+        if done.returncode:
+            raise CannotWriteError(f"cannot write {path}: {done.last_line('it failed')}")
+
+
+def _note(job: str, tested: Output) -> str:
+    what = "Slurm would take it" if job == DRY_RUN else f"job {job}"
+    if match := STARTS.search(tested.stderr):
+        return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
+    if tested.returncode:  # it may be taken all the same: nodes that are down come back
+        what = "Slurm may not take it" if job == DRY_RUN else what
+        return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
+    return what
+
+
+def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
+    reason = PREFIX.sub("", sent.last_line("it failed"))
+    asked = f"{plan.job.nodes} nodes of {plan.job.gpus} GPUs" if plan.job.device != "cpu" else f"{plan.job.nodes} nodes"
+    there = [
+        f"{words[0]} {words[1]} nodes with {words[2]} CPUs, {words[3]} MB, {words[4].replace('(null)', 'no GPU')}"
+        for line in has.stdout.splitlines()
+        if len(words := line.split()) == 5
+    ]
+    listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
+    return ConfigError(f"Slurm does not take the job ({asked}): {reason}{listing}")

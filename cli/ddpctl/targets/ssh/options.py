@@ -1,4 +1,4 @@
-"""What a ddpctl.yaml says of SSH machines. Values; touches nothing."""
+"""The options of a target of kind ssh: its hosts, and how the ranks run there."""
 
 import re
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le
 
 from ddpctl.command import Host
-from ddpctl.spec import Doc, JobSpec, Rule, check_size
+from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port
 
 _SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
 _ADDRESS = re.compile(r"[\w.:-]+")  # a name, or an IP address of either kind
@@ -55,9 +55,9 @@ class SshHost:
     address: Annotated[str, Doc("As ssh takes it: a name of ~/.ssh/config, a host name, an address."),
                        Rule(check_address)]  # fmt: skip
     user: Annotated[str | None, Doc("Who logs in; null: as ~/.ssh/config has it, else you."), Rule(check_user)] = None
-    port: Annotated[int | None, Doc("Its sshd's port; null: as ~/.ssh/config has it, else 22."), Ge(1), Le(65535)] = (
-        None
-    )
+    port: Annotated[
+        int | None, Doc("Its sshd's port; null: as ~/.ssh/config has it, else 22."), Ge(1), Le(MAX_PORT)
+    ] = None
     key: Annotated[str | None, Doc("The private key's path here; null: the agent's keys and ~/.ssh's.")] = None
     peer: Annotated[
         str | None,
@@ -70,7 +70,7 @@ class SshHost:
     def from_text(cls, text: str) -> "SshHost":
         """``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
-        if not match or text.startswith("-") or not 0 < int(match["port"] or 22) < 65536:
+        if not match or text.startswith("-") or not is_port(match["port"] or "22"):
             raise ValueError("an entry is USER@ADDRESS:PORT, of which ADDRESS is enough, or keys and values")
         port = int(match["port"]) if match["port"] else None
         return cls(address=match["address"].strip("[]"), user=match["user"], port=port)

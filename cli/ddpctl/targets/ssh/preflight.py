@@ -1,4 +1,4 @@
-"""What was found out about every host, and whether a run may start: judged for all hosts at once. Pure."""
+"""What was found out about every host, and whether a run may start: checked for all hosts at once. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,15 +8,14 @@ from typing import Any
 from ddpctl.command import Output
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.images import Image, difference, read_inspect
-from ddpctl.plan import counted
+from ddpctl.launch_plan import counted
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.words import one_line, table
+from ddpctl.text import one_line, table
 from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
 GIB = 1 << 30
-NOTHING = "nothing was started: "
 Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # whether the ranks take GPUs, the table, warnings
 Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, the sentence
 
@@ -25,7 +24,7 @@ Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, th
 class Facts:
     """What one host said of itself."""
 
-    words: dict[str, tuple[str, ...]]  # each word's values, as scripts.look prints them
+    words: dict[str, tuple[str, ...]]  # each word's values, as scripts.facts_script prints them
     failure: str = ""  # why it said nothing
     clock_s: float | None = None  # ahead of this machine
 
@@ -63,15 +62,14 @@ class Facts:
 
 
 def parse_facts(output: Output) -> Facts:
-    """What ``scripts.look`` printed; a host that did not come to its end has failed."""
+    """What ``scripts.facts_script`` printed; a host that did not come to its end has failed."""
     words: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
         words[word] = (*words.get(word, ()), value.strip())
     if "end" in words:
         return Facts(words=words)
-    lines = output.stderr.strip().splitlines()
-    return Facts(words=words, failure=one_line(lines[-1] if lines else "it said nothing"))
+    return Facts(words=words, failure=one_line(output.last_line("it said nothing")))
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
@@ -92,10 +90,19 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 
 
 def check(
-    options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None
+    options: SshOptions,
+    job: JobSpec,
+    hosts: Sequence[SshHost],
+    facts: Sequence[Facts],
+    script: str | None,
+    *,
+    dry_run: bool = False,
 ) -> Found:
-    """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready."""
-    cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus for fact in facts))
+    """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready.
+
+    Its message says that nothing was started, unless nothing was meant to be: ``dry_run``.
+    """
+    cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong: list[Wrong] = []
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         found = (
@@ -106,7 +113,7 @@ def check(
         wrong += [(number, ConfigError, text) for number, text in _images(job.image, hosts, facts)]
     rows = table(list(_rows(options, hosts, facts, {number for number, _, _ in wrong})))
     if wrong:
-        raise _refusal(hosts, sorted(wrong, key=lambda one: one[0]), rows)
+        raise _refusal("" if dry_run else "nothing was started: ", hosts, sorted(wrong, key=lambda one: one[0]), rows)
     warnings = [
         f"{host.address}: its clock is {fact.clock_s:+.0f} s off this machine's"
         for host, fact in zip(hosts, facts, strict=True)
@@ -115,14 +122,12 @@ def check(
     return cuda, tuple(rows), tuple(warnings)
 
 
-def _refusal(hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
+def _refusal(before: str, hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
     bad = {number for number, _, _ in wrong}
     kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
-    head = f"{NOTHING}{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
+    head = f"{before}{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
     sentences = [one_line(f"{hosts[number].address}: {text}") for number, _, text in wrong]
-    error = kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
-    error.nothing_started = True
-    return error
+    return kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
 
 
 def _alone(
@@ -159,6 +164,9 @@ def _gpus(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool
 ) -> Iterator[tuple[type[DdpctlError], str]]:
     if not cuda:
+        return
+    if failure := fact.get("gpu_error"):
+        yield UnavailableError, f"nvidia-smi failed there: {failure}: mend the driver, or --device cpu for CPU ranks"
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
     if allowed < job.gpus:

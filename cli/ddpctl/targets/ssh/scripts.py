@@ -1,21 +1,36 @@
-"""What is run on a host, as texts for its /bin/sh: pure. A host needs sh, flock, coreutils and its runtime, no more.
+"""The scripts that a host's /bin/sh runs, and the command line of a node's container. Pure text.
 
-Every script comes over stdin, so that a process list shows ``/bin/sh`` alone. A node is alive while its ddprun holds a
-lock on a file of the run's folder (ddpwire.folder), which the kernel lets go of; with runtime none the run also holds
-the host's lock that way, by a descriptor that ddprun inherits.
+A host needs sh, flock, coreutils and its runtime, no more. Every script comes over stdin, so that a process list shows
+``/bin/sh`` alone. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files),
+which the kernel releases; with runtime none, ddprun also inherits a descriptor that holds the host's
+lock.
 """
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from ddpctl.containers import NODE_LABEL, RUN_LABEL, container_name
-from ddpctl.images import inspect_line
+from ddpctl.command import NO_GPU
+from ddpctl.errors import ConfigError
+from ddpctl.images import Engine, inspect_line
+from ddpctl.launch_plan import Plan, ddprun_args
+from ddpctl.spec import size_bytes
 from ddpctl.targets.ssh.options import SshOptions
-from ddpwire.folder import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
+from ddpwire import names
+from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
 BUSY = 75  # the code of a script that found the host taken
 _END = "END_OF_FILE"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # torch's own prefix makes room for ours
+RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
+WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
+RUNS = "/runs"
+
+# A user without an entry in the image's passwd has neither; libraries ask for both.
+DEFAULTS = {"HOME": "/tmp", "USER": "ddp"}  # noqa: S108 -- the container's own, a tmpfs
+
+# What a node says goes to its log in the run's folder: the container can be removed when it ends.
+_INTO_LOG = f'exec ddprun "$@" >>"${names.RUN_DIR}/{node_name(0)[:-1]}${names.NODE_RANK}/{NODE_LOG}" 2>&1'
 
 
 def path_word(path: str) -> str:
@@ -46,7 +61,7 @@ def _labelled(engine: str, run: str | None = None, node: int | None = None) -> s
     return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
 
 
-def look(options: SshOptions, *, image: str, script: str | None) -> str:
+def facts_script(options: SshOptions, *, image: str, script: str | None) -> str:
     """Says what the host has, a word and its value a line; changes nothing. ``parse_facts`` reads it."""
     home, lock = path_word(options.home), lock_word(options.home)
     engine = options.runtime
@@ -61,8 +76,12 @@ def look(options: SshOptions, *, image: str, script: str | None) -> str:
         'say disk "$(df -Pk "$d" | awk \'NR == 2 { print $4 }\')"',
         "if command -v flock >/dev/null; then say flock yes; fi",
         f'if [ -e {lock} ] && ! flock -n {lock} true; then say lock "$(cat {lock})"; fi',
-        "timeout 10 nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null | "
-        'while read -r gpu; do say gpu "$gpu"; done',
+        "code=0; out=$(timeout 10 nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null) || code=$?",
+        "case $code in",
+        '  0) printf "%s\\n" "$out" | while read -r gpu; do case $gpu in GPU-*|MIG-*) say gpu "$gpu" ;; esac; done ;;',
+        f"  {'|'.join(map(str, NO_GPU))}) ;;",
+        '  *) say gpu_error "exit code $code: $(last "$out")" ;;',
+        "esac",
         "timeout 10 nvidia-smi --query-compute-apps=gpu_uuid --format=csv,noheader 2>/dev/null | "
         'while read -r gpu; do say busy "$gpu"; done',
     ]
@@ -223,3 +242,89 @@ def signal_process(options: SshOptions, run: str, node: int, name: str, wait_s: 
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
         f"{path_word(options.python)} -P -m ddprun.nodectl signal --signal {name} --wait {wait_s:g} {folder}\n"
     )
+
+
+# The node's container, under docker or podman. It may do little: no capability, no new privilege, a read-only root.
+# What the node writes lies in its run's folder, which is a folder of the machine and belongs to ``user``.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeContainer:
+    """Where and as what one node's container runs."""
+
+    engine: Engine
+    node: int
+    image: str
+    user: str  # uid:gid; the owner of the run's folder
+    run_dir: str  # on the machine
+    gpus: tuple[str, ...] = ()  # UUIDs
+    network: str = "host"
+    project: str | None = None  # a folder of the machine; None: what the image has
+    checkpoints: str | None = None  # a folder of the machine; None: in the run's folder
+
+
+def container_name(run: str, node: int) -> str:
+    """``ddpctl-night-0``."""
+    return f"ddpctl-{run}-{node}"
+
+
+def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ...]:
+    """``docker run`` of a node, detached; it is gone with its ddprun. ``env_file``: its environment."""
+    job = plan.job
+    options = [
+        "--detach",
+        "--rm",
+        "--init",
+        f"--name={container_name(plan.run, node.node)}",
+        f"--label={RUN_LABEL}={plan.run}",
+        f"--label={NODE_LABEL}={node.node}",
+        f"--network={node.network}",
+        f"--user={node.user}",
+        f"--env-file={env_file}",
+        f"--shm-size={size_bytes(job.shm_size)}",
+        *confined(),
+        f"--volume={node.run_dir}:{plan.run_dir}",
+    ]
+    if node.checkpoints:
+        options.append(f"--volume={node.checkpoints}:{plan.checkpoint_dir}")
+    if node.project:
+        options += [f"--volume={node.project}:{WORKSPACE}", f"--workdir={WORKSPACE}"]
+    options += [f"--volume={mount}" for mount in job.mounts]
+    options += _devices(node)
+    if job.cpus is not None:
+        options.append(f"--cpus={job.cpus}")
+    if job.memory is not None:
+        options += [f"--memory={size_bytes(job.memory)}"]
+    if node.engine == "podman":
+        options.append("--userns=keep-id")  # else the folder's owner is nobody inside
+    start = ("--entrypoint=/bin/sh", node.image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
+    return (node.engine, "run", *options, *start)
+
+
+def confined() -> tuple[str, ...]:
+    """What no container of ours may do."""
+    return (
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+        "--read-only",
+        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads what it has built there
+    )
+
+
+def _devices(node: NodeContainer) -> list[str]:
+    """The GPUs, and with them no limit on the memory that NCCL may lock; a rootless engine could not lift it."""
+    if not node.gpus:
+        return []
+    if node.engine == "podman":
+        devices = [f"--device=nvidia.com/gpu={gpu}" for gpu in node.gpus]
+    else:
+        devices = [f'--gpus="device={",".join(node.gpus)}"']
+    return [*devices, "--ulimit=memlock=-1:-1"]
+
+
+def env_file(env: Mapping[str, str]) -> str:
+    """The environment as the engines read it from a file. Raises ConfigError for what such a file cannot hold."""
+    for name, value in env.items():
+        if "\n" in value or "\r" in value:
+            raise ConfigError(f"env: {name} holds a line's end, which a container's environment file cannot: encode it")
+    return "".join(f"{name}={value}\n" for name, value in env.items())

@@ -1,41 +1,64 @@
-"""The verbs of the target ssh: look at all hosts, start a node on each, ask, follow, stop. Yields commands only."""
+"""The verbs of the target ssh: check all hosts, start a node on each, ask, follow, stop. Yields commands only."""
 
+import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import PurePath
 
-from ddpctl import footprint
-from ddpctl.command import Command, Host, Output, Verb
-from ddpctl.containers import container_name
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.footprint import Footprint
-from ddpctl.look import TIMEOUT_S, Look, Seen, read, script
-from ddpctl.plan import Plan, counted, script_of
-from ddpctl.run import Run, RunStatus
+from ddpctl import run_store
+from ddpctl.command import UNREACHED, Command, Host, Output, Verb
+from ddpctl.errors import (
+    CannotWriteError,
+    ConfigError,
+    DdpctlError,
+    NoInputError,
+    NotStartedError,
+    UnavailableError,
+    UsageError,
+)
+from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.run_store import DiskUsage, NodeReport, Run, RunStatus, fold_nodes, node_report
 from ddpctl.secrets import read_secrets
-from ddpctl.targets import LogQuery, Submission
-from ddpctl.targets.ssh import preflight, scripts, start
+from ddpctl.spec import JobSpec
+from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets.ssh import preflight, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.project import sync
-from ddpctl.targets.ssh.rehearsal import assume
-from ddpctl.targets.ssh.states import last_line, status_of
+from ddpctl.targets.ssh.preflight import Facts, report
+from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
+from ddpwire import names, run_files
 from ddpwire.exits import Exit
-from ddpwire.outcome import Outcome
+from ddpwire.run_files import CHECKPOINTS
 
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
-LOOK_S = 45.0
+FACTS_S = 45.0
 START_S = 120.0
-UNREACHED = 255
-_KILLED = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+SEND_S = 600.0
+_SUMS = "xargs -0 -r sha256sum -z --"
+_FILES = (
+    "if git rev-parse --is-inside-work-tree >/dev/null 2>&1; "
+    "then git ls-files -z --cached --others --exclude-standard; "
+    "else find . -name '.?*' -prune -o -name __pycache__ -prune -o -name venv -prune -o -type f -print0; fi"
+)
+_LIST = f"{{ {_FILES}; }} | {_SUMS} 2>/dev/null || true"  # git also lists what is deleted and not committed
+_PACK = "set -o pipefail; tar --create --gzip --null --verbatim-files-from --files-from=- | base64 --wrap=0"
+PORT_S = 60.0
+_INSIDE_CHECKPOINTS = "/checkpoints"
+_ROOT, _OURS = "0:0", "10001:10001"  # root's containers run as the image's own user
+_NODECTL = ("-P", "-m", "ddprun.nodectl")
+YOUNG_S = 600.0  # how long a launch may take from its record to its last container (a project is sent)
 
 
-class SshTarget:
+class SshTarget(Target):
     """Nodes on machines that SSH reaches."""
 
-    def __init__(self, options: SshOptions) -> None:
-        self.options = options
+    kind = "ssh"
+    capabilities = frozenset[Capability]({"discovery", "hosts", "stop"})
+
+    options: SshOptions
 
     def render(self, plan: Plan) -> str:
         """There is none: what is run depends on what the hosts answer. Raises UsageError."""
@@ -49,26 +72,25 @@ class SshTarget:
         try:
             hosts = self._hosts(plan)
             secrets = yield from read_secrets(plan.job)
-            facts = yield from self._look(plan, hosts)
+            facts = yield from self._probe(plan, hosts)
             found = preflight.check(self.options, plan.job, hosts, facts, script_of(plan.job.command))
         except DdpctlError as error:
-            error.nothing_started = True
-            raise
+            raise NotStartedError(error) from None
         return (yield from self._start(plan, hosts, facts, found, secrets))
 
-    def rehearse(self, plan: Plan) -> Verb[Submission]:
-        """The same; of hosts that are not ready with ``<words>`` for what is not known, and the refusal at the end."""
+    def dry_run(self, plan: Plan) -> Verb[Submission]:
+        """The same; for hosts that are not ready with ``<words>`` for what is not known, and the error at the end."""
         hosts = self._hosts(plan)
         secrets = yield from read_secrets(plan.job)
-        facts = yield from self._look(plan, hosts)
+        facts = yield from self._probe(plan, hosts)
         script = script_of(plan.job.command)
         try:
-            found = preflight.check(self.options, plan.job, hosts, facts, script)
-        except DdpctlError as error:
-            assumed = assume(self.options, plan.job, facts)
+            found = preflight.check(self.options, plan.job, hosts, facts, script, dry_run=True)
+        except DdpctlError:
+            assumed = assume_facts(self.options, plan.job, facts)
             cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
             yield from self._start(plan, hosts, assumed, (cuda or plan.job.device == "cuda", (), ()), secrets)
-            raise error.__class__(str(error).removeprefix(preflight.NOTHING)) from None
+            raise
         return (yield from self._start(plan, hosts, facts, found, secrets))
 
     def _start(
@@ -85,17 +107,17 @@ class SshTarget:
         if options.project == "sync":
             yield from sync([host.host for host in hosts], cwd=plan.cwd, home=options.home, run=plan.run)
         address = hosts[0].peer or facts[0].address or hosts[0].address
-        (port,) = yield (start.port_command(options, hosts[0].host, job, facts[0], address),)
+        (port,) = yield (port_command(options, hosts[0].host, job, facts[0], address),)
         if port.returncode:
-            raise UnavailableError(f"{hosts[0].address}: {last_line(port, 'no free port')}")
+            raise UnavailableError(f"{hosts[0].address}: {port.last_line('no free port')}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
-        nodes = start.nodes(options, plan, hosts, facts, cuda=cuda, address=address, port=number, secrets=secrets)
+        nodes = node_scripts(options, plan, hosts, facts, cuda=cuda, address=address, port=number, secrets=secrets)
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
             for host, text in zip(hosts, nodes, strict=True)
         )
         failed = [
-            f"{host.address}: {last_line(output, f'exit code {output.returncode}')}"
+            f"{host.address}: {output.last_line()}"
             for host, output in zip(hosts, outputs, strict=True)
             if output.returncode
         ]
@@ -108,22 +130,19 @@ class SshTarget:
             handle={"port": number, "address": address, "logs": f"ddpctl logs {plan.run}"},
             note="; ".join(notes),
             table=rows,
-            checkpoint_dir=start.checkpoints_shown(options, plan, hosts[0]),
+            checkpoint_dir=checkpoints_shown(options, plan, hosts[0]),
         )
 
-    def _look(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[preflight.Facts, ...]]:
+    def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[preflight.Facts, ...]]:
         """What the hosts have."""
         script = script_of(plan.job.command)
-        text = scripts.look(self.options, image=plan.job.image, script=script)
-        local: tuple[Command, ...] = ()
-        if script and self.options.project == "sync":
-            local = (Command(argv=("test", "-f", script), cwd=plan.cwd, probe=True),)
+        text = scripts.facts_script(self.options, image=plan.job.image, script=script)
+        local = look_for_script(plan) if self.options.project == "sync" else ()
         outputs = yield (
-            *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=LOOK_S) for host in hosts),
+            *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=FACTS_S) for host in hosts),
             *local,
         )
-        if local and outputs[-1].returncode:
-            raise NoInputError(f"{script}: no such script in {plan.cwd}")
+        check_script(plan, *outputs[len(hosts) :])
         facts = tuple(map(preflight.parse_facts, outputs[: len(hosts)]))
         date = ("date", "+%s.%N")
         here, *there = yield (
@@ -134,8 +153,8 @@ class SshTarget:
                 if not fact.failure
             ),
         )
-        said = iter(there)
-        times = [Output(returncode=1) if fact.failure else next(said) for fact in facts]
+        dates = iter(there)
+        times = [Output(returncode=1) if fact.failure else next(dates) for fact in facts]
         return preflight.clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -166,23 +185,20 @@ class SshTarget:
         for batch in [commands] if query.follow else [(command,) for command in commands]:
             outputs += yield batch
         if all(output.returncode == Exit.NO_INPUT for output in outputs):
-            last = run.job.max_nodes * run.job.gpus - 1
-            raise NoInputError(
-                f"{run.name} has no such log: its nodes are 0 to {run.job.max_nodes - 1}, its ranks 0 to {last}"
-            )
+            raise no_such_log(run)
         lost = sum(output.returncode == UNREACHED for output in outputs)
         if lost and not query.follow:  # who follows is told by the status that comes next
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
-    def look(self, run: Run, look: Look) -> Verb[tuple[Seen, ...]]:
+    def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask every host: each fetches its own node's metrics."""
         hosts = self._hosts_of(run)
         folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
         outputs = yield tuple(
-            Command(argv=("/bin/sh",), stdin=script(look, (folder,)), host=host.host, timeout_s=TIMEOUT_S)
+            Command(argv=("/bin/sh",), stdin=probe_script(probe, (folder,)), host=host.host, timeout_s=TIMEOUT_S)
             for host, folder in zip(hosts, folders, strict=True)
         )
-        return tuple(one for node, output in enumerate(outputs) for one in read(output, (node,)))
+        return tuple(one for node, output in enumerate(outputs) for one in read_probe(output, (node,)))
 
     def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""
@@ -192,7 +208,7 @@ class SshTarget:
             self._signal(run, node, host.host, kill=kill, wait_s=wait_s) for node, host in enumerate(hosts)
         )
         failed = [
-            f"{host.address} (node {node}): {last_line(output, f'exit code {output.returncode}')}"
+            f"{host.address} (node {node}): {output.last_line()}"
             for node, (host, output) in enumerate(zip(hosts, outputs, strict=True))
             if output.returncode
         ]
@@ -200,12 +216,14 @@ class SshTarget:
             raise UnavailableError("\n".join([f"{run.name} could not be stopped everywhere", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
-    def remove(self, run: Run, *, look: bool) -> Verb[tuple[Footprint, ...]]:
+    def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
         """The run's folder on each of its hosts; the project's tree and a checkpoint_dir of the target's stay."""
         path, hosts = scripts.run_path(self.options.home, run.name), self._hosts_of(run)
-        command = footprint.command(scripts.path_word(path), look=look)
+        command = run_store.disk_usage_command(scripts.path_word(path), dry_run=dry_run)
         outputs = yield tuple(replace(command, host=host.host) for host in hosts)
-        return tuple(footprint.read(said, path, host.address) for host, said in zip(hosts, outputs, strict=True))
+        return tuple(
+            run_store.read_disk_usage(output, path, host.address) for host, output in zip(hosts, outputs, strict=True)
+        )
 
     def _signal(self, run: Run, node: int, host: Host, *, kill: bool, wait_s: float) -> Command:
         home, engine = self.options.home, self.options.runtime
@@ -213,7 +231,7 @@ class SshTarget:
             name = "KILL" if kill else "TERM"
             text = scripts.signal_process(self.options, run.name, node, name, wait_s)
         else:
-            word = json.dumps(vars(replace(_KILLED, node=node)))
+            word = json.dumps(asdict(replace(run_files.KILLED_ON_REQUEST, node=node)))
             text = scripts.signal_container(engine, home, run.name, node, kill=kill, wait_s=wait_s, last_word=word)
         return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
 
@@ -221,7 +239,7 @@ class SshTarget:
         """In the node's container, or in its folder with its variables."""
         engine, host = self.options.runtime, self._hosts_of(run)[node].host
         if engine == "none":
-            folder = start.folder(self.options, run.name)
+            folder = work_dir(self.options, run.name)
             line = shlex.join(argv) if argv else '"${SHELL:-/bin/sh}"'
             words = " ".join(f"{name}={shlex.quote(value)}" for name, value in run.job.env.items())
             inner = f"cd {scripts.path_word(folder)} && {words}{' ' if words else ''}{line}"
@@ -243,3 +261,225 @@ class SshTarget:
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
         return self.options.hosts[: run.job.max_nodes]
+
+
+# The project's folder is sent to hosts by content: what a host has already is not sent again. A host keeps one copy of
+# each project; a run gets hard links of it, so that a later sync changes no file of a run. Under git the files are
+# those that git knows or would add; elsewhere all that are not hidden, and no environment or cache.
+
+
+def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str) -> Verb[None]:
+    """Bring ``cwd`` to every host, as the folder ``project`` of the run. Raises DdpctlError."""
+    tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
+    (listed,) = yield (Command(argv=("bash", "-c", _LIST), cwd=cwd, probe=True),)
+    here = _sums(listed)
+    if not here:
+        raise NoInputError(f"project: sync: there is no file to send in {cwd}")
+    probe = f"mkdir -p {path_word(tree)} && cd {path_word(tree)} && find . -type f -print0 | {_SUMS}\n"
+    answers = yield tuple(Command(argv=("/bin/sh",), stdin=probe, host=host, timeout_s=120.0) for host in hosts)
+    _expect(hosts, answers, "its copy of the project cannot be read")
+    there = [_sums(answer) for answer in answers]
+    changed = sorted({name for had in there for name in here if had.get(name) != here[name]})
+    if changed:
+        names = "".join(f"{name}\0" for name in changed)
+        (packed,) = yield (Command(argv=("bash", "-c", _PACK), stdin=names, cwd=cwd, timeout_s=SEND_S),)
+        if packed.returncode:
+            raise NoInputError(f"the project cannot be packed: {packed.stderr.strip()}")
+        unpack = f"cd {path_word(tree)} && base64 -d | tar --extract --gzip"
+        answers = yield tuple(
+            Command(argv=("/bin/sh", "-c", unpack), stdin=packed.stdout, host=host, timeout_s=SEND_S) for host in hosts
+        )
+        _expect(hosts, answers, "the project cannot be written there")
+    target = path_word(run_path(home, run, "project"))
+    answers = yield tuple(
+        Command(argv=("/bin/sh",), stdin=_link(tree, target, sorted(had.keys() - here.keys())), host=host)
+        for host, had in zip(hosts, there, strict=True)
+    )
+    _expect(hosts, answers, "the run's copy of the project cannot be made")
+
+
+def _link(tree: str, target: str, gone: Sequence[str]) -> str:
+    removed = "".join(f"rm -f -- {shlex.quote(name)}\n" for name in gone)
+    return f"set -eu\ncd {path_word(tree)}\n{removed}mkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
+
+
+def _sums(output: Output) -> Mapping[str, str]:
+    """``sha256sum -z``: each file's sum by its name."""
+    pairs = [entry.split(maxsplit=1) for entry in output.stdout.split("\0") if " " in entry]
+    return {name.removeprefix("*").removeprefix("./"): found for found, name in pairs}
+
+
+def _expect(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
+    for host, answer in zip(hosts, answers, strict=True):
+        if answer.returncode:
+            kind = UnavailableError if answer.returncode == UNREACHED else CannotWriteError
+            raise kind(f"{host}: {what}: {answer.last_line()}")
+
+
+# Dry run: what is assumed of hosts that are not ready
+
+
+def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
+    """The facts, with ``<words>`` for what a host did not say or does not have: for what is only shown."""
+    image = json.dumps(
+        [{"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}]
+    )
+    guesses = {
+        "id": ("<uid>:<gid>",),
+        "home": ("<home>",),
+        "ssh": ("- - <address>",),
+        "asked": (job.image,),
+        "image": () if options.runtime == "none" else (image,),
+    }
+    gpus = tuple(f"<GPU {number}>" for number in range(job.gpus))
+    return tuple(
+        replace(
+            fact,
+            words={
+                **guesses,
+                **fact.words,
+                "image": fact.words["image"] if fact.image else guesses["image"],
+                **({} if len(fact.free_gpus) >= job.gpus else {"gpu": gpus, "busy": ()}),
+            },
+        )
+        for fact in facts
+    )
+
+
+# Start: a script for each host, from the plan and the host's facts
+
+
+def user_of(fact: Facts) -> str:
+    """Whom a host's container runs as: the one who logs in, and never root."""
+    return _OURS if fact.get("id") == _ROOT else fact.get("id")
+
+
+def work_dir(options: SshOptions, run: str) -> str:
+    """Where the ranks run on a host without containers."""
+    if options.project == "sync":
+        return scripts.run_path(options.home, run, "project")
+    return "~/" if options.project == "none" else options.project
+
+
+def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
+    """Find a port on the first host that is free at the address where the others will look for it."""
+    words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
+    if options.runtime == "none":
+        text = f"{scripts.path_word(options.python)} {' '.join(words)}\n"
+        return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=PORT_S, placeholder="<port>")
+    inside = (options.runtime, "run", "--rm", f"--network={options.network}", *scripts.confined())
+    argv = (*inside, "--entrypoint=python3", fact.image_id, *words)
+    return Command(argv=argv, host=host, timeout_s=PORT_S, placeholder="<port>")
+
+
+def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
+    """Where the checkpoints are on a host; ``~`` is whoever logs in there."""
+    if plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS):
+        return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has said it: HOST:PATH
+    if options.checkpoint_dir:
+        return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
+    return scripts.run_path(options.home, plan.run, CHECKPOINTS)
+
+
+def checkpoints_shown(options: SshOptions, plan: Plan, first: SshHost) -> str:
+    """The same for the user and for a run that resumes this one: ``box1:~/.ddpctl/runs/night/checkpoints``."""
+    return f"{first.address}:{checkpoint_folder(options, plan)}"
+
+
+def node_scripts(
+    options: SshOptions,
+    plan: Plan,
+    hosts: Sequence[SshHost],
+    facts: Sequence[Facts],
+    *,
+    cuda: bool,
+    address: str,
+    port: str,
+    secrets: Mapping[str, str],
+) -> tuple[str, ...]:
+    """The script that starts each node. Raises ConfigError."""
+    return tuple(
+        _node_script(options, plan, node, fact, gpus=_share(plan.job, host, fact) if cuda else (), cuda=cuda,
+              address=address, port=port, secrets=secrets)
+        for node, (host, fact) in enumerate(zip(hosts, facts, strict=True))
+    )  # fmt: skip
+
+
+def _share(job: JobSpec, host: SshHost, fact: Facts) -> tuple[str, ...]:
+    allowed = fact.gpus if host.gpus is None else fact.gpus[: host.gpus]
+    return tuple(gpu for gpu in (*allowed, *fact.gpus) if gpu in fact.free_gpus)[: job.gpus]
+
+
+def _node_script(
+    options: SshOptions,
+    plan: Plan,
+    node: int,
+    fact: Facts,
+    *,
+    gpus: tuple[str, ...],
+    cuda: bool,
+    address: str,
+    port: str,
+    secrets: Mapping[str, str],
+) -> str:
+    def there(path: str) -> str:
+        return fact.get("home") + path[1:] if path.startswith("~/") else path
+
+    run_dir = there(scripts.run_path(options.home, plan.run))
+    checkpoints = there(checkpoint_folder(options, plan))
+    own_env = {**plan.job.env, **secrets, names.DEVICE: "cuda" if cuda else "cpu"}
+    if options.runtime == "none":
+        here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
+        env = {**own_env, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
+        where = work_dir(options, plan.run)
+        return scripts.start_process(options.home, plan.run, node, argv, env, folder=where, checkpoints=checkpoints)
+    own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
+    inside = f"{scripts.RUNS}/{plan.run}"
+    plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
+    env = {**scripts.DEFAULTS, **own_env, **contract(plan, node=node, addr=address, port=port),
+           names.IMAGE: fact.image_id}  # fmt: skip
+    container = scripts.NodeContainer(
+        engine=options.runtime,
+        node=node,
+        image=fact.image_id,
+        user=user_of(fact),
+        run_dir=run_dir,
+        gpus=gpus,
+        network=options.network,
+        project=None if options.project == "none" else there(work_dir(options, plan.run)),
+        checkpoints=None if own else checkpoints,
+    )
+    return scripts.start_container(
+        options.runtime,
+        options.home,
+        plan.run,
+        node,
+        scripts.run_args(plan, container, env_file="$env"),
+        scripts.env_file(env),
+        checkpoints=checkpoints,
+        owner=_OURS if fact.get("id") == _ROOT else None,
+    )
+
+
+# Status, from the hosts' answers
+
+
+def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> RunStatus:
+    """One run's status; a host that does not answer counts as a node of which nothing is known."""
+    shown = [report(output) for _, output in answers]
+    silent = [
+        f"{host.address} (node {node}) does not answer: {output.last_line()}"
+        for node, ((host, output), record) in enumerate(zip(answers, shown, strict=True))
+        if record is None
+    ]
+    nodes = tuple(
+        node_report(node, record) if record else NodeReport(node=node, alive=False, state=None, outcome=None)
+        for node, record in enumerate(shown)
+    )
+    state = fold_nodes(run.name, nodes, young=not run.handle and now - run.created < YOUNG_S)
+    if not silent:
+        return state
+    if len(silent) == len(answers) or not (state.alive or state.outcome):
+        return RunStatus(run=run.name, state="unknown", message="; ".join(silent), nodes=nodes)
+    return replace(state, message="; ".join([state.message, *silent]))

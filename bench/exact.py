@@ -1,0 +1,322 @@
+"""Trainings that are killed or stopped and gone on with: do they end with an undisturbed training's weights?
+
+    python bench/exact.py [--groups ranks,models,moments,ways] [--rows REGEX] [--random N] [--json FILE] [--write]
+
+Everything runs with --deterministic on gloo. Each row trains twice on as many ranks: undisturbed, and with a rank that
+gets signals at chosen moments (exact_rank.py). A rank killed by SIGKILL is started again by ddprun, or by the same
+command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop, and the same command goes on.
+--rows: the rows whose title this regular expression finds. --random N: besides, N runs of ``ddpctl launch --nodes 2
+--gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment.
+--write puts the table into docs/faults.md. Ends with 1 if any weights differ.
+"""
+
+import argparse
+import functools
+import json
+import os
+import platform
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from ddpwire.heartbeat import read_beat
+from ddpwire.run_files import node_name, rank_heartbeat, read_node
+
+PAGE = Path(__file__).parent.parent / "docs" / "faults.md"
+BEGIN, END = "<!-- made by bench/exact.py --write -->\n", "<!-- end -->\n"
+RANK = str(Path(__file__).with_name("exact_rank.py"))
+TIMEOUT_S = 280.0
+STARTS = 4  # of one training
+
+DIGITS = ("--epochs=2", "--checkpoint-every=10")  # 45 steps an epoch
+SYNTHETIC = ("--data=synthetic", "--epochs=2", "--checkpoint-every=3", "--lr=0.02")
+
+
+def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tuple[str, ...]:
+    """A training on images made from the seed, of so many steps an epoch."""
+    size = (f"--synthetic-shape={shape}", f"--synthetic-samples={steps * batch}", f"--batch-size={batch}")
+    return (*SYNTHETIC, *size, *options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One training, what happens to it (see exact_rank.py; R is the last rank), and what goes on with it."""
+
+    group: str
+    title: str
+    events: tuple[str, ...]
+    ranks: tuple[int, int] = (1, 3)  # nodes, ranks a node
+    options: tuple[str, ...] = DIGITS
+    way: str = "restart"  # restart (by ddprun) | command (the same one again) | resume (ddpctl launch --resume)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A row's weights, as ddptrain prints their hash, and how often the disturbed training was started."""
+
+    row: Row
+    undisturbed: str
+    disturbed: str
+    starts: int
+
+    @property
+    def equal(self) -> bool:
+        return self.undisturbed == self.disturbed
+
+
+MIDDLE = ("KILL@step:37@R",)
+MODEL = ("KILL@step:5@R",)
+CONVNET, COLOUR = "1x16x16", "3x32x32"
+ROWS = (
+    *(Row(group="ranks", title=f"{n} rank{'s' * (n > 1)}", events=MIDDLE, ranks=(1, n)) for n in range(1, 6)),
+    Row(group="ranks", title="2 x 2 ranks", events=MIDDLE, ranks=(2, 2)),
+    Row(group="ranks", title="2 x 3 ranks", events=MIDDLE, ranks=(2, 3)),
+    *(
+        Row(group="models", title=title, events=MODEL, options=synthetic(shape, *options))
+        for title, shape, *options in (
+            ("simple", CONVNET, "--model=simple"),
+            ("convnet: batch norm, average of the weights", CONVNET, "--model=convnet", "--ema=0.9"),
+            (
+                "convnet: many small buckets, not views",
+                CONVNET,
+                "--model=convnet",
+                "--bucket-mb=0.01",
+                "--no-bucket-view",
+            ),
+            ("convnet: static graph", CONVNET, "--model=convnet", "--static-graph", "--bucket-mb=0.01"),
+            (
+                "convnet: mixup, cutmix, cutout, erase, loader",
+                CONVNET,
+                "--model=convnet",
+                "--mixup=0.2",
+                "--cutmix=1",
+                "--cutout=4",
+                "--erase=0.3",
+                "--flip",
+                "--shift=2",
+                "--input=loader",
+            ),
+            ("imageclassifier: gradients in bf16", COLOUR, "--model=imageclassifier", "--compress=bf16"),
+            ("imageclassifier: AdamW, clipping", COLOUR, "--model=imageclassifier", "--optimizer=adamw", "--clip=1"),
+            ("resnet18: accumulation", COLOUR, "--model=resnet18", "--accumulate=2"),
+            ("resnet18: bf16, recompute", COLOUR, "--model=resnet18", "--precision=bf16", "--recompute"),
+            ("resnet18: not channels_last", COLOUR, "--model=resnet18", "--no-channels-last"),
+            ("efficientnet_b0: dropout, stochastic depth", COLOUR, "--model=torchvision:efficientnet_b0"),
+        )
+    ),
+    Row(
+        group="models",
+        title="vit_b_16: 86 million parameters, stopped",  # a kill would come before 1 GB is on the disk
+        events=("TERM@step:2@R",),
+        way="command",
+        options=synthetic("3x32x32", "--model=torchvision:vit_b_16", "--optimizer=adamw", steps=3, batch=6),
+    ),
+    *(
+        Row(group="moments", title=f"{what} {moment}", events=events, way=way)
+        for what, name, way in (("killed", "KILL", "restart"), ("stopped", "TERM", "command"))
+        for moment, events in (
+            ("at the first step", (f"{name}@step:1@R",)),
+            ("in the middle of an epoch", (f"{name}@step:23@R",)),
+            ("at the last step of an epoch", (f"{name}@step:45@R",)),
+            ("in the evaluation", (f"{name}@evaluation:1@R",)),
+            ("while a checkpoint's data is written", (f"{name}@data:20@0",)),
+            ("while a checkpoint is renamed", (f"{name}@manifest:20@0",)),
+            ("twice in a row", (f"{name}@step:31@R", f"{name}@step:32@0")),
+        )
+    ),
+    Row(group="ways", title="killed, the same command again", events=MIDDLE, way="command"),
+    Row(group="ways", title="killed, ddpctl launch --resume", events=MIDDLE, ranks=(2, 2), way="resume"),
+    Row(group="ways", title="stopped, ddpctl launch --resume", events=("TERM@step:37@R",), ranks=(2, 2), way="resume"),
+)
+
+
+def started(command: Sequence[str], folder: Path, codes: tuple[int, ...]) -> tuple[int, str]:
+    """Run one start of a training; its exit code and output. Exits when the code is none of these."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+    environ |= {"DDPCTL_STATE_DIR": str(folder / "runs"), "DDP_DEVICE": "cpu"}
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    if done.returncode not in codes:
+        sys.exit(f"exact.py: {' '.join(command)} exited with {done.returncode}:\n{done.stdout}")
+    return done.returncode, done.stdout
+
+
+def weights(text: str) -> str:
+    """The hash of the final weights in the output of a training."""
+    return re.findall(r"weights sha256 ([0-9a-f]{16})", text)[-1]
+
+
+def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
+    """Stop a training of DIGITS, on ranks of one ddprun, in step 37; the folder of its checkpoints."""
+    how = [f"--nproc-per-node={ranks}", "--run-dir=run", RANK, str(folder / "events"), "TERM@step:37@0", "--"]
+    started([sys.executable, "-m", "ddprun", *how, "--deterministic", *DIGITS], folder, (143,))
+    return folder / "run" / "checkpoints"
+
+
+def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
+    """Train to the end, going on as the row says; the hash of the weights, and how many starts there were."""
+    nodes, here = row.ranks
+    given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
+    script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
+    max_restarts = 3 if row.way == "restart" else 0
+    if nodes == 1 and row.way != "resume":
+        how = [f"--nproc-per-node={here}", f"--max-restarts={max_restarts}", "--run-dir=run"]
+        first = again = [sys.executable, "-m", "ddprun", *how, *script]
+    else:
+        place = ["--nodes", str(nodes), "--gpus", str(here), "--device", "cpu", "--name", "exact"]
+        (folder / "ddpctl.yaml").write_text(f"job: {{max_restarts: {max_restarts}}}\n")
+        first = [sys.executable, "-m", "ddpctl", "launch", *place, "--", *script]
+        again = [sys.executable, "-m", "ddpctl", "launch", "--resume", "exact"]
+    ends = {"KILL": 137, "TERM": 143}
+    codes = (0,) if row.way == "restart" else (0, *(ends[event.split("@")[0]] for event in events))
+    command, text = first, ""
+    for _ in range(STARTS):
+        code, output = started(command, folder, codes)
+        text += output
+        if code == 0:
+            break
+        command = again
+    happened = sorted(path.name for path in (folder / "events").iterdir())
+    assert happened == sorted(event.rpartition("@")[0] for event in events), (happened, text)
+    resumed = text.count("going on at step")
+    if not resumed and events and "KILL@step:1@R" not in events:
+        sys.exit(f"exact.py: {row.title}: no checkpoint was gone on from:\n{text}")
+    return weights(text), resumed + 1
+
+
+@functools.cache
+def undisturbed(ranks: tuple[int, int], options: tuple[str, ...]) -> str:
+    """The weights of a training to which nothing happens."""
+    with tempfile.TemporaryDirectory() as folder:
+        row = Row(group="", title="undisturbed", events=(), ranks=ranks, options=options)
+        return train(row, Path(folder), ())[0]
+
+
+def try_row(row: Row) -> Tried:
+    with tempfile.TemporaryDirectory() as folder:
+        disturbed, starts = train(row, Path(folder), row.events)
+    return Tried(row=row, undisturbed=undisturbed(row.ranks, row.options), disturbed=disturbed, starts=starts)
+
+
+LAUNCHED = ("--epochs=12", "--deterministic", "--checkpoint-every=20")
+
+
+def launched(folder: Path, kill_after: int | None = None) -> str:
+    """The weights of a ``ddpctl launch`` on 2 x 2 ranks; one rank is killed when rank 0 has made so many steps."""
+    command = [
+        sys.executable,
+        "-m",
+        "ddpctl",
+        "launch",
+        "--nodes",
+        "2",
+        "--gpus",
+        "2",
+        "--device",
+        "cpu",
+        "--name",
+        "x",
+    ]
+    environ = os.environ | {"DDPCTL_STATE_DIR": str(folder)}
+    with (folder / "log").open("w+") as log:
+        run = subprocess.Popen([*command, "--", *LAUNCHED], env=environ, stdout=log, stderr=log, cwd=folder)
+        deadline = time.monotonic() + TIMEOUT_S
+        while kill_after is not None and run.poll() is None and time.monotonic() < deadline:
+            nodes = [folder / "x" / node_name(number) for number in range(2)]
+            beat = read_beat(nodes[0] / rank_heartbeat(0)) if nodes[0].exists() else None
+            if beat and beat.step >= kill_after:
+                ranks = read_node((nodes[kill_after % 2] / "node.json").read_text()).ranks
+                os.kill(ranks[kill_after // 2 % 2].pid, signal.SIGKILL)
+                break
+            time.sleep(0.01)
+        code = run.wait(TIMEOUT_S)
+        log.seek(0)
+        text = log.read()
+    if code or (kill_after is not None and "going on at step" not in text and "attempt 2" not in text):
+        sys.exit(f"exact.py: a launch exited with {code}:\n{text}")
+    return weights(text)
+
+
+def launches(times: int, seed: int) -> list[tuple[int, str]]:
+    """The step at which a rank was killed and the weights at the end; first those of an undisturbed launch."""
+    dice = random.Random(seed)  # noqa: S311
+    # Of 540 steps: a kill in the last ones could come too late.
+    found = []
+    for kill_after in [None, *(dice.randrange(1, 530) for _ in range(times))]:
+        with tempfile.TemporaryDirectory() as folder:
+            found.append((kill_after or 0, launched(Path(folder), kill_after)))
+    return found
+
+
+def table(tries: Sequence[Tried]) -> str:
+    torch = f"torch {metadata.version('torch')}, gloo, {os.cpu_count()} cores ({platform.machine()})"
+    lines = [
+        f"Measured with Python {platform.python_version()}, {torch}.",
+        "",
+        "| training | ranks | starts | undisturbed | disturbed | |",
+        "|---|---|---|---|---|---|",
+    ]
+    for one in tries:
+        ranks = f"{one.row.ranks[0]} x {one.row.ranks[1]}" if one.row.ranks[0] > 1 else str(one.row.ranks[1])
+        same = "equal" if one.equal else "DIFFERENT"
+        lines.append(f"| {one.row.title} | {ranks} | {one.starts} | {one.undisturbed} | {one.disturbed} | {same} |")
+    return "\n".join([*lines, ""])
+
+
+def main() -> None:
+    groups = list(dict.fromkeys(row.group for row in ROWS))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", default=",".join(groups))
+    parser.add_argument("--rows", default="")
+    parser.add_argument("--random", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    rows = [row for row in ROWS if row.group in args.groups.split(",") and re.search(args.rows, row.title)]
+    if not rows and not args.random:
+        parser.error(f"no row of {args.groups} is found by {args.rows!r}")
+    tries = []
+    for row in rows:
+        tries.append(try_row(row))
+        same = "equal" if tries[-1].equal else "DIFFERENT"
+        print(f"{row.title}: {tries[-1].undisturbed} {tries[-1].disturbed} {same}", file=sys.stderr, flush=True)
+    if tries:
+        print(table(tries))
+    found = launches(args.random, args.seed) if args.random else []
+    for step, weights in found[1:]:
+        same = "equal" if weights == found[0][1] else "DIFFERENT"
+        print(f"launch --nodes 2 --gpus 2, a rank killed after step {step}: {weights} {same}", flush=True)
+    good = sum(weights == found[0][1] for _, weights in found[1:])
+    if found:
+        print(f"{good} of {args.random} end with the undisturbed launch's {found[0][1]}")
+    if args.json:
+        result = [
+            {"title": one.row.title, "undisturbed": one.undisturbed, "disturbed": one.disturbed, "starts": one.starts}
+            for one in tries
+        ]
+        args.json.write_text(json.dumps({"rows": result, "launches": found}, indent=1) + "\n")
+    if args.write:
+        head, _, rest = PAGE.read_text().partition(BEGIN)
+        PAGE.write_text(f"{head}{BEGIN}\n{table(tries)}\n{END}{rest.partition(END)[2]}")
+    sys.exit(not all(one.equal for one in tries) or good != args.random)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""The faults, one function each: it lets a job train, does it harm, and says what must come of it."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from fault_injection.experiment import BOTH, Experiment
+from fault_injection.job import PORT, RANKS_HERE, WORLD
+
+JOIN_S = 6  # what the rows that lose a node for good give as --join-timeout
+IMAGE = "train:2@sha256:a1"
+NOBODY = [{}, {}]
+GROUPS = Path("/sys/fs/cgroup/memory")
+EATER_BYTES = 1 << 30
+
+
+def moment(experiment: Experiment) -> int:
+    """The step at which a fault comes; later ones would leave too few steps to read the counters of the new start."""
+    return experiment.dice.randint(1, 38)
+
+
+def one_at(node: int, what: dict[str, int]) -> list[dict[str, int]]:
+    return [what if other == node else {} for other in BOTH]
+
+
+def rank_is_killed(experiment: Experiment) -> None:
+    rank = experiment.dice.choice(WORLD)
+    experiment.train_until(moment(experiment))
+    time.sleep(experiment.dice.uniform(0, 0.1))
+    experiment.now()
+    os.kill(experiment.job.pids(rank)[-1], signal.SIGKILL)
+    experiment.is_noticed(*BOTH)
+    experiment.trains_again()
+    exits = one_at(rank // RANKS_HERE, {"sigkill": 1})
+    experiment.succeeds(codes=[[0], [0]], restarts=[{"killed": 1}] * 2, exits=exits)
+
+
+def rank_fails(code: int, how: str) -> Callable[[Experiment], None]:
+    def act(experiment: Experiment) -> None:
+        experiment.train_until(14)
+        experiment.job.until(lambda: len(experiment.job.steps(1)) == 14, "the last step of rank 1")
+        experiment.now(experiment.job.steps(1)[-1].at)
+        experiment.is_noticed(*BOTH)
+        experiment.fails(f"rank 1 on node 0 {how}", code=code)
+
+    return act
+
+
+def agent_is_killed(node: int) -> Callable[[Experiment], None]:
+    def act(experiment: Experiment) -> None:
+        job = experiment.job
+        experiment.train_until(moment(experiment))
+        time.sleep(experiment.dice.uniform(0, 0.1))
+        experiment.now()
+        job.processes[node].kill()
+        experiment.is_gone(job.machines[node].pids)
+        job.tend_from_now()
+        experiment.is_noticed(1 - node)
+        experiment.trains_again()
+        is_first = node == 0  # then the other has ended, too, and both begin anew
+        codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]
+        experiment.succeeds(codes=codes, restarts=NOBODY if is_first else one_at(0, {"node_lost": 1}), exits=NOBODY)
+
+    return act
+
+
+def machine_is_lost(node: int) -> Callable[[Experiment], None]:
+    """Its cable first, so that no connection is closed: as when its power fails."""
+
+    def act(experiment: Experiment) -> None:
+        job = experiment.job
+        experiment.train_until(moment(experiment))
+        experiment.now()
+        job.machines[node].cut()
+        job.machines[node].kill()
+        experiment.is_noticed(1 - node)
+        job.machines[node].plug_in()
+        job.tend_from_now()
+        experiment.trains_again()
+        is_first = node == 0
+        codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]
+        experiment.succeeds(codes=codes, restarts=NOBODY if is_first else one_at(0, {"node_lost": 1}), exits=NOBODY)
+
+    return act
+
+
+def machine_is_lost_for_good(experiment: Experiment) -> None:
+    experiment.train_until(moment(experiment))
+    experiment.now()
+    experiment.job.machines[1].cut()
+    experiment.job.machines[1].kill()
+    experiment.is_noticed(0)
+    experiment.fails(
+        f"node 1 was lost: its ddprun fell silent, and did not come back in {JOIN_S} s", code=137, nodes=[0]
+    )
+
+
+def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
+    """For so long; who ended meanwhile is started again, as often as a scheduler does."""
+
+    def act(experiment: Experiment) -> None:
+        job = experiment.job
+        job.tended = True
+        experiment.train_until(moment(experiment))
+        experiment.now()
+        job.machines[node].cut()
+        experiment.is_noticed(*BOTH)
+        job.until(lambda: experiment.passed_s() > seconds, "the cable")
+        job.machines[node].plug_in()
+        experiment.trains_again()
+        # The node that is not node 0 ends, and comes back: node 0 keeps the store.
+        ends = job.codes[1]
+        experiment.succeeds(codes=[[0], [*(137 for _ in ends), 0]], restarts=[{"node_lost": 1}, {}], exits=NOBODY)
+
+    return act
+
+
+def cable_is_jolted(experiment: Experiment) -> None:
+    """Out for 2 s, which TCP survives."""
+    experiment.train_until(moment(experiment))
+    experiment.now()
+    experiment.job.machines[1].cut()
+    time.sleep(2.0)
+    experiment.job.machines[1].plug_in()
+    experiment.job.until(lambda: experiment.job.reached(40), "step 40")
+    experiment.succeeds(codes=[[0], [0]], restarts=NOBODY, exits=NOBODY)
+
+
+def cable_stays_out(node: int) -> Callable[[Experiment], None]:
+    def act(experiment: Experiment) -> None:
+        experiment.train_until(moment(experiment))
+        experiment.now()
+        experiment.job.machines[node].cut()
+        experiment.is_noticed(*BOTH)
+        experiment.fails(
+            (
+                f"node 1 was lost: its ddprun fell silent, and did not come back in {JOIN_S} s",
+                "node 0 was lost, and with it the store of the run: start the run again",
+            ),
+            code=137,
+        )
+
+    return act
+
+
+def rank_is_frozen(experiment: Experiment) -> None:
+    rank = experiment.dice.choice(WORLD)
+    experiment.train_until(moment(experiment))
+    experiment.now()
+    os.kill(experiment.job.pids(rank)[-1], signal.SIGSTOP)
+    experiment.is_noticed(*BOTH)
+    experiment.trains_again()
+    exits = one_at(rank // RANKS_HERE, {"hang_killed": 1})
+    experiment.succeeds(codes=[[0], [0]], restarts=[{"hang": 1}] * 2, exits=exits)
+    kept = [len(list((experiment.job.folder / f"node-{node}").glob("stacks-attempt-1.txt"))) for node in BOTH]
+    experiment.also("stacks kept", [1, 1], kept)
+
+
+def port_is_taken(experiment: Experiment) -> None:
+    job = experiment.job
+    with job.beside(0, sys.executable, "-m", "http.server", PORT) as pid:
+        time.sleep(2.0)
+        experiment.now()
+        job.start(0)
+        job.until(lambda: job.has_ended(0), "the end of node 0")
+        outcome = job.outcome(0)
+        experiment.result = replace(experiment.result, ended_s=experiment.passed_s())
+    who = f"by pid {pid} ({sys.executable} -m http.server {PORT})"[:80]
+    message = f"port {PORT} on 10.77.0.10 cannot be had: address already in use {who}"
+    experiment.also("codes", [[69], []], [job.codes[node] for node in BOTH])
+    experiment.also("message", message, outcome.message[: len(message)] if outcome else None)
+    experiment.is_gone()
+
+
+def master_has_no_name(experiment: Experiment) -> None:
+    experiment.job.master = "nosuch.invalid"
+    experiment.now()
+    experiment.job.start()
+    why = "nosuch.invalid does not resolve"
+    # The resolver's reason: no network, no such name, or a name server that does not answer in time.
+    experiment.fails((f"node-0: {why}", f"node-1: {why}"), code=69, ending=": [a-z ]+")
+
+
+def master_is_another(experiment: Experiment) -> None:
+    """The address of no machine of the job: node 0 can say so; the others can only wait for it."""
+    experiment.job.master = "10.77.0.99"
+    experiment.now()
+    experiment.job.start(0)
+    what = "10.77.0.99 is no address of this machine, which has to listen there; it has 10.77.0.10 (eth0)"
+    experiment.fails(what, code=69, nodes=[0])
+
+
+def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable[[Experiment], None]:
+    """The nodes find other files in their homes, or node 1 is of another image."""
+
+    def act(experiment: Experiment) -> None:
+        job = experiment.job
+        job.environ = {0: {"DDP_IMAGE": IMAGE}, 1: {"DDP_IMAGE": image or IMAGE}}
+        for node, files in enumerate(homes):
+            job.home(node).mkdir()
+            for name, text in files.items():
+                (job.home(node) / name).write_text(text)
+        experiment.now()
+        job.start()
+        experiment.fails(f"the nodes do not match: {what}; give all the same", code=78)
+
+    return act
+
+
+def rank_eats(experiment: Experiment) -> None:
+    with memory_group(EATER_BYTES) as enter:
+        experiment.job.enter[1] = enter
+        experiment.job.start()
+        experiment.now()
+        what = f"its cgroup has {EATER_BYTES / (1 << 30):.3g} GiB"
+        experiment.fails(
+            f"rank 2 on node 1 was killed for memory: {what}; give the job more, or each rank less to do (again)",
+            code=137,
+        )
+    outcomes = [experiment.job.outcome(node) for node in BOTH]
+    result = [(outcome.cause, outcome.attempt, outcome.retry) if outcome else None for outcome in outcomes]
+    experiment.also("cause, attempt, retry", [("oom", 2, False)] * 2, result)
+
+
+def rank_is_killed_again_and_again(experiment: Experiment) -> None:
+    experiment.now()
+    experiment.job.start()
+    each = "rank 1 on node 0 was killed by SIGKILL"
+    what = "; ".join(f"attempt {attempt}: {each}" for attempt in (2, 3, 4))
+    experiment.fails(f"gave up after 3 attempts without progress: {what}", code=75)
+
+
+@contextlib.contextmanager
+def memory_group(limit: int) -> Iterator[Callable[[], None]]:
+    """A memory cgroup (v1) of so many bytes; what is yielded makes the calling process enter it. Raises OSError."""
+    group = GROUPS / f"faults-{os.getpid()}-{time.monotonic_ns()}"
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(limit))
+        yield lambda: (group / "cgroup.procs").write_text(str(os.getpid())) and None
+    finally:
+        deadline = time.monotonic() + 10
+        while group.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                group.rmdir()
+            time.sleep(0.05)

@@ -1,0 +1,229 @@
+"""A training of two machines and two ranks each, as a launcher drives it; and what can be seen of it from outside.
+
+It starts ddpruns (or torchruns), starts again what ended and may be worth it, as a scheduler does, and watches. What is
+done to the training, and what follows from it, is the matter of rows.py.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import lab
+
+from ddpwire.exits import of_status, worth_a_retry
+from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "bench" / "fault_injection" / "training.py"
+PORT = "61234"
+NODES, RANKS_HERE = 2, 2
+WORLD = range(NODES * RANKS_HERE)
+START_S = 90.0
+POLL_S = 0.02
+STARTS = 6  # of one node; a scheduler has a limit, too
+MODULES = {"ddprun": "ddprun", "torchrun": "torch.distributed.run"}
+SPOKEN = re.compile(r"\[node\d+\] |.*torch[./]distributed[./]elastic")  # a launcher's own word, not a rank's
+
+
+class TooLateError(Exception):
+    """What was waited for did not happen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    at: float  # time.time()
+    step: int
+
+
+@dataclass(kw_only=True)
+class Job:
+    """One run. Its nodes are started again only while ``tended``."""
+
+    machines: tuple[lab.Machine, ...]
+    folder: Path
+    launcher: str = "ddprun"
+    options: tuple[str, ...] = ()
+    script_args: tuple[str, ...] = ()
+    master: str = "node-0"
+    environ: dict[int, dict[str, str]] = field(default_factory=dict)  # of a node, besides
+    enter: dict[int, Callable[[], None]] = field(default_factory=dict)  # called in a node's child, before it is ddprun
+    tended: bool = False
+    processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    codes: dict[int, list[int]] = field(default_factory=lambda: {node: [] for node in range(NODES)})
+
+    def start(self, *nodes: int) -> None:
+        """Start these nodes, by default all."""
+        self.tend()
+        for node in nodes or range(NODES):
+            self.home(node).mkdir(exist_ok=True)
+            place = ["--nnodes", NODES, "--nproc-per-node", RANKS_HERE, "--node-rank", node]
+            place += ["--master-addr", self.master, "--master-port", PORT]
+            command = [sys.executable, "-m", MODULES[self.launcher], *map(str, place), *self.options]
+            with self.said_by(node).open("ab") as output:
+                self.processes[node] = subprocess.Popen(
+                    self.machines[node].command(*command, str(SCRIPT), str(self.folder), *self.script_args),
+                    env=self._environ(node),
+                    cwd=self.home(node),
+                    stdout=subprocess.DEVNULL,
+                    stderr=output,
+                    preexec_fn=self.enter.get(node),
+                )
+
+    def _environ(self, node: int) -> dict[str, str]:
+        base = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "DDP_"))}
+        path = [str(self.home(node)), str(ROOT / "trainer"), os.environ.get("PYTHONPATH", "")]
+        ours = {
+            "PYTHONPATH": os.pathsep.join(path),
+            "DDP_RUN_DIR": str(self.folder),
+            "DDP_RUN_ID": "faults",
+            "DDP_DEVICE": "cpu",
+            "DDP_NODES_HERE": str(NODES),
+            "OMP_NUM_THREADS": "1",
+        }
+        if self.launcher == "torchrun":  # whose ranks else meet at whatever address the host's name has
+            ours["GLOO_SOCKET_IFNAME"] = "eth0"
+        return base | ours | self.environ.get(node, {})
+
+    def tend(self) -> None:
+        """Note the ends; start again what may do better, where the job is ``tended``."""
+        for node, process in list(self.processes.items()):
+            if self.processes.get(node) is not process:  # started anew meanwhile
+                continue
+            if process.poll() is None or len(self.codes[node]) == STARTS:
+                continue
+            del self.processes[node]
+            code = of_status(process.returncode)
+            self.codes[node].append(code)
+            if self.tended and worth_a_retry(code):
+                self.start(node)
+
+    def tend_from_now(self) -> None:
+        """As a scheduler: start again whoever has ended, now and later."""
+        self.tend()
+        self.tended = True
+        for node in range(NODES):
+            if node not in self.processes:
+                self.start(node)
+
+    def until(self, condition: Callable[[], object], what: str, timeout_s: float = START_S) -> float:
+        """Tend until it is so; when that was. Raises TooLateError."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                raise TooLateError(f"{what}: not within {timeout_s:g} s; {self.last_words()}")
+            self.tend()
+            time.sleep(POLL_S)
+        return time.time()
+
+    def has_ended(self, *nodes: int) -> bool:
+        """Whether no process of these nodes, by default of all, is running."""
+        return not any(node in self.processes for node in nodes or range(NODES))
+
+    def steps(self, rank: int, since: float = 0.0) -> list[Step]:
+        """The steps that the processes of a rank have made since then."""
+        found = []
+        for path in (self.folder / "steps").glob(f"{rank}.*"):
+            lines = [line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            found += [Step(at=float(at), step=int(step)) for at, step in lines]
+        return sorted((step for step in found if step.at > since), key=lambda step: step.at)
+
+    def reached(self, step: int) -> bool:
+        """Whether every rank has made that step."""
+        return all(any(made.step >= step for made in self.steps(rank)) for rank in WORLD)
+
+    def pids(self, rank: int) -> list[int]:
+        """The processes that were this rank, the latest last."""
+        paths = sorted((self.folder / "steps").glob(f"{rank}.*"), key=lambda path: path.stat().st_mtime)
+        return [int(path.suffix[1:]) for path in paths]
+
+    def first_steps_of_new(self, old: dict[int, list[int]]) -> list[Step] | None:
+        """The first step of each rank in a process that is not an ``old`` one; None: not all have made one."""
+        firsts = []
+        for rank in WORLD:
+            made = [
+                path.read_text().partition("\n")
+                for path in (self.folder / "steps").glob(f"{rank}.*")
+                if int(path.suffix[1:]) not in old[rank]
+            ]
+            lines = [line.split() for line, end, _ in made if end]
+            if not lines:
+                return None
+            firsts.append(max((Step(at=float(at), step=int(step)) for at, step in lines), key=lambda made: made.at))
+        return firsts
+
+    def home(self, node: int) -> Path:
+        """Where a node's launcher is started; a sitecustomize.py there is run before it."""
+        return self.folder / f"home-{node}"
+
+    @contextlib.contextmanager
+    def beside(self, node: int, *command: str) -> Iterator[int]:
+        """Something else on the machine of a node; its pid."""
+        with subprocess.Popen(
+            self.machines[node].command(*command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        ) as process:
+            try:
+                yield process.pid
+            finally:
+                process.kill()
+
+    def said_by(self, node: int) -> Path:
+        """What a node's launcher, and its ranks, wrote to stderr, over all its starts."""
+        return self.folder / f"said-by-{node}"
+
+    def words(self, node: int) -> list[str]:
+        """What a node's launcher said itself."""
+        with contextlib.suppress(FileNotFoundError):
+            lines = self.said_by(node).read_text(errors="replace").splitlines()
+            return [line for line in lines if SPOKEN.match(line)]
+        return []
+
+    def last_words(self) -> str:
+        return "; ".join(f"node {node} said last: {''.join(self.words(node)[-1:])}" for node in range(NODES))
+
+    def state(self, node: int) -> NodeState | None:
+        with contextlib.suppress(OSError, ValueError):
+            return read_node((self.folder / f"node-{node}" / "node.json").read_text())
+        return None
+
+    def outcome(self, node: int) -> Outcome | None:
+        with contextlib.suppress(OSError, ValueError):
+            return read_outcome((self.folder / f"node-{node}" / "outcome.json").read_text())
+        return None
+
+    def metrics(self, node: int) -> str:
+        """What a node's /metrics says at this moment; nothing where it has not started, or has ended."""
+        state = self.state(node)
+        if state is None or state.metrics is None:
+            return ""
+        get = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.argv[1], timeout=5).read())"
+        command = self.machines[node].command(sys.executable, "-I", "-S", "-c", get, state.metrics)
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=20).stdout
+
+    def alive(self) -> list[int]:
+        """Every process on the machines, whoever started it."""
+        return [pid for machine in self.machines for pid in machine.pids()]
+
+    def weights(self) -> dict[str, str]:
+        """The sha256 of each rank's final weights."""
+        return {path.name: path.read_text() for path in (self.folder / "weights").glob("*")}
+
+
+@contextlib.contextmanager
+def start_job(folder: Path, *, prefix: str = "faults", **rest: object) -> Iterator[Job]:
+    """A job on machines of its own, of which nothing is left."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with lab.machines(NODES, prefix=prefix) as machines:
+        made = Job(machines=machines, folder=folder, **rest)  # type: ignore[arg-type]
+        try:
+            yield made
+        finally:
+            for machine in machines:
+                machine.kill()
+            for process in made.processes.values():
+                process.wait(10)

@@ -1,0 +1,76 @@
+"""How a checkpoint's state reaches the ranks: tensor by tensor, as ddptrain does, and as torch's pickled objects.
+
+Four gloo ranks on this machine; rank 0 has a state of 1 GiB (a model and Adam's moments). Prints each rank's peak
+memory above its start, and the seconds.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "trainer"))
+
+from ddptrain.distributed import RankInfo, broadcast, broadcast_state  # noqa: E402
+
+RANKS = 4
+MIB = 1 << 20
+
+
+def memory_mib(field: str) -> float:
+    """VmHWM (the peak) or VmRSS of this process, proc(5)."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(lines[field].split()[0]) / 1024
+
+
+def state(mib: int) -> dict[str, Any]:
+    """A model of a third of ``mib``, and Adam's two moments of each parameter."""
+    tensors = [torch.randn(MIB // 4) for _ in range(mib)]
+    parameters, first, second = tensors[::3], tensors[1::3], tensors[2::3]
+    moments = {
+        number: {"exp_avg": one, "exp_avg_sq": other, "step": torch.tensor(3.0)}
+        for number, (one, other) in enumerate(zip(first, second, strict=False))
+    }
+    return {"model": dict(enumerate(parameters)), "optimizer": {"state": moments}}
+
+
+def rank_main(rank: int, how: str, mib: int, store: str) -> None:
+    """One rank: receive the state, print what it took."""
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
+    info = RankInfo(rank=rank, size=RANKS, local_rank=rank, local_world_size=RANKS)
+    parts = state(mib) if rank == 0 else {"model": {}, "optimizer": {}}
+    dist.barrier()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+    before, began = memory_mib("VmRSS"), time.monotonic()
+    if how == "pickled":
+        parts = broadcast(info, parts)
+    else:
+        for name in parts:
+            parts[name] = broadcast_state(info, parts[name])
+    assert parts["optimizer"]["state"][0]["step"] == 3
+    dist.barrier()
+    seconds = time.monotonic() - began
+    print(f"{how:8} rank {rank}: {memory_mib('VmHWM') - before:6.0f} MiB, {seconds:7.3f} s", flush=True)
+
+
+def main() -> None:
+    """Try both ways, one after the other, as often as asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mib", type=int, default=1024, help="size of the state")
+    parser.add_argument("--times", type=int, default=1)
+    options = parser.parse_args()
+    for _ in range(options.times):
+        for how in ("pickled", "tensors"):
+            with tempfile.TemporaryDirectory() as folder:
+                spawn(rank_main, args=(how, options.mib, f"{folder}/store"), nprocs=RANKS)  # type: ignore[no-untyped-call]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Runs as text for a terminal, and as JSON. Text from values, nothing else."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddpctl.images import human_size
+from ddpctl.launch_plan import command_line, title
+from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.text import format_duration, one_line, table
+from ddpwire.exits import Exit
+
+
+def ago(seconds: float) -> str:
+    """A time span as a user would say it: 12 s, 3 min, 5 h, 2 d."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
+    """``ddpctl ps``."""
+    head = ("RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM")
+    return table(
+        [
+            head,
+            *(
+                (
+                    run.name,
+                    state.state,
+                    "-" if state.code is None else str(state.code),
+                    f"{run.job.nodes} x {run.job.gpus}",
+                    one_line(run.target),
+                    f"{ago(now - run.created)} ago",
+                    one_line(command_line(run.job)),
+                )
+                for run, state in rows
+            ),
+        ]
+    )
+
+
+def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+    """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
+    ending = "" if state.code is None else f", exit code {state.code}"
+    lines = [
+        f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
+        f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
+        *_places(run, state, can_resume=can_resume),
+    ]
+    rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
+    for report in state.nodes:
+        node = report.state
+        if node is None:
+            note = one_line(report.note) or ("no word yet" if report.alive else "no word")
+            rows.append((f"  {report.node}", note, "-", "-", "-"))
+            continue
+        gone = "ended" if report.outcome else "killed"
+        ranks = " ".join(f"{rank.rank}:{rank.pid}" if report.alive else f"{rank.rank}" for rank in node.ranks) or "-"
+        rows.append(
+            (
+                f"  {report.node}",
+                one_line(node.state) if report.alive else gone,
+                str(node.pid) if report.alive else "-",
+                ranks,
+                one_line(node.metrics or "-") if report.alive else "-",
+            )
+        )
+    return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
+
+
+def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+    """What a user may do about a run that has ended badly."""
+    lines = []
+    if state.outcome and state.outcome.rank is not None and state.state == "failed":
+        lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
+    if state.ended and state.code and can_resume:
+        lines.append(f"  go on with   ddpctl launch --resume {run.name}")
+    return lines
+
+
+def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
+    """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
+    ending = f", exit code {state.code}" if state.code else ""
+    lines = [
+        f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}: "
+        f"{one_line(state.message)}"
+    ]
+    lines += _places(run, state, can_resume=can_resume)
+    lines += next_steps(run, state, can_resume=can_resume)
+    return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
+
+
+def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
+    """Where its logs are; and its checkpoints, unless it has ended without any."""
+    logs, checkpoints = f"  logs         {one_line(run.logs_at)}", f"  checkpoints  {one_line(run.checkpoint_dir)}"
+    return [logs] if state.ended and not can_resume else [logs, checkpoints]
+
+
+def removed_lines(
+    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Sequence[DiskUsage] = ()
+) -> list[str]:
+    """``ddpctl rm``: what a run has been, or would be, removed with, beside ``others``; and what of it stays."""
+    size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
+    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoint among it"
+    what = "would be removed" if dry_run else "is removed"
+    freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
+    lines = [f"run {run.name} {what}: {freed}", *(f"  folder  {one}" for one in found)]
+    lines += [f"  stays   {path}, which a link in {one} leads to" for one in found for path in one.stays]
+    if run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
+        lines.append(f"  stays   {run.checkpoint_dir}, its checkpoints")
+    return lines
+
+
+def as_json(run: Run, state: RunStatus) -> dict[str, Any]:
+    """``--json``: the same facts for a script."""
+    return {
+        "run": run.name,
+        "state": state.state,
+        "code": state.code,
+        "message": state.message,
+        "target": run.target,
+        "kind": run.kind,
+        "created": run.created,
+        "nodes": run.job.nodes,
+        "gpus": run.job.gpus,
+        "program": command_line(run.job),
+        "folder": run.folder,
+        "checkpoint_dir": run.checkpoint_dir,
+        "outcome": asdict(state.outcome) if state.outcome else None,
+        "node_reports": [asdict(report) for report in state.nodes],
+    }

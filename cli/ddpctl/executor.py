@@ -1,0 +1,455 @@
+"""Runs commands: the only place of ddpctl that starts processes, on this machine and, over SSH, on others.
+
+Each process has its own session: ddpctl decides what a terminal's Ctrl-C means, the commands do not receive it.
+Knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from ddpctl.command import (
+    NOT_FOUND,
+    TIMED_OUT,
+    UNREACHED,
+    Command,
+    FilePart,
+    Host,
+    Output,
+    T,
+    Verb,
+    process_line,
+    shell_line,
+)
+from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpwire import names
+
+if TYPE_CHECKING:
+    from fabric import Connection
+    from paramiko import Channel
+
+    from ddpctl.ssh import Connector
+
+
+_MAX_PARALLEL = 64
+PROBE_S = 3.0  # how often a silent host is asked whether it is there
+LOST_S = 8.0
+_CHUNK = 1 << 16
+_printing = threading.Lock()
+
+
+class Executor:
+    """Performs commands on this machine, and holds the lifeline of those that must end with it."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._remote = Remote(environ)
+        self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
+        self._started: list[int] = []  # leaders of the sessions that were put into the background
+
+    def perform(self, verb: Verb[T], on_interrupt: Callable[[], None] | None = None) -> T:
+        """Run a target's verb to its end.
+
+        ``on_interrupt`` is called at each Ctrl-C while a streamed command goes on; without it, and while
+        anything else runs, Ctrl-C is raised as ever.
+        """
+        try:
+            commands = next(verb)
+            while True:
+                commands = verb.send(self._run_all(commands, on_interrupt))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def dry_run(self, verb: Verb[T], out: TextIO) -> T:
+        """A dry run: print every command instead, but look where a command only looks (``probe``)."""
+        try:
+            commands = next(verb)
+            while True:
+                looked = iter(self._run_all(tuple(command for command in commands if command.probe), None))
+                outputs: list[Output] = []
+                for command in commands:
+                    if command.probe:
+                        outputs.append(next(looked))
+                    else:
+                        print(shell_line(command), file=out)
+                        outputs.append(Output(returncode=0, stdout=command.placeholder))
+                commands = verb.send(tuple(outputs))
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+
+    def close(self) -> None:
+        """Let go of the other machines."""
+        self._remote.close()
+
+    def kill_started(self) -> None:
+        """SIGKILL what this executor has put into the background: a launch that came to nothing takes it back."""
+        for pid in self._started:
+            with suppress(OSError):
+                os.killpg(pid, signal.SIGKILL)  # our child until we end, so the number is nobody else's
+            with suppress(OSError):
+                os.waitpid(pid, 0)
+        self._started.clear()
+
+    def reap(self) -> None:
+        """Forget those that have ended; for a process that outlives many runs."""
+        for pid in tuple(self._started):
+            with suppress(OSError):
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    continue
+            self._started.remove(pid)
+
+    def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
+        if not commands:
+            return ()
+        if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
+            return self._side_by_side(commands, on_interrupt)
+        if len(commands) == 1 or any(command.mode != "capture" for command in commands):
+            return tuple(self._run(command, on_interrupt) for command in commands)
+        with ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL)) as pool:
+            return tuple(pool.map(self._capture, commands))
+
+    def _side_by_side(
+        self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None
+    ) -> tuple[Output, ...]:
+        """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
+        self._remote.prepare()
+        streams = any(command.mode == "stream" for command in commands)
+        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
+        futures = [pool.submit(self._run, command, None) for command in commands]
+        try:
+            while True:
+                try:
+                    return tuple(future.result() for future in futures)
+                except KeyboardInterrupt:
+                    if on_interrupt is None or not streams:
+                        raise
+                    _undisturbed(on_interrupt)
+        except BaseException:
+            self._remote.close()  # what waits for an answer gets none any more
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+        if command.host:
+            perform = {"capture": self._remote.capture, "stream": self._remote.stream, "tty": self._remote.hand_over}
+            return perform[command.mode](command)
+        if command.mode == "background":
+            return self._start(command)
+        if command.mode == "stream":
+            return self._stream(command, on_interrupt)
+        if command.mode == "tty":
+            return self._hand_over(command)
+        return self._capture(command)
+
+    def _capture(self, command: Command) -> Output:
+        try:
+            done = subprocess.run(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                **({"stdin": subprocess.DEVNULL} if command.stdin is None else {"input": command.stdin}),
+                start_new_session=True,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=command.timeout_s,
+                check=False,
+            )
+        except FileNotFoundError:
+            return Output(returncode=NOT_FOUND, stderr=f"{command.argv[0]}: not found")
+        except subprocess.TimeoutExpired:
+            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+    def _stream(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+        try:
+            process = subprocess.Popen(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        try:
+            while True:
+                try:
+                    return Output(returncode=process.wait(command.timeout_s))
+                except KeyboardInterrupt:
+                    if on_interrupt is None:
+                        raise
+                    _undisturbed(on_interrupt)
+        except subprocess.TimeoutExpired:
+            return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
+        finally:
+            process.kill()
+            process.wait()
+
+    def _hand_over(self, command: Command) -> Output:
+        """The terminal is the command's, Ctrl-C as well."""
+        before = signal.signal(signal.SIGINT, lambda *_: None)  # a handler, unlike SIG_IGN, is not inherited
+        try:
+            done = subprocess.run(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                timeout=command.timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+        finally:
+            signal.signal(signal.SIGINT, before)
+        return Output(returncode=done.returncode)
+
+    def _start(self, command: Command) -> Output:
+        env = {**self._environ, **command.env}
+        env.pop(names.LIFELINE_FD, None)  # another launcher's, left over
+        keep: tuple[int, ...] = ()
+        if command.tether:
+            if self._lifeline is None:
+                self._lifeline, _ = os.pipe()  # neither end is closed before this process ends: that is its use
+            env[names.LIFELINE_FD] = str(self._lifeline)
+            keep = (self._lifeline,)
+        path = Path(command.output or os.devnull)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            output = path.open("ab")
+        except OSError as error:
+            raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
+        with output:
+            try:
+                process = subprocess.Popen(
+                    command.argv,
+                    env=env,
+                    cwd=command.cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                    pass_fds=keep,
+                )
+            except OSError as error:
+                raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
+        process.returncode = 0  # it is not ours to wait for: no warning when this object goes
+        self._started.append(process.pid)
+        return Output(returncode=0, stdout=f"{process.pid}\n")
+
+
+def _undisturbed(on_interrupt: Callable[[], None]) -> None:
+    """Tell of a Ctrl-C, and of each that comes while the last one is being seen to."""
+    while True:
+        try:
+            return on_interrupt()
+        except KeyboardInterrupt:
+            continue
+
+
+# Other machines, over SSH: one connection a host, which is kept, and any number of commands on it side by side. What a
+# command reads goes over its stdin, never into its command line. A host that is lost in the middle is noticed within
+# LOST_S, also behind a jump host.
+
+
+class Remote:
+    """The machines that this process talks to."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._home = Path(environ.get("HOME", "/"))
+        self._connector: Connector | None = None
+        self._connections: dict[Host, Connection] = {}
+        self._locks: dict[Host, threading.Lock] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self) -> None:
+        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race."""
+        from ddpctl.ssh import Connector
+
+        self._connector = self._connector or Connector(self._home)
+
+    def capture(self, command: Command) -> Output:
+        """Wait for it, keep what it wrote."""
+        out, err = bytearray(), bytearray()
+        done = self._run(command, out.extend, err.extend)
+        texts = (out.decode(errors="replace"), err.decode(errors="replace") + done.stderr)
+        return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
+
+    def stream(self, command: Command) -> Output:
+        """Wait for it; what it writes is ours, whole lines at a time, so that many may go on side by side.
+
+        A host that is lost is named at once: the others may go on for days.
+        """
+        out, err = _Lines(sys.stdout), _Lines(sys.stderr)
+        done = self._run(command, out, err)
+        if done.stderr:
+            err(f"{command.host}: {done.stderr}\n".encode())
+        out.close()
+        err.close()
+        return done
+
+    def hand_over(self, command: Command) -> Output:
+        """The terminal is the command's."""
+        self.prepare()
+        from ddpctl.ssh import NoConnectionError
+
+        try:
+            done = self._connect(_host(command)).run(process_line(command), pty=True, warn=True, in_stream=sys.stdin)
+        except NoConnectionError as error:
+            return Output(returncode=UNREACHED, stderr=str(error))
+        return Output(returncode=done.exited)
+
+    def close(self) -> None:
+        """Let go of all machines; what waits for one of them ends."""
+        with self._lock:
+            for connection in self._connections.values():
+                connection.close()
+            self._connections.clear()
+
+    def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
+        from paramiko.ssh_exception import SSHException
+
+        from ddpctl.ssh import NoConnectionError
+
+        deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
+        try:
+            channel = self._channel(_host(command))
+        except NoConnectionError as error:
+            return Output(returncode=UNREACHED, stderr=str(error))
+        try:
+            channel.settimeout(command.timeout_s)
+            channel.exec_command(process_line(command))
+            if command.stdin is not None:
+                channel.sendall(command.stdin.encode(errors="surrogateescape"))
+            if command.part is not None:
+                for data in _read(command.part):
+                    channel.sendall(data)
+            channel.shutdown_write()
+            code = _pump(channel, deadline, out, err)
+        except TimeoutError:
+            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
+        except (SSHException, OSError, EOFError) as error:
+            self._forget(_host(command))
+            return Output(returncode=UNREACHED, stderr=f"the connection was lost: {str(error) or 'the host is gone'}")
+        finally:
+            channel.close()
+        return Output(returncode=code)
+
+    def _channel(self, host: Host) -> "Channel":
+        """A new channel; a connection that has gone stale since its last use is made anew, once."""
+        from paramiko.ssh_exception import SSHException
+
+        from ddpctl.ssh import NoConnectionError
+
+        for _ in range(2):
+            try:
+                return self._connect(host).transport.open_session(timeout=LOST_S)
+            except (SSHException, OSError, EOFError) as error:
+                why = str(error) or type(error).__name__
+                self._forget(host)
+        raise NoConnectionError(f"the connection was lost: {why}")
+
+    def _connect(self, host: Host) -> "Connection":
+        with self._lock:
+            lock = self._locks.setdefault(host, threading.Lock())
+        assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
+        with lock:
+            if host not in self._connections or not self._connections[host].is_connected:
+                self._connections[host] = self._connector.open(host)
+            return self._connections[host]
+
+    def _forget(self, host: Host) -> None:
+        with self._lock:
+            connection = self._connections.pop(host, None)
+        if connection is not None:
+            connection.close()
+
+
+def _read(part: FilePart) -> Iterator[bytes]:
+    with Path(part.path).open("rb") as file:
+        file.seek(part.start)
+        left = part.length
+        while left and (data := file.read(min(left, _CHUNK))):
+            left -= len(data)
+            yield data
+
+
+def _host(command: Command) -> Host:
+    assert command.host is not None, "a command for this machine"  # noqa: S101 -- ours to keep
+    return command.host
+
+
+def _pump(
+    channel: "Channel", deadline: float | None, out: Callable[[bytes], None], err: Callable[[bytes], None]
+) -> int:
+    """Hand on what comes until the command ends; its exit status. Raises TimeoutError, SSHException, OSError."""
+    heard = time.monotonic()
+    while True:
+        moved = _drain(channel, out, err)
+        now = time.monotonic()
+        if deadline is not None and now > deadline:
+            raise TimeoutError
+        if moved:
+            heard = now
+            continue
+        if channel.exit_status_ready() and (channel.eof_received or channel.closed):
+            if channel.exit_status < 0:
+                raise EOFError
+            return int(channel.exit_status)
+        if now - heard > PROBE_S:
+            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises where nobody answers
+            heard = now
+        select.select([channel], [], [], PROBE_S if deadline is None else min(PROBE_S, max(0.0, deadline - now)))
+        if channel.eof_received:
+            time.sleep(0.005)  # the exit status is on its way, and select would not wait for it
+
+
+def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
+    """Hand on what has come; whether there was anything."""
+    moved = False
+    for ready, receive, take in (
+        (channel.recv_ready, channel.recv, out),
+        (channel.recv_stderr_ready, channel.recv_stderr, err),
+    ):
+        while ready():
+            take(receive(_CHUNK))
+            moved = True
+    return moved
+
+
+class _Lines:
+    """Writes whole lines of what it is given to a stream that others write to as well."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream.buffer
+        self._rest = b""
+
+    def __call__(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if whole:
+            self._write(b"".join(line + b"\n" for line in whole))
+
+    def close(self) -> None:
+        """Write what is left without a line's end."""
+        if self._rest:
+            self._write(self._rest)
+
+    def _write(self, data: bytes) -> None:
+        with _printing:
+            self._stream.write(data)
+            self._stream.flush()

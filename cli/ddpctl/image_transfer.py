@@ -1,0 +1,336 @@
+"""Copies a container image to hosts without a registry (``ddpctl image ship``): ask, pack, send, check, load.
+
+`docker save` is taken apart into blobs here and put together again on the host. A blob is a compressed layer or the
+image's configuration; its name is the SHA-256 of its content, so a host keeps what it has, and nothing is sent twice.
+A host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served side by side; one that fails stops no other.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path, PurePath
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+from ddpctl.command import Command, FilePart, Host, Verb
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
+from ddpctl.executor import Executor
+from ddpctl.images import Engine, Image, difference, human_size, inspect_line, read_inspect
+from ddpctl.launch_plan import counted
+from ddpwire.exits import Exit
+
+Codec = Literal["zst", "gz"]
+CACHE = "$HOME/.cache/ddpctl/images"  # on a host
+PART_BYTES = 64 << 20  # sent at a time: how often progress is told
+PACK_S = 3600.0
+LONG_S = 1800.0
+KEPT_DAYS = 30
+_COMPRESS: Mapping[Codec, str] = {"zst": "zstd -q -T0 -3", "gz": "gzip -1"}
+_SURVEY = f"""\
+mkdir -p "{CACHE}" && cd "{CACHE}" || exit 73
+"$1" version >/dev/null || exit 69
+if command -v zstd >/dev/null; then echo zstd; fi
+for file in *; do if [ -f "$file" ]; then echo "$(wc -c <"$file") $file"; fi; done
+"""
+_PACK = """\
+set -eu
+if [ ! -f "$3" ]; then
+  tar -xOf "$1" "$2" | if [ "$4" = plain ]; then cat; else gzip -dcf | $4; fi >"$1.part"
+  mv "$1.part" "$3"
+fi
+touch "$3"
+wc -c <"$3"
+"""
+_FILE = re.compile(r"^ *([0-9]+) ([0-9a-f]{64}\.[a-z.]+)$", re.MULTILINE)  # a log-in may say something else as well
+_RECEIVE = f"""\
+cd "{CACHE}" || exit 73
+if [ "$2" = 0 ]; then cat >"$1.part"; else cat >>"$1.part"; fi
+"""
+_CHECK = f"""\
+cd "{CACHE}" || exit 73
+case $1 in *.zst) zstd -dcq "$1.part" ;; *.gz) gzip -dc "$1.part" ;; *) cat "$1.part" ;; esac | sha256sum >"$1.sum"
+read -r sum _ <"$1.sum"; rm -f "$1.sum"
+if [ "$sum" = "$2" ]; then mv "$1.part" "$1"; else rm -f "$1.part"; exit 65; fi
+"""
+_LOAD = f"""\
+set -eu
+engine=$1 manifest=$2 config=$3; shift 3
+cd "{CACHE}"
+work=$(mktemp -d load.XXXXXX)
+trap 'rm -rf "$work"' EXIT
+printf %s "$manifest" >"$work/manifest.json"
+cp "$config" "$work/"
+for blob; do
+  case $blob in *.zst) zstd -dcq "$blob" ;; *) gzip -dc "$blob" ;; esac >"$work/${{blob%.*}}"
+  touch "$blob"
+done
+tar -C "$work" -cf - . | "$engine" load >&2
+find . -maxdepth 1 -type f -mtime +{KEPT_DAYS} -exec rm -f {{}} +
+"""
+MAX_PARALLEL = 16
+SILENT = "it failed without a word"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blob:
+    """One file of an image on its way."""
+
+    digest: str  # SHA-256 of the uncompressed content, in hexadecimal
+    name: str  # on both sides: DIGEST.tar.zst, DIGEST.tar.gz or DIGEST.json
+    path: str = ""  # here, once it is packed
+    size: int = 0  # compressed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """What a host has, before anything is sent."""
+
+    host: Host
+    problem: str = ""  # why nothing can be sent to it; empty: it can
+    image: Image | None = None  # what it holds under the reference
+    has_zstd: bool = False
+    files: Mapping[str, int] = field(default_factory=dict)  # name → bytes, in its cache
+
+    def blob_of(self, digest: str) -> str | None:
+        """The layer as it has it, however it is compressed."""
+        return next((name for codec in _COMPRESS if (name := f"{digest}.tar.{codec}") in self.files), None)
+
+
+def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
+    """The image as it is on this machine. Raises UnavailableError."""
+    (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
+    if done.returncode:
+        reason = done.last_line(SILENT)
+        if not re.search("no such (image|object)|image not known", reason, re.IGNORECASE):
+            raise UnavailableError(f"{engine} here cannot be asked for {reference}: {reason}")
+        raise UnavailableError(f"{reference}: {reason}: ddpctl image build makes one, {engine} pull gets one")
+    return read_inspect(reference, done.stdout)
+
+
+def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tuple[Survey, ...]]:
+    """Ask all hosts at once."""
+    outputs = yield tuple(
+        command
+        for host in hosts
+        for command in (
+            Command(argv=("sh", "-c", _SURVEY, "sh", engine), host=host, probe=True),
+            Command(argv=inspect_line(engine, reference), host=host, probe=True),
+        )
+    )
+    surveys = []
+    for host, asked, held in zip(hosts, outputs[::2], outputs[1::2], strict=True):
+        if asked.returncode:
+            surveys.append(Survey(host=host, problem=asked.last_line(SILENT)))
+            continue
+        image = None if held.returncode else read_inspect(reference, held.stdout)
+        files = {name: int(size) for size, name in _FILE.findall(asked.stdout)}
+        has_zstd = "zstd" in asked.stdout.splitlines()
+        surveys.append(Survey(host=host, image=image, has_zstd=has_zstd, files=files))
+    return tuple(surveys)
+
+
+def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
+    """Which compression all of them have: zstd where this machine has it too, else gzip."""
+    (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
+    return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
+
+
+def pack(
+    engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
+) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
+    """Write the configuration and these layers into a folder here, compressed. Raises UnavailableError.
+
+    ``scratch`` is a folder of this ship's own on the same disk, for the uncompressed image.
+    """
+    tar = str(PurePath(scratch) / "image.tar")
+    form = ("--format", "docker-archive") if engine == "podman" else ()
+    (saved,) = yield (Command(argv=(engine, "save", *form, "--output", tar, image.reference), timeout_s=PACK_S),)
+    if saved.returncode:
+        raise UnavailableError(f"{engine} save {image.reference}: {saved.last_line(SILENT)}")
+    (listed,) = yield (Command(argv=("tar", "-xOf", tar, "manifest.json"), timeout_s=LONG_S),)
+    config, members = read_manifest(listed.stdout)
+    if len(members) != len(image.layers):
+        raise DdpctlError(f"{engine} save {image.reference} wrote {len(members)} layers of {len(image.layers)}")
+    # The first of equal layers: Docker writes the others as links to it.
+    wanted = dict(reversed([*zip((digest_hex(layer) for layer in image.layers), members, strict=True)]))
+    blobs = [Blob(digest=PurePath(config).stem, name=f"{PurePath(config).stem}.json")]
+    blobs += [Blob(digest=digest, name=f"{digest}.tar.{codec}") for digest in wanted if digest in missing]
+    packed = []
+    for blob in blobs:
+        path = str(PurePath(folder) / blob.name)
+        how = ("plain", config) if blob.name.endswith(".json") else (_COMPRESS[codec], wanted[blob.digest])
+        argv = ("sh", "-c", _PACK, "sh", tar, how[1], path, how[0])
+        (done,) = yield (Command(argv=argv, timeout_s=PACK_S),)
+        if done.returncode:
+            raise UnavailableError(f"cannot pack a layer of {image.reference}: {done.last_line(SILENT)}")
+        packed.append(Blob(digest=blob.digest, name=blob.name, path=path, size=int(done.stdout)))
+    old = ("find", folder, "-maxdepth", "1", "-type", "f", "-mtime", f"+{KEPT_DAYS}", "-delete")
+    yield (Command(argv=old),)
+    return packed[0], tuple(packed[1:])
+
+
+def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
+    """The members of a saved image's configuration and layers, of any Docker and of podman. Raises DdpctlError."""
+    try:
+        (manifest,) = json.loads(text)
+        return manifest["Config"], tuple(manifest["Layers"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DdpctlError(f"the saved image has no manifest that can be read: {error}") from None
+
+
+def send(host: Host, blob: Blob, start: int) -> Verb[int]:
+    """Send a piece of a blob; how many bytes of it the host has then. Raises UnavailableError."""
+    length = min(PART_BYTES, blob.size - start)
+    part = FilePart(path=blob.path, start=start, length=length)
+    argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
+    (done,) = yield (Command(argv=argv, host=host, part=part, timeout_s=LONG_S),)
+    if done.returncode:
+        raise UnavailableError(f"{done.last_line(SILENT)}: ship again, it goes on where it was")
+    return start + length
+
+
+def check(host: Host, blob: Blob) -> Verb[None]:
+    """Let the host see that it has got what was meant. Raises UnavailableError."""
+    argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
+    (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
+    if done.returncode:
+        why = "its content is not what was sent" if done.returncode == Exit.DATA else done.last_line(SILENT)
+        raise UnavailableError(f"{blob.name[:12]}: {why}: it was removed there, ship again")
+
+
+def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
+    """Put the image together on a host, from its blobs; what it then holds. Raises UnavailableError."""
+    manifest = [
+        {
+            "Config": config.name,
+            "RepoTags": [image.reference],
+            "Layers": [f"{digest_hex(layer)}.tar" for layer in image.layers],
+        }
+    ]
+    argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
+    (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
+    if done.returncode:
+        raise UnavailableError(f"{engine} load: {done.last_line(SILENT)}")
+    (held,) = yield (Command(argv=inspect_line(engine, image.reference), host=host),)
+    if held.returncode:
+        raise UnavailableError(f"{image.reference} is not there after it was loaded: {held.last_line(SILENT)}")
+    return read_inspect(image.reference, held.stdout)
+
+
+def digest_hex(digest: str) -> str:
+    """``sha256:0123...`` without its algorithm."""
+    return digest.removeprefix("sha256:")
+
+
+# The transfer as a whole: composes the verbs above, and prints a line a host and step.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """What one host got."""
+
+    host: str
+    sent: int  # bytes over the wire, before SSH's own
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shipper:
+    """Ships one image from this machine."""
+
+    executor: Executor
+    emit: Callable[[str], None]
+    engine: Engine
+    folder: Path  # where blobs are packed; kept, so that a second ship need not pack again
+
+    def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
+        """Bring an image to all hosts, each layer that is missing there once. Raises UnavailableError."""
+        image = self.executor.perform(inspect_image(self.engine, reference))
+        self.emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
+        surveys = self.executor.perform(survey_hosts(self.engine, reference, hosts))
+        ready, done = [], []
+        for survey in surveys:
+            if survey.problem:
+                done.append(Delivery(host=str(survey.host), sent=0, error=survey.problem))
+            elif survey.image and not difference(image, survey.image):
+                self.emit(f"{survey.host}: has it already")
+                done.append(Delivery(host=str(survey.host), sent=0))
+            else:
+                ready.append(survey)
+        if ready:
+            config, layers = self._pack(image, tuple(ready))
+            with ThreadPoolExecutor(min(len(ready), MAX_PARALLEL)) as pool:
+                try:
+                    done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
+                except BaseException:
+                    self.executor.close()  # Ctrl-C: what is being sent ends, and a next ship goes on there
+                    raise
+        for one in done:
+            if one.error:
+                self.emit(f"{one.host}: {one.error}")
+        order = [str(host) for host in hosts]
+        return tuple(sorted(done, key=lambda one: order.index(one.host)))
+
+    def _pack(self, image: Image, surveys: tuple[Survey, ...]) -> tuple[Blob, tuple[Blob, ...]]:
+        digests = [digest_hex(layer) for layer in image.layers]
+        missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
+        codec = self.executor.perform(choose_codec(surveys))
+        if codec == "gz":
+            self.emit("gzip compresses: zstd, which is quicker and smaller, is not on all machines")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            scratch = TemporaryDirectory(dir=self.folder, prefix="ship-")
+        except OSError as error:
+            raise CannotWriteError(f"cannot write {self.folder}: {error.strerror}") from None
+        started = time.monotonic()
+        self.emit(f"packing {counted(len(missing), 'layer')} that not every host has")
+        with scratch as path:
+            verb = pack(self.engine, image, missing, codec, str(self.folder), path)
+            config, layers = self.executor.perform(verb)
+        size = human_size(sum(layer.size for layer in layers))
+        self.emit(f"packed {size} in {time.monotonic() - started:.0f} s")
+        return config, layers
+
+    def _guarded(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
+        try:
+            return self._deliver(image, survey, config, layers)
+        except DdpctlError as error:
+            return Delivery(host=str(survey.host), sent=0, error=str(error))
+
+    def _deliver(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
+        """Send what this host lacks, and load."""
+        host, started = survey.host, time.monotonic()
+        by_digest = {layer.digest: layer for layer in layers}
+        digests = [digest_hex(layer) for layer in image.layers]
+        lacking = [by_digest[digest] for digest in dict.fromkeys(digests) if not survey.blob_of(digest)]
+        total = sum(blob.size for blob in lacking)
+        self.emit(
+            f"{host}: has {len(set(digests)) - len(lacking)} of {len(set(digests))} layers, {human_size(total)} to send"
+        )
+        sent = 0
+        for blob in (config, *lacking):
+            sent += self._send(survey, blob, f"{host}: sent", total - sent)
+        names = tuple(survey.blob_of(digest) or by_digest[digest].name for digest in digests)
+        held = self.executor.perform(load(self.engine, host, image, config, names))
+        if wrong := difference(image, held):
+            raise UnavailableError(wrong)
+        self.emit(f"{host}: loaded, {human_size(sent)} sent, {time.monotonic() - started:.0f} s")
+        return Delivery(host=str(host), sent=sent)
+
+    def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
+        """Send one blob, from where a former ship was cut off; the bytes that were sent."""
+        if blob.name in survey.files:
+            return 0
+        there = survey.files.get(f"{blob.name}.part", 0)
+        position = there = there if there <= blob.size else 0
+        while position < blob.size:
+            position = self.executor.perform(send(survey.host, blob, position))
+            if blob.size > PART_BYTES:
+                self.emit(
+                    f"{prefix} {human_size(position)} of {human_size(blob.size)} of a layer, {human_size(left)} in all"
+                )
+        self.executor.perform(check(survey.host, blob))
+        return blob.size - there

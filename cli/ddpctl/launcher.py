@@ -1,0 +1,425 @@
+"""Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddpctl import run_store, targets
+from ddpctl.errors import (
+    CannotWriteError,
+    ConfigError,
+    DdpctlError,
+    NoInputError,
+    NotStartedError,
+    UnavailableError,
+    UsageError,
+)
+from ddpctl.executor import Executor
+from ddpctl.launch_plan import Plan, title
+from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.targets import LogQuery
+from ddpctl.text import plain
+from ddpwire.exits import Exit
+from ddpwire.run_files import (
+    CHECKPOINTS,
+    RECORD,
+    TARGETS,
+    MetricsTarget,
+    is_targets_file_of,
+    targets_file_name,
+    targets_text,
+    write_atomic,
+)
+from ddpwire.version import __version__
+
+SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
+STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
+SILENT_S = 1.0  # a run of which nothing is alive has had its last word after so long
+PROGRESS_S = 5.0
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppContext:
+    """What every verb works with."""
+
+    executor: Executor
+    root: Path  # the folder of the runs
+    emit: Callable[[str], None]  # prints a line for the user
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What is to be launched, once configuration and flags are one."""
+
+    job: JobSpec
+    target: str
+    kind: str
+    options: Any
+    why: str  # what chose the target
+    cwd: str
+    name: str | None = None  # the run's exact name; None: one is made up
+    resumes: Run | None = None  # the run from whose checkpoints it goes on
+
+
+def open_context(environ: Mapping[str, str]) -> AppContext:
+    """The context of this process: messages go to stderr."""
+    return AppContext(executor=Executor(environ), root=run_store.state_dir(environ), emit=_emit)
+
+
+def _emit(line: str) -> None:
+    print(plain(line), file=sys.stderr)  # it may quote a program's output
+
+
+# Plan, submit, follow, stop
+
+
+def plan_of(request: Request, run: str, folder: Path) -> Plan:
+    """The request as a plan for one run."""
+    checkpoint_dir = request.resumes.checkpoint_dir if request.resumes else str(folder / CHECKPOINTS)
+    return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+
+
+def check_alone(context: AppContext, old: Run) -> None:
+    """See that no run goes on in the checkpoints of one that is to be resumed. Raises UsageError."""
+    sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
+    for state in status(context, sharing):
+        if not state.ended and (state.state != "unknown" or state.run == old.name):
+            raise UsageError(
+                f"--resume: {state.run} goes on, and two trainings in its checkpoints would mix: stop it first"
+            )
+
+
+def dry_run(context: AppContext, request: Request) -> None:
+    """Print what a launch would run, and run nothing that changes anything."""
+    name = _name(context, request)
+    plan = plan_of(request, name, context.root / name)
+    target = targets.make(request.kind, request.options)
+    submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
+    for line in (*submission.table, submission.note):
+        if line:
+            context.emit(f"# {line}")
+
+
+def start(context: AppContext, request: Request, *, attached: bool) -> Run:
+    """Start a run and keep its record; a run that cannot start leaves nothing behind."""
+    target = targets.make(request.kind, request.options)
+    name = _name(context, request)
+    folder = run_store.create(context.root, name, resumes=request.resumes is not None)
+    plan = plan_of(request, name, folder)
+    run = Run(
+        name=name,
+        created=time.time(),
+        target=request.target,
+        kind=request.kind,
+        options=asdict(request.options),
+        job=request.job,
+        cwd=request.cwd,
+        folder=str(folder),
+        checkpoint_dir=plan.checkpoint_dir,
+        version=__version__,
+    )
+    try:
+        run_store.save(run)
+        submission = context.executor.perform(target.submit(plan, attached=attached))
+        checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
+        run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
+        run_store.save(run)
+    except BaseException as error:
+        context.executor.kill_started()
+        if not isinstance(error, NotStartedError):
+            with suppress(DdpctlError):  # what went wrong first is what a user must read
+                context.executor.perform(target.stop(run, kill=True))
+        run_store.discard(folder)
+        if isinstance(error, NotStartedError):
+            raise error.reason from None
+        raise
+    where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
+    context.emit(f"run {name}: {title(request.job)} on {where} ({request.why})")
+    for line in (*submission.table, submission.note):
+        if line:
+            context.emit(f"  {line}")
+    return run
+
+
+def _name(context: AppContext, request: Request) -> str:
+    if request.name:
+        return request.name
+    return (
+        run_store.next_name(context.root, request.resumes.name)
+        if request.resumes
+        else run_store.new_name(context.root, request.job.name)
+    )
+
+
+def follow(context: AppContext, run: Run, *, tail: int | None = None) -> tuple[RunStatus, int]:
+    """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
+
+    Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
+    """
+    target, stopper = target_of(run), Stopper(context, run)
+    logs = target.logs(run, LogQuery(follow=True, tail=tail))
+    if "stop" not in target.capabilities:
+        try:
+            context.executor.perform(logs)
+        except KeyboardInterrupt:
+            return RunStatus(run=run.name, state="training", message=target.exit_message(run)), Exit.INTERRUPTED
+    else:
+        with suppress(CannotWriteError):  # the run goes on, whoever reads its log
+            context.executor.perform(logs, on_interrupt=stopper)
+    state = _see_the_end(context, run, stopper)
+    if state.state == "unknown":
+        context.emit(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
+        return state, Exit.UNAVAILABLE
+    if stopper.times:
+        return state, Exit.INTERRUPTED
+    return state, Exit.KILLED if state.code is None else state.code
+
+
+def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
+    """Its last word may take a moment; and where its log could not be printed to the end, the run still goes on."""
+    if (state := status(context, (run,))[0]).alive:
+        time.sleep(SILENT_S)
+    state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
+    if state.alive:
+        context.emit(f"the log cannot be printed any further; {run.name} goes on, and Ctrl-C stops it")
+    while state.alive:
+        try:
+            time.sleep(POLL_S)
+            state = status(context, (run,))[0]
+        except KeyboardInterrupt:
+            stopper()
+    return state
+
+
+class Stopper:
+    """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed."""
+
+    def __init__(self, context: AppContext, run: Run) -> None:
+        self._context, self._run = context, run
+        self.times = 0
+
+    def __call__(self) -> None:
+        """One Ctrl-C."""
+        self.times += 1
+        if self.times == 1:
+            self._context.emit(
+                f"stopping {self._run.name}: its ranks have {self._run.job.grace:g} s to save; Ctrl-C again kills them"
+            )
+        else:
+            self._context.emit(f"killing {self._run.name}")
+        kill = self.times > 1
+        try:
+            self._context.executor.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+        except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
+            self._context.emit(str(error))
+
+
+def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
+    """Let a run save and stop, kill it when its grace is over, and see that nothing of it is left."""
+    target = target_of(run)
+    if not kill:
+        context.emit(
+            f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
+            f"ddpctl stop --kill {run.name} ends them at once"
+        )
+        context.executor.perform(target.stop(run, kill=False, wait=False))
+        state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
+        if state.ended:
+            return state
+        if state.alive:
+            context.emit(f"{run.name} did not stop within its grace: killing it")
+    if not context.executor.perform(target.stop(run, kill=True)):
+        raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
+    return _wait_until_ended(context, run, SETTLE_S)
+
+
+def clear(context: AppContext, run: Run) -> None:
+    """Take away what a run that has ended has left where it ran."""
+    if not context.executor.perform(target_of(run).stop(run, kill=True)):
+        raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
+
+
+def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatus:
+    started = reported_at = time.monotonic()
+    while not (state := status(context, (run,))[0]).ended and (now := time.monotonic()) < started + limit_s:
+        if not state.alive and state.state != "stopping" and now - started > SILENT_S:
+            break
+        if now - reported_at >= PROGRESS_S:
+            reported_at = now
+            context.emit(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
+        time.sleep(POLL_S)
+    return state
+
+
+def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
+    """Run a command where a node of the run is. Raises NoInputError for a node that there is not."""
+    if not 0 <= node < run.job.max_nodes:
+        raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
+    return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
+
+
+def pull(context: AppContext, run: Run, into: Path) -> None:
+    """Bring what a run has written into a folder here. Raises ConfigError where it is reached without."""
+    context.executor.perform(target_of(run).pull(run, str(into)))
+
+
+def suspend(context: AppContext, run: Run, *, again: bool) -> None:
+    """Let a run rest, or go on (``again``). Raises ConfigError where its target cannot."""
+    target = target_of(run)
+    context.executor.perform(target.resume(run) if again else target.suspend(run))
+
+
+def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
+    """How these runs fare, in the same order: each target is asked once."""
+    found = {
+        run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
+        for run in asked
+        if run.kind not in targets.kinds()
+    }
+    groups: dict[tuple[str, str], list[Run]] = {}  # a target's options may have changed between two runs
+    for run in asked:
+        if run.name not in found:
+            groups.setdefault((run.kind, json.dumps(run.options, sort_keys=True)), []).append(run)
+    for group in map(tuple, groups.values()):
+        try:
+            target = target_of(group[0])
+        except ConfigError as error:  # one record that makes no sense keeps nobody from the others
+            found |= {run.name: RunStatus(run=run.name, state="unknown", message=str(error)) for run in group}
+            continue
+        try:
+            states = context.executor.perform(target.status(group, now=time.time()))
+        except DdpctlError as error:  # what one target cannot answer keeps nobody from the others
+            states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
+        found |= {state.run: state for state in states}
+    update_discovery(context.root, ((run, found[run.name]) for run in asked))
+    return tuple(found[run.name] for run in asked)
+
+
+def target_of(run: Run) -> targets.Target:
+    """The target that a run was started on. Raises ConfigError for another version's."""
+    if run.kind not in targets.kinds():
+        raise ConfigError(f"{run.name}: {_strange(run)}")
+    try:
+        return targets.make(run.kind, targets.fill_options(run.kind, run.options))
+    except ConfigError as error:
+        raise ConfigError(f"{run.name}: {error}") from None
+
+
+def _strange(run: Run) -> str:
+    return f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}"
+
+
+# Discovery by Prometheus: file_sd files in ``.targets`` beside the runs' folders, one file a run. Nodes on this
+# machine, and Slurm's batch script, write theirs by themselves; those of nodes elsewhere are written here whenever a
+# run's status is asked for. Those of a run that has ended are removed. A Kubernetes cluster has discovery of its own.
+
+
+def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
+    """Make the files say what was found out. One that cannot be written keeps nobody from a run's status."""
+    folder = root / TARGETS
+    for run, status in runs:
+        with suppress(OSError):
+            if status.ended:
+                _remove_discovery(folder, run.name)
+            elif run.elsewhere and "discovery" in targets.capabilities(run.kind):
+                _write_discovery(folder, run, status)
+
+
+def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
+    targets = [
+        MetricsTarget(url=report.state.metrics, job_id=run.name, node=report.node, launcher=run.kind)
+        for report in status.nodes
+        if report.alive and report.state and report.state.metrics
+    ]
+    path, content = folder / targets_file_name(run.name), targets_text(targets)
+    if targets and not (path.exists() and path.read_text() == content):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, content.encode())
+        path.chmod(0o644)  # Prometheus is another user
+
+
+def _remove_discovery(folder: Path, run: str) -> None:
+    if folder.is_dir():
+        for path in folder.iterdir():
+            if is_targets_file_of(path.name, run):
+                path.unlink(missing_ok=True)
+
+
+# Removal: which runs may go, what goes with each, and in which order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """A run that may go."""
+
+    run: Run
+    state: RunStatus
+    left: tuple[DiskUsage, ...]  # what goes with it, everywhere; the last is its folder here
+
+
+def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
+    """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
+    if asked and (torn := run_store.unreadable(context.root)):
+        raise UsageError(
+            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
+            f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
+        )
+    removals: list[Removal] = []
+    refused: list[DdpctlError] = []
+    for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
+        try:
+            _check_ended(run, state)
+            removals.append(Removal(run=run, state=state, left=_disk_usage_everywhere(context, run, dry_run=True)))
+        except DdpctlError as error:
+            refused.append(error)
+    while kept := [
+        (one, dependents)
+        for one in removals
+        if (dependents := _dependents(context, one, {each.run.name for each in removals}))
+    ]:
+        for one, dependents in kept:  # what is kept may depend on another
+            removals.remove(one)
+            refused.append(
+                UsageError(
+                    f"{one.run.name} has the checkpoints of {', '.join(dependents)}, and was not removed: "
+                    f"ddpctl rm {' '.join([one.run.name, *dependents])} removes all of them"
+                )
+            )
+    return tuple(removals), tuple(refused)
+
+
+def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
+    """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
+    if one.state.remains or one.state.state == "lost":  # a job and its pods; processes that a killed ddprun left
+        clear(context, one.run)
+    return _disk_usage_everywhere(context, one.run, dry_run=False)
+
+
+def _check_ended(run: Run, state: RunStatus) -> None:
+    """Raises UsageError for a run that goes on, UnavailableError for one of which nobody knows whether it does."""
+    if state.state == "unknown":
+        raise UnavailableError(
+            f"{run.name} cannot be asked whether it goes on, and was not removed: {state.message}; "
+            f"if what it ran on is gone for good, delete its record: {run.folder}"
+        )
+    if not state.ended:
+        raise UsageError(f"{run.name} goes on ({state.state}), and was not removed: ddpctl stop {run.name} ends it")
+
+
+def _dependents(context: AppContext, one: Removal, going: Collection[str]) -> list[str]:
+    """The runs that stay and have their checkpoints in what would go: those that resumed it."""
+    staying = [other for other in run_store.load_all(context.root) if other.name not in going]
+    return sorted(other.name for other in staying if any(place.holds(other.checkpoint_dir) for place in one.left))
+
+
+def _disk_usage_everywhere(context: AppContext, run: Run, *, dry_run: bool) -> tuple[DiskUsage, ...]:
+    target = target_of(run)
+    there = context.executor.perform(target.remove(run, dry_run=dry_run))
+    return (*there, context.executor.perform(run_store.local_disk_usage(run.folder, dry_run=dry_run)))

@@ -1,0 +1,114 @@
+"""Reads metrics and files of a run's nodes, by a shell script that runs where their folder is. Values and text; pure.
+
+The script is for a POSIX shell with coreutils; curl, wget or bash fetches the metrics there, so that no port has to be
+open from here.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ddpctl.command import Output
+from ddpwire.run_files import NODE
+
+FETCH_S = 5
+TIMEOUT_S = 45.0
+_MARK = "\x1e"  # before the name of each part; it is taken out of what the parts themselves say
+_TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed"  # no names of files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What is asked of every node."""
+
+    metrics: bool = True
+    files: tuple[str, ...] = ()  # of its folder, by their names there
+    max_bytes: int = 2_000_000  # of each file, its last ones
+    placed: bool = False  # when it got its place, where the target knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """What one node answered."""
+
+    node: int
+    time: float | None = None  # the node's clock, in seconds since the epoch; None: it was not asked
+    metrics: str = ""  # empty: its endpoint did not answer, or has none
+    files: Mapping[str, str] = field(default_factory=dict)  # those that are there
+    placed: float | None = None  # when a queue gave it a place, in seconds since the epoch
+    failure: str = ""  # why it could not be asked, in a line
+
+
+_FETCH = f"""\
+fetch() {{
+  if command -v curl >/dev/null; then
+    curl -fsS --noproxy '*' --max-time {FETCH_S} "$1"
+  elif command -v wget >/dev/null; then
+    env -u http_proxy -u HTTP_PROXY wget -q -T {FETCH_S} -O - "$1"
+  else
+    at=${{1#http://}}
+    at=${{at%%/*}}
+    timeout {FETCH_S} bash -c 'exec 3<>"/dev/tcp/$0/$1" && printf "GET /metrics HTTP/1.0\\r\\n\\r\\n" >&3 &&
+      sed "1,/^.\\$/d" <&3' "${{at%:*}}" "${{at##*:}}"
+  fi
+}}
+"""
+
+
+def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
+    """The script. ``folders``: those of nodes, as words of the shell; ``placed``: what prints when they got one."""
+    lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
+    if probe.metrics:
+        lines.append(_FETCH.rstrip())
+    files = shlex.join(probe.files)
+    for number, folder in enumerate(folders):
+        lines += [f"part ={number}", f"part {_TIME}; date +%s.%N"]
+        lines += [f"part {_PLACED}; {placed}"] if probe.placed and placed else []
+        lines += [f"if cd {folder} 2>/dev/null; then"]
+        if probe.files:
+            lines += [
+                f"  for file in {files}; do",
+                f'    if [ -f "$file" ]; then part "$file"; tail -c {probe.max_bytes} "$file" | tr -d \'\\036\'; fi',
+                "  done",
+            ]
+        if probe.metrics:
+            lines += [
+                f"""  url=$(sed -n 's|^ "metrics": "\\(http[^"]*\\)".*|\\1|p' {NODE} 2>/dev/null)""",
+                '  if [ -n "$url" ]; then',
+                f'    part {_METRICS}; fetch "$url" 2>/dev/null || {{ part {_FAILURE}; echo "$url does not answer"; }}',
+                "  fi",
+            ]
+        lines += ["fi"]
+    return "\n".join([*lines, "exit 0"]) + "\n"
+
+
+def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
+    """What the script printed about these nodes."""
+    if output.returncode:
+        return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
+    _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)
+    seen = tuple(_read_one(node, text) for node, text in zip(nodes, texts, strict=False))
+    return seen + tuple(ProbeResult(node=node, failure="it said nothing") for node in nodes[len(seen) :])
+
+
+def _read_one(node: int, text: str) -> ProbeResult:
+    parts: dict[str, str] = {}
+    for part in text.split(_MARK)[1:]:
+        name, _, content = part.partition("\n")
+        parts[name] = content.removesuffix("\n")
+    failure = parts.pop(_FAILURE, "").strip()
+    return ProbeResult(
+        node=node,
+        time=_seconds(parts.pop(_TIME, "")),
+        placed=_seconds(parts.pop(_PLACED, "")),
+        metrics="" if failure else parts.pop(_METRICS, ""),
+        files={name: content for name, content in parts.items() if not name.startswith("=")},
+        failure=failure,
+    )
+
+
+def _seconds(text: str) -> float | None:
+    """What date says; busybox's knows no %N."""
+    number = re.match(r"\d+(\.\d+)?", text.strip())
+    return float(number[0]) if number else None

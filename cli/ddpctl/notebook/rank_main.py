@@ -1,0 +1,95 @@
+"""What each rank of a notebook's function runs: ``python -m ddpctl.notebook.rank_main CALL``.
+
+Unpacks the call's file, calls the function, and leaves the result beside the file: rank 0 its value, a rank that failed
+its traceback with the cell's lines in it. Needs the standard library, and torch where the function brought it.
+"""
+
+import io
+import linecache
+import os
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from ddpwire import names
+from ddpwire.run_files import write_atomic
+
+RESULT = "result.pkl"
+FAILURE = "failure-rank-{rank}.pkl"
+
+
+def main() -> int:
+    """Call the function; 0, or 1 if it raised."""
+    call_file = Path(sys.argv[1])
+    rank = int(os.environ.get(names.RANK, "0"))
+    call = pickle.loads(call_file.read_bytes())  # noqa: S301 (ddpctl in this user's kernel wrote it)
+    sys.path += [entry for entry in call["path"] if entry not in sys.path]
+    for file, text in call["sources"].items():
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    function = None
+    try:
+        function, args, kwargs = pickle.loads(call["call"])  # noqa: S301
+        result = function(*args, **kwargs)
+        if rank == 0:
+            write_atomic(call_file.parent / RESULT, _dumps(result))
+    except Exception as error:
+        story = _story(error, call["cells"], getattr(function, "__code__", None))
+        write_atomic(call_file.parent / FAILURE.format(rank=rank), pickle.dumps(story))
+        print(story["traceback"], end="", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
+    """Where and how it failed, in plain values: the last frame of a cell, or of a file that travelled.
+
+    Where there is none, as with a result that cannot travel, it is the first line of the function's ``code``.
+    """
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    own = [index for index, frame in enumerate(frames) if frame.filename in cells]
+    file, line = (code.co_filename, code.co_firstlineno) if code else ("the function's parcel", 1)
+    if own:
+        file, line = frames[own[-1]].filename, frames[own[-1]].lineno or line
+    limited = traceback.TracebackException.from_exception(error)
+    limited.stack = traceback.StackSummary.from_list(frames[own[0] if own else 0 :])
+    text = "".join(limited.format() if frames else limited.format_exception_only())
+    for file, cell in cells.items():
+        text = text.replace(f'File "{file}"', f'File "{cell}"')
+    try:
+        original = _dumps(error)
+    except Exception:  # it holds something that stays here
+        original = b""
+    message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
+    cell = cells.get(file, file)
+    return {"message": message, "cell": cell, "line": line, "traceback": text, "original": original}
+
+
+def _dumps(value: object) -> bytes:
+    """``value`` with every tensor on the CPU: the kernel that reads it must not touch a GPU. Raises TypeError."""
+    import cloudpickle
+
+    torch = sys.modules.get("torch")
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        def reducer_override(self, obj: Any) -> Any:
+            if torch is not None and isinstance(obj, torch.Tensor) and obj.device.type != "cpu":
+                there = obj.detach().cpu()
+                if isinstance(obj, torch.nn.Parameter):
+                    there = torch.nn.Parameter(there, requires_grad=obj.requires_grad)
+                return there.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return super().reducer_override(obj)
+
+    buffer = io.BytesIO()
+    try:
+        Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception as error:
+        kind = type(value).__name__
+        raise TypeError(f"the result, a {kind}, cannot travel back to the notebook: {error}") from None
+    return buffer.getvalue()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

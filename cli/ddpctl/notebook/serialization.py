@@ -1,0 +1,130 @@
+"""Packs a function and its arguments for the ranks, with cloudpickle and the source lines of the cells it came from.
+
+What cannot be serialized is found and named. torch is not imported: if the kernel has not imported it, there are no
+tensors.
+"""
+
+import inspect
+import linecache
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any
+
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.text import one_line
+
+LARGE_BYTES = 200 << 20
+
+
+def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
+    """All that a rank needs to call it. Raises ConfigError, which names what cannot travel, or UnavailableError."""
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UnavailableError(
+            f"a function travels by cloudpickle, which {sys.executable} has not: pip install 'ddpctl[notebook]'"
+        ) from None
+    called = title(function)
+    parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]
+    parts += [("argument", name, value) for name, value in kwargs.items()]
+    for what, name, value in [*parts, *_used(function)]:
+        if on := _device_of(value):
+            raise ConfigError(
+                f"{called} cannot travel to the ranks: the {what} {name} is a tensor on {on}, which is this process's "
+                f"own: give {name}.cpu(), and move it to its rank's device there"
+            )
+    try:
+        call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
+    except Exception as error:  # whatever an object's __reduce__ raises
+        raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
+    if len(call) > LARGE_BYTES:
+        raise ConfigError(
+            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside of it, once a rank, "
+            f"rather than take it along (up to {LARGE_BYTES >> 20} MB)"
+        )
+    files = sorted({code.co_filename for code in _codes(function)})
+    sources = {file: "".join(linecache.getlines(file)) for file in files}
+    return pickle.dumps(
+        {"call": call, "sources": sources, "cells": {file: cell_of(file) for file in files}, "path": list(sys.path)}
+    )
+
+
+def cell_of(file: str) -> str:
+    """What a user calls the file of a frame: ``Cell In[3]`` for a cell's, else the file itself."""
+    compiler = getattr(_ipython(), "compile", None)
+    names = getattr(compiler, "format_code_name", None)
+    found = names(file) if names else None
+    return " ".join(found) if found else file
+
+
+def _ipython() -> Any:
+    module = sys.modules.get("IPython")
+    return module.get_ipython() if module else None
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """``train``."""
+    return str(getattr(function, "__name__", type(function).__name__))
+
+
+def title(function: Callable[..., Any]) -> str:
+    """``train()``."""
+    return f"{name_of(function)}()"
+
+
+def _device_of(value: object) -> str:
+    """``cuda:0`` for a tensor there, or a module with one; empty for all else."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return ""
+    tensor: Any = next(iter(value.parameters()), None) if isinstance(value, torch.nn.Module) else value
+    on_host = not isinstance(tensor, torch.Tensor) or tensor.device.type in ("cpu", "meta")
+    return "" if on_host else str(tensor.device)
+
+
+def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
+    """What it takes from around it, and what the functions it calls do: kind, name and value."""
+    used: list[tuple[str, str, Any]] = []
+    seen: set[int] = set()
+    waiting: list[Any] = [function]
+    while waiting:
+        one = waiting.pop(0)
+        if not isinstance(one, FunctionType) or id(one) in seen or _imported(one):
+            continue
+        seen.add(id(one))
+        try:
+            around = inspect.getclosurevars(one)
+        except (TypeError, ValueError):  # a cell of a closure that is not filled yet
+            continue
+        for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
+            used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
+            waiting += values.values()
+    return used
+
+
+def _imported(function: FunctionType) -> bool:
+    """Whether a rank imports it by its name, and needs nothing of it from here."""
+    return function.__module__ != "__main__" and function.__module__ in sys.modules
+
+
+def _codes(function: Callable[..., Any]) -> Iterator[Any]:
+    for value in (function, *(value for _, _, value in _used(function))):
+        if isinstance(value, FunctionType):
+            yield value.__code__
+
+
+def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
+    """One line about the innermost thing that cannot be packed."""
+    why, names = error, ""
+    for what, name, value in parts:
+        try:
+            dumps(value)
+        except Exception as own:  # a function that uses the culprit fails as well; the last one is the innermost
+            why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
+    reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
+    return (
+        f"{called} cannot travel to the ranks: {names}cannot be packed: {reason}: make it inside of {called}, or give "
+        "what it is made from as an argument"
+    )

@@ -1,0 +1,324 @@
+"""The page of a report: its sections, tables and style. Pure; secrets are taken out here.
+
+One page does not need a template engine: string.Template, and every value escaped.
+"""
+
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from html import escape
+from string import Template
+
+from ddpctl import secrets
+from ddpctl.launch_plan import command_line, title
+from ddpctl.report.svg import Mark, gantt_chart, history_plots, short
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpctl.text import format_duration, one_line, plain
+from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_totals, timeline_events
+from ddpwire import metrics as of_ranks
+from ddpwire.events import Event
+
+LAST_LINES, MOST_MARKS = 40, 20
+
+# A browser that keeps to this fetches nothing and runs nothing.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+PAGE = Template("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="$policy">
+<title>$name: $state</title>
+<style>$style</style>
+</head>
+<body>
+<h1>$name<span class="badge $state">$state</span></h1>
+<p>$message</p>
+<p class="soft">$what, launched $launched</p>
+<div class="tiles">$tiles</div>
+$sections
+<footer>Made by ddpctl report $made. Times are counted from the launch.</footer>
+</body>
+</html>
+""")
+ALWAYS = ("nodes", "gpus", "device")  # of a job; what else is as everybody has it is left out
+MOST_EVENTS = 300
+
+
+def render_page(found: Timeline, *, values: Iterable[str] = (), unsought: Sequence[str] = ()) -> str:
+    """The whole file. ``values``: of secrets, which must not be in it; ``unsought``: those whose value nobody knew."""
+    known = tuple(values)
+    sections = _sections(found, known, unsought)
+    run, status = found.run, found.status
+    ending = f" (exit code {status.code})" if status.code else ""
+    return PAGE.substitute(
+        policy=POLICY,
+        name=escape(run.name),
+        state=escape(status.state),
+        style=STYLE,
+        message=escape(secrets.redact_text(one_line(f"{status.message}{ending}"), known)),
+        what=escape(f"{title(run.job)} on {run.target if run.target == run.kind else f'{run.target}, {run.kind}'}"),
+        launched=_date(run.created),
+        tiles="".join(f'<div class="tile"><b>{escape(value)}</b><span>{escape(what)}</span></div>'
+                      for what, value in _tiles(found)),
+        sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in sections),
+        made=_date(found.now),
+    )  # fmt: skip
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
+
+
+def _end(found: Timeline) -> float:
+    return found.spans[-1].end if found.spans else max(found.history.end, found.run.created)
+
+
+def _tiles(found: Timeline) -> list[tuple[str, str]]:
+    history, passed_s = found.history, _end(found) - found.run.created
+    tiles = (
+        [("from launch to end" if found.status.ended else "since the launch", format_duration(passed_s))]
+        if passed_s
+        else []
+    )
+    step, planned = history.last(of_ranks.LAST_STEP.name), history.last(of_ranks.STEPS_PLANNED.name)
+    if step is not None:
+        tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
+    loss, accuracy = history.last(of_ranks.LOSS.name), history.last(f"{of_ranks.EVAL_ACCURACY.name}:test")
+    tiles += [] if loss is None else [("loss", f"{loss:.4g}")]
+    tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
+    training_s = phase_totals(found.spans).get("training", 0.0)
+    if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
+        tiles.append(("samples a second, training", short(samples / training_s)))
+    productive = history.total(of_ranks.PRODUCTIVE.name)
+    lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
+    tiles += [("goodput", f"{100 * productive / (productive + lost):.0f} %")] if productive else []
+    restarts = len({event.attempt for event in found.events if event.event == "restart"})
+    tiles.append(("restarts", str(restarts)))
+    return tiles
+
+
+def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
+    begin, seconds = found.run.created, _end(found) - found.run.created
+    shown = timeline_events(found.events)
+    marks = [
+        Mark(
+            at=event.time - begin,
+            style="bad" if event.event in BAD else "",
+            words=secrets.redact_text(one_line(describe_event(event)), known),
+        )
+        for event in shown
+    ]
+    sections = []
+    if found.last_lines:
+        lines = secrets.redact_text("\n".join(plain(found.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]), known)
+        sections.append((f"What {found.last_lines_of} said last", f"<pre>{escape(lines)}</pre>"))
+    if found.spans:
+        bars = gantt_chart(found.spans, phase_totals(found.spans), begin=begin, seconds=seconds)
+        sections.append(("Where the time went", f"{bars}{_key(marks)}"))
+    for heading, picture, key in history_plots(found.history, begin=begin, seconds=seconds, marks=marks):
+        sections.append((heading, f"{picture}{key}"))
+    if found.silent:
+        text = "; ".join(found.silent)
+        sections.append(("Nodes that could not be asked", f"<p>{escape(secrets.redact_text(text, known))}</p>"))
+    if found.environments:
+        sections.append(("The nodes", environments_table(found.environments, known)))
+    sections.append(("What was asked for", configuration_table(found.run, known)))
+    if unsought:
+        text = f"{', '.join(unsought)}: not set where this was made, or too short: look for the value by yourself."
+        sections.append(("Secrets that could not be looked for", f"<p>{escape(text)}</p>"))
+    if found.events:
+        sections.append(("What happened", events_table(found.events, begin, known)))
+    return sections
+
+
+def _key(marks: Sequence[Mark]) -> str:
+    """What the dashed lines in the plots stand for."""
+    items = [f"<li>{format_duration(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
+    if len(marks) > MOST_MARKS:
+        items.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
+    return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(items)}</ul>' if items else ""
+
+
+# Tables: what the nodes had, what was asked for, what happened
+
+
+_CAUSES = {  # ddpwire.run_files.Cause
+    "ok": "done",
+    "error": "an error of its own",
+    "killed": "killed by a signal that nobody here sent",
+    "oom": "out of memory",
+    "hang": "it hung",
+    "stopped": "a stop that was asked for",
+    "node_lost": "a node was lost",
+    "gave_up": "no progress, again and again",
+    "absent": "not all nodes came in time",
+    "unavailable": "an address or a port could not be had",
+    "config": "a wrong configuration, or nodes that do not match",
+    "internal": "a fault of ddprun",
+}
+_NAMES = {"number of ranks": "ranks on the node"}
+
+
+def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
+    """A column a node; nodes that have the same are one column, and what differs stands out."""
+    known = tuple(values)
+    found = {
+        node: {
+            _NAMES.get(key, one_line(key)): one_line(value) for key, value in secrets.redact_mapping(had, known).items()
+        }
+        for node, had in given.items()
+    }
+    groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    for node, words in sorted(found.items()):
+        groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
+    hosts = [", ".join(dict.fromkeys(found[node].get("host", "?") for node in nodes)) for nodes in groups.values()]
+    head = "".join(f"<th>node{'s' * (len(nodes) > 1)} {_spans(nodes)}</th>" for nodes in groups.values())
+    keys = list(dict.fromkeys(key for words in groups for key, _ in words))
+    rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(host)}</td>' for host in hosts)}</tr>"]
+    for key in keys:
+        values = [dict(words).get(key, "-") for words in groups]
+        style = ' class="other"' if len(set(values)) > 1 else ""
+        rows.append(f"<tr{style}><th>{escape(key)}</th>{''.join(f'<td>{escape(one)}</td>' for one in values)}</tr>")
+    return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
+
+
+def _spans(nodes: Sequence[int]) -> str:
+    """0 to 7, 9."""
+    runs: list[list[int]] = []
+    for node in nodes:
+        if runs and node == runs[-1][-1] + 1:
+            runs[-1].append(node)
+        else:
+            runs.append([node])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+
+
+def configuration_table(run: Run, values: Iterable[str]) -> str:
+    """The job and its target as they were asked for. ``values``: of secrets, wherever they stand."""
+    known, job, plain = tuple(values), run.job, JobSpec()
+    command = secrets.redact_command(job.command, known)
+    shown = {"program": command_line(replace(job, command=tuple(command)))}
+    for item in fields(JobSpec):
+        value = getattr(job, item.name)
+        if item.name in ("command", "name", "env") or (value == getattr(plain, item.name) and item.name not in ALWAYS):
+            continue
+        shown[item.name] = ", ".join(value) if isinstance(value, tuple) else str(value)
+    shown |= {f"env {key}": value for key, value in secrets.redact_mapping(job.env, known).items()}
+    shown |= {"target": run.target if run.target == run.kind else f"{run.target} ({run.kind})"}
+    options = {key: value for key, value in run.options.items() if value not in (None, "", [], {}, ())}
+    shown |= {f"{run.kind} {key}": value for key, value in secrets.redact_mapping(options, known).items()}
+    shown |= {"folder": run.cwd, "checkpoints": run.checkpoint_dir, "started by": f"ddpctl {run.version}"}
+    rows = (
+        f'<tr><th>{escape(key)}</th><td class="mono">{escape(one_line(secrets.redact_text(value, known)))}</td></tr>'
+        for key, value in shown.items()
+    )
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _fact(key: str, value: object) -> str:
+    """A fact of an event in words."""
+    if key == "status" and type(value) is int:
+        known = {-number.value: number.name for number in signal.Signals}
+        return f"exit code {value}" if value >= 0 else f"ended by {known.get(value, f'signal {-value}')}"
+    if key == "cause" and isinstance(value, str):
+        return _CAUSES.get(value, value)
+    return f"{key} {value}"
+
+
+def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
+    """A row an event; of very many the first and the last."""
+    known, rows = tuple(values), []
+    shown = list(events)
+    if len(shown) > MOST_EVENTS:
+        left_out = len(shown) - MOST_EVENTS
+        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events are left out between these</td></tr>')
+        shown = shown[: MOST_EVENTS // 2] + shown[-MOST_EVENTS // 2 :]
+    for index, event in enumerate(shown):
+        who = f"node {event.node}" if event.rank is None else f"node {event.node}, rank {event.rank}"
+        facts = {"step": event.step, "seconds": event.seconds, **event.facts}
+        text = ", ".join(_fact(key, value) for key, value in facts.items() if value not in (None, ""))
+        what = one_line(event.event.replace("_", " "))
+        cells = (format_duration(event.time - begin), who, what, secrets.redact_text(one_line(text), known))
+        row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"
+        rows.insert(index if index < MOST_EVENTS // 2 else len(rows), row)
+    return f'<div class="wide"><table>{"".join(rows)}</table></div>'
+
+
+# Style, for paper and screen, light and dark
+
+
+# https://colorbrewer2.org: told apart by who sees no red or green, too.
+PHASES = {
+    "data": "#80b1d3",
+    "h2d": "#8dd3c7",
+    "forward": "#4daf4a",
+    "backward": "#1b7837",
+    "comm_exposed": "#e08214",
+    "optimizer": "#e6c229",
+    "other": "#9a9a9a",
+    "queue": "#bdbdbd",
+    "start": "#9e9ac8",
+    "preflight": "#80b1d3",
+    "rendezvous": "#4292c6",
+    "import": "#2171b5",
+    "restore": "#8dd3c7",
+    "first-step": "#e6c229",
+    "training": "#1b7837",
+    "running": "#1b7837",
+    "evaluation": "#4daf4a",
+    "checkpoints": "#b07aa1",
+    "lost": "#c0392b",
+    "end": "#bdbdbd",
+}
+STYLE = """
+:root { color-scheme: light dark; --ink: #1c1e21; --soft: #626a73; --paper: #fff; --card: #f6f7f9; --rule: #dfe3e8;
+  --bad: #c0392b; --line: #2171b5; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e8eb; --soft: #9aa4af; --paper: #15181c; --card: #1e2329;
+  --rule: #323a43; --bad: #ef6b5b; --line: #6baed6; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 1040px; padding: 24px; background: var(--paper); color: var(--ink);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { margin: 0; font-size: 26px; }
+h2 { margin: 32px 0 8px; font-size: 17px; }
+p { margin: 4px 0; }
+.soft { color: var(--soft); }
+pre, .mono { font-family: ui-monospace, monospace; font-size: 13px; }
+.badge { display: inline-block; margin-left: 10px; padding: 2px 10px; border-radius: 12px; color: #fff;
+  font-size: 14px; vertical-align: 4px; background: #626a73; }
+.badge.succeeded, .badge.training { background: #1b7837; }
+.badge.failed, .badge.lost { background: #c0392b; }
+.tiles { display: flex; flex-wrap: wrap; gap: 10px; margin: 18px 0; }
+.tile { flex: 1 1 120px; padding: 10px 14px; border-radius: 8px; background: var(--card); }
+.tile b { display: block; font-size: 20px; }
+.tile span { color: var(--soft); font-size: 13px; }
+svg { display: block; width: 100%; height: auto; }
+svg text { fill: var(--soft); font-size: 12px; font-family: system-ui, sans-serif; }
+svg .label { fill: var(--ink); font-size: 13px; }
+.grid { stroke: var(--rule); stroke-width: 1; }
+.line { fill: none; stroke: var(--line); stroke-width: 2; stroke-linejoin: round; }
+.dot { fill: var(--line); }
+.hover { fill: transparent; }
+.hover:hover { fill: var(--ink); fill-opacity: .08; }
+.mark { stroke: var(--soft); stroke-width: 1.5; stroke-dasharray: 4 3; }
+.mark.bad { stroke: var(--bad); stroke-width: 2; }
+.key { color: var(--soft); font-size: 13px; }
+.key i { display: inline-block; width: 11px; height: 11px; margin: 0 5px 0 14px; border-radius: 2px; }
+.key i:first-child { margin-left: 0; }
+table { border-collapse: collapse; width: 100%; }
+.wide { overflow-x: auto; }
+th, td { padding: 4px 10px 4px 0; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
+th { font-weight: 600; white-space: nowrap; }
+td.mono { overflow-wrap: anywhere; }
+tr.other td { color: var(--bad); font-weight: 600; }
+pre { padding: 12px; border-radius: 8px; background: var(--card); overflow-x: auto; white-space: pre-wrap;
+  overflow-wrap: anywhere; }
+footer { margin-top: 36px; color: var(--soft); font-size: 13px; }
+@media print { body { max-width: none; padding: 0; } h2 { break-after: avoid; } svg, .tiles { break-inside: avoid; } }
+""" + "".join(
+    f".area.{name}, .bar.phase-{name}, .key .{name} {{ fill: {colour}; background: {colour}; }}\n"
+    for name, colour in PHASES.items()
+)  # fmt: skip

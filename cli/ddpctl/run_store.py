@@ -1,0 +1,393 @@
+"""Runs: their records in the user's state directory, their status as values, and the disk space that they take.
+
+A record says what was asked for and what the target needs to find the run again; the run's status is asked of the
+target, never remembered.
+"""
+
+import itertools
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ddpctl.command import UNREACHED, Command, Output, Verb
+from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.spec import JobSpec, check_nodes, fields_of
+from ddpwire import kaggle
+from ddpwire.events import is_time
+from ddpwire.exits import Exit
+from ddpwire.run_files import (
+    CHECKPOINTS,
+    LOCK,
+    RECORD,
+    NodeState,
+    Outcome,
+    read_node,
+    read_outcome,
+    read_regular,
+    write_atomic,
+)
+
+State = Literal[
+    "pending",  # a queue has it: it has no nodes yet, or none any more
+    "starting",
+    "rendezvous",
+    "training",
+    "suspended",  # by a user or a queue: it has no nodes, and goes on when it is resumed
+    "stopping",
+    "succeeded",
+    "failed",
+    "stopped",
+    "lost",
+    "unknown",
+]
+ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
+
+# A run is as far as its slowest node: the first of these that any living node is in.
+_ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
+DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
+ALIVE = 75  # the script's code where a node of the run holds its lock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run's record: what was asked for, and what its target needs to find it again."""
+
+    name: str
+    created: float  # seconds since the epoch
+    target: str  # the target's name in the file, or its kind
+    kind: str
+    options: Mapping[str, Any]
+    job: JobSpec
+    cwd: str
+    folder: str
+    checkpoint_dir: str
+    version: str  # of the ddpctl that started it
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether logs and checkpoints are not in this machine's folders."""
+        return "logs" in self.handle
+
+    @property
+    def logs_at(self) -> str:
+        """Where a user finds the logs: the run's folder, or what the target says."""
+        return str(self.handle.get("logs", self.folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """What was found out about one node."""
+
+    node: int
+    alive: bool
+    state: NodeState | None  # None: it has not reported anything
+    outcome: Outcome | None  # None: it has not ended by itself
+    note: str = ""  # what its target has to say of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """What was found out about one run."""
+
+    run: str
+    state: State
+    message: str  # one line for the user
+    code: int | None = None  # the run's exit code, once it has ended
+    outcome: Outcome | None = None
+    nodes: tuple[NodeReport, ...] = ()
+    remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the run goes on."""
+        return self.state in ENDED
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its nodes is."""
+        return any(report.alive for report in self.nodes)
+
+
+def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
+    """What ``nodectl show`` says. What another version wrote and this one cannot read counts as not written."""
+    state = outcome = None
+    with suppress(ValueError):
+        state = read_node(json.dumps(shown["node"])) if shown["node"] else None
+    with suppress(ValueError):
+        outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
+
+
+def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
+    """One run's status from its nodes'. ``young``: it may not have said its first word yet."""
+    outcome = next((report.outcome for report in nodes if report.outcome), None)
+    alive = [report for report in nodes if report.alive]
+    state: State
+    if alive:
+        states = {report.state.state if report.state else "starting" for report in alive}
+        state = next((state for state in _ORDER if state in states), "stopping")
+        if outcome:
+            state = "stopping"
+        return RunStatus(
+            run=run,
+            state=state,
+            message=f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive",
+            nodes=nodes,
+        )
+    if outcome:
+        state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
+        return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
+    if young and not any(report.state for report in nodes):
+        return RunStatus(run=run, state="starting", message="no node has said a word yet", nodes=nodes)
+    return RunStatus(
+        run=run,
+        state="lost",
+        message="every node's ddprun ended without a word: it was killed, or could not start (see its node.log)",
+        code=Exit.KILLED,
+        nodes=nodes,
+    )
+
+
+# Records: one folder a run, one ``run.json`` in it
+
+
+WORDS = tuple(
+    """
+    alder amber arrow aspen badger basil beacon birch bison bramble breeze brook canyon cedar cinder clover cobalt
+    comet copper coral cosmos crane cricket dahlia dawn delta dune eagle ember falcon fern finch fjord flint forest
+    fox gale garnet geyser glacier granite grove harbor hazel heron hickory indigo iris ivy jade jasper juniper
+    kestrel lagoon lark laurel lemon lichen lily linden lotus lynx maple marble meadow meteor mint moss nectar nova
+    oak ocean olive onyx opal orbit orchid osprey otter owl pearl pebble pine plum poppy prairie quartz quill rain
+    raven reef ridge river robin saffron sage sequoia shore silver slate solar sparrow spruce star stone summit
+    swift thistle tide timber topaz trout tulip valley velvet violet walnut willow winter wren zephyr
+    """.split()  # noqa: SIM905 -- a word list reads better as text
+)
+
+
+def state_dir(environ: Mapping[str, str]) -> Path:
+    """Where the runs of this user are: $DDPCTL_STATE_DIR, on Kaggle its working folder, or the XDG state directory."""
+    if given := environ.get("DDPCTL_STATE_DIR"):
+        return Path(given).absolute()
+    if on := kaggle.session(environ):
+        return on.working / kaggle.RUNS
+    if given := environ.get("XDG_STATE_HOME"):
+        return Path(given).absolute() / "ddpctl" / "runs"
+    if not (home := environ.get("HOME")):
+        raise CannotWriteError("no HOME to keep runs in: set DDPCTL_STATE_DIR to a folder that can be written")
+    return Path(home).absolute() / ".local" / "state" / "ddpctl" / "runs"
+
+
+def new_name(root: Path, job_name: str) -> str:
+    """A short readable name that no run has: ``digits-otter``."""
+    free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
+    if free:
+        return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
+    return f"{job_name}-{random.choice(WORDS)}-{int(time.time()) % 100_000}"  # noqa: S311
+
+
+def next_name(root: Path, name: str) -> str:
+    """What a run that goes on from the run ``name`` is called: ``night-2``, ``night-3``."""
+    base = re.sub(r"-[0-9]+$", "", name)
+    return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
+
+
+def has_checkpoint(run: Run) -> bool:
+    """Whether there is anything to go on from; on other machines there may be, and the trainer will say."""
+    if run.elsewhere:
+        return True
+    try:
+        return any(entry for entry in os.scandir(run.checkpoint_dir) if not entry.name.startswith("."))
+    except OSError:
+        return False
+
+
+def create(root: Path, name: str, *, resumes: bool = False) -> Path:
+    """Make a run's folder and return it; one that ``resumes`` has another's checkpoints. A taken name is refused."""
+    folder = root / name
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        if not resumes:
+            (folder / CHECKPOINTS).mkdir()
+    except FileExistsError:
+        if not folder.is_dir():
+            raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way") from None
+        raise UsageError(
+            f"--name: a run named {name} is there already: choose another name, "
+            f"or go on from its last checkpoint with --resume {name}"
+        ) from None
+    except OSError as error:
+        raise CannotWriteError(
+            f"cannot keep the run's record in {root}: {error.strerror}: "
+            "set DDPCTL_STATE_DIR to a folder that can be written"
+        ) from None
+    return folder
+
+
+def save(run: Run) -> None:
+    """Write a run's record."""
+    try:
+        write_atomic(Path(run.folder) / RECORD, (json.dumps(asdict(run), indent=1) + "\n").encode())
+    except OSError as error:
+        raise CannotWriteError(f"cannot write {run.folder}/{RECORD}: {error.strerror}") from None
+
+
+def discard(folder: Path) -> None:
+    """Take back a run that never started."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def load_all(root: Path) -> tuple[Run, ...]:
+    """Every run, newest first. Folders that are no runs, and records that cannot be read, are passed over."""
+    runs = [run for folder in _folders(root) if (run := _read(folder))]
+    return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
+
+
+def unreadable(root: Path) -> tuple[Path, ...]:
+    """Folders whose record is there and cannot be read."""
+    return tuple(folder for folder in _folders(root) if (folder / RECORD).exists() and not _read(folder))
+
+
+def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
+    """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
+    runs = load_all(root)
+    if name == "":
+        raise NoInputError("a run's name is not empty: name a run (ddpctl ps lists them)")
+    if name and (folder := root / name) in unreadable(root):
+        raise NoInputError(f"the record of {name} cannot be read: {folder / RECORD} is torn, or no run's")
+    if not runs:
+        raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
+    if name is None:
+        return runs[0]
+    matches = [run for run in runs if run.name == name]
+    if not matches and not whole:
+        matches = [run for run in runs if run.name.startswith(name)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise NoInputError(f"{name} may be {', '.join(sorted(run.name for run in matches))}: give more of the name")
+    known = ", ".join(run.name for run in runs[:5])
+    raise NoInputError(f"no run named {name}; the newest are {known} (all: ddpctl ps)")
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    try:
+        with os.scandir(root) as entries:
+            yield from sorted(Path(entry.path) for entry in entries if entry.is_dir())
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
+
+
+def _read(folder: Path) -> Run | None:
+    try:
+        text = read_regular(folder / RECORD).decode()
+        if "\\u0000" in text:  # no path and no word has one
+            return None
+        record = json.loads(text)
+        job = _job(record["job"])
+        values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
+        run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
+        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version)
+        tables = (run.options, run.handle, run.job.env)
+        whole = is_time(run.created) and all(isinstance(table, Mapping) for table in tables)
+        return run if whole and all(isinstance(text, str) for text in texts) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _job(record: Mapping[str, Any]) -> JobSpec:
+    """A job as it was written down; what this version does not know is passed over. Raises ValueError or TypeError."""
+    job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
+    lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
+    job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
+    if not all(field.holds(getattr(job, name)) for name, field in fields_of(JobSpec).items()):
+        raise TypeError("not a job")
+    return job
+
+
+# Disk usage: what a run has left in one place, and the script that measures or removes it, the same for this machine,
+# an SSH host and a login node. It enters no symbolic link: a link is removed, and what it leads to stays. The run's
+# record goes last, so that an interrupted removal can be repeated.
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskUsage:
+    """A run's folder in one place."""
+
+    path: str  # as its machine has it; ~ is whoever logs in there
+    host: str = ""  # empty: this machine
+    size: int = 0  # bytes; what has another name elsewhere (a hard link) is not freed, and not counted
+    checkpoints: int = 0  # of these
+    stays: tuple[str, ...] = ()  # where links in it lead to
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.path}" if self.host else self.path
+
+    def holds(self, place: str) -> bool:
+        """Whether a path, or HOST:PATH, is in it. Whichever host: one home may be that of many."""
+        found = [(self.path, place), (self.path, place.partition(":")[2])]
+        if not self.host:
+            found.append((os.path.realpath(self.path), os.path.realpath(place)))  # one folder has many names
+        return any(path.startswith(f"{folder}/") for folder, path in found)
+
+
+def disk_usage_script(word: str, *, dry_run: bool) -> str:
+    """Measure the folder that the shell's ``word`` names, and unless it is ``dry_run`` is set, remove it."""
+    link = "" if dry_run else ' && rm -f -- "$d"'
+    rest = f'find "$d" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} +'
+    remove = "" if dry_run else f'{rest} && rm -rf -- "$d" || exit {Exit.CANNOT_WRITE:d}\n'
+    return f"""\
+d={word}
+if [ -L "$d" ]; then echo "stays $(readlink "$d")"{link}; exit; fi
+[ -d "$d" ] || exit 0
+for lock in "$d"/node-*/{LOCK} "$d"/task-*/node-*/{LOCK}; do
+  if [ -e "$lock" ] && command -v flock >/dev/null && ! flock -n -s "$lock" true; then exit {ALIVE}; fi
+done
+sum() {{ find "$@" -type f -links 1 -exec du -k {{}} + 2>/dev/null | awk '{{ s += $1 }} END {{ print s + 0 }}'; }}
+echo "size $(sum "$d")"
+echo "checkpoints $(sum "$d/{CHECKPOINTS}" "$d"/task-*/{CHECKPOINTS})"
+find "$d" -mindepth 1 -maxdepth 1 -type l -exec readlink {{}} \\; | sed 's/^/stays /'
+{remove}"""
+
+
+def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
+    """What the script answered. Raises DdpctlError."""
+    place = str(DiskUsage(path=path, host=host))
+    if output.returncode == ALIVE:
+        raise UsageError(f"{place} was not removed: a node that is alive has it")
+    if output.returncode:
+        kind: type[DdpctlError] = UnavailableError if output.returncode == UNREACHED else CannotWriteError
+        raise kind(f"{place} was not removed: {output.last_line()}")
+    words = [line.partition(" ") for line in output.stdout.splitlines()]
+    kib = {word: int(value) for word, _, value in words if word in ("size", "checkpoints")}
+    return DiskUsage(
+        path=path,
+        host=host,
+        size=kib.get("size", 0) * 1024,
+        checkpoints=kib.get("checkpoints", 0) * 1024,
+        stays=tuple(value for word, _, value in words if word == "stays"),
+    )
+
+
+def local_disk_usage(path: str, *, dry_run: bool) -> Verb[DiskUsage]:
+    """Measure, or remove, a folder of this machine."""
+    (output,) = yield (disk_usage_command(shlex.quote(path), dry_run=dry_run),)
+    return read_disk_usage(output, path)
+
+
+def disk_usage_command(word: str, *, dry_run: bool) -> Command:
+    """The script, for this machine; for another one with its host."""
+    text = disk_usage_script(word, dry_run=dry_run)
+    return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)

@@ -1,0 +1,343 @@
+"""SSH connections: agent and keys, jump hosts, and on every hop a host key that known_hosts has, or no connection.
+
+OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric holds the connection. By default it accepts unknown
+host keys, so they are checked here. Every failure is one sentence: ``NoConnectionError``.
+"""
+
+import getpass
+import logging
+import os
+import pwd
+import re
+import shlex
+import socket
+import subprocess
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fabric import Config, Connection
+from paramiko import MissingHostKeyPolicy, PKey, SSHClient, SSHConfig
+from paramiko.hostkeys import HostKeyEntry, InvalidHostKey
+from paramiko.ssh_exception import (
+    AuthenticationException,
+    BadHostKeyException,
+    ChannelException,
+    NoValidConnectionsError,
+    PasswordRequiredException,
+    SSHException,
+)
+
+from ddpctl.command import Host
+from ddpctl.errors import ConfigError
+from ddpctl.text import one_line
+
+_KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
+CONFIG_S = 10.0  # a Match in the configuration may run a program
+CONNECT_S = 6.0  # TCP, the banner, and the log-in: each of them
+MAX_HOPS = 8
+
+
+def read_settings(host: Host, home: Path) -> dict[str, str]:
+    """What OpenSSH's configuration says of a host (``ssh -G``); several values of a key are lines. Raises ConfigError.
+
+    OpenSSH knows the person's home from the system. Where HOME is another, the configuration there is read alone.
+    """
+    argv = ["ssh", "-G", "-T"]
+    own = home
+    with suppress(KeyError):  # of a user whom the system does not know, which OpenSSH reports
+        own = Path(pwd.getpwuid(os.getuid()).pw_dir)
+    if home != own:
+        config = home / ".ssh" / "config"
+        argv += ["-F", str(config) if config.is_file() else "none"]
+    argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
+    lines = _ask([*argv, "--", host.address], "~/.ssh/config").splitlines()
+    settings: dict[str, str] = {}
+    for key, _, value in (line.partition(" ") for line in lines):
+        settings[key] = f"{settings[key]}\n{value}" if key in settings else value
+    for key in _KNOWN_HOSTS:  # OpenSSH has put the person's home into them
+        words = settings.get(key, "").split()
+        settings[key] = " ".join(_at_home(Path(word), own, home) for word in words if word != "none")
+    return settings
+
+
+def _at_home(path: Path, own: Path, home: Path) -> str:
+    return str(home / path.relative_to(own) if path.is_relative_to(own) else path)
+
+
+def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
+    """What one of OpenSSH's programs says; it exits with ``none`` where there is nothing to say. Raises ConfigError."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CONFIG_S,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{what} is read by {argv[0]}, which is not installed here: install OpenSSH's client"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{what}: {argv[0]} has not read it within {CONFIG_S:g} s (a Match with exec?)") from None
+    if done.returncode not in (0, none):
+        raise ConfigError(f"{what}: {(done.stderr.strip().splitlines() or ['it cannot be read'])[0]}")
+    return done.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownKeys:
+    """What known_hosts says of one host."""
+
+    keys: tuple[PKey, ...]
+    revoked: tuple[PKey, ...]
+
+
+def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
+    """The keys of a host, by the name that known_hosts has for it: ``box1``, or ``[box1]:2222``. Raises ConfigError.
+
+    Certificates of hosts are not supported, since paramiko is not able to: such a host counts as unknown.
+    """
+    keys: list[PKey] = []
+    revoked: list[PKey] = []
+    for path in files:
+        if not path.is_file() or not os.access(path, os.R_OK):
+            continue  # as OpenSSH: most of the four are not there
+        for line in _ask(["ssh-keygen", "-F", name, "-f", str(path)], str(path), none=1).splitlines():
+            words = line.split()
+            marker = words.pop(0) if words and words[0].startswith("@") else ""
+            if words[:1] == ["#"] or marker == "@cert-authority":
+                continue
+            if (key := _key(" ".join(words))) is not None:
+                (revoked if marker == "@revoked" else keys).append(key)
+    return KnownKeys(keys=tuple(keys), revoked=tuple(revoked))
+
+
+def _key(line: str) -> PKey | None:
+    try:
+        entry = HostKeyEntry.from_line(line)
+    except (SSHException, InvalidHostKey):
+        return None
+    return entry.key if entry else None
+
+
+# Connections
+
+
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it has to say comes as an exception
+
+
+class NoConnectionError(Exception):
+    """Why a host cannot be used, as one sentence that does not name the host."""
+
+
+class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no types
+    """A host key that is not to be trusted; its text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
+    """Asked about every host key that is not among those that the client was given."""
+
+    host: str  # as a user would type it
+    known: KnownKeys
+
+    def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:  # noqa: ARG002
+        """Refuse it. Raises _HostKeyError."""
+        raise _HostKeyError(_refusal(self.host, hostname, self.known, key))
+
+
+def _refusal(host: str, name: str, known: KnownKeys, key: PKey) -> str:
+    shown = f"{_kind(key)} {key.fingerprint}"
+    if key in known.revoked:
+        return f"its host key {shown} is revoked in known_hosts: do not connect to it"
+    if not known.keys:
+        return (
+            f"its host key {shown} is not in known_hosts: compare it on the machine itself "
+            f"(ssh-keygen -lf /etc/ssh/ssh_host_{_kind(key).lower()}_key.pub), then trust it with: ssh {host}"
+        )
+    had = ", ".join(f"{_kind(other)} {other.fingerprint}" for other in known.keys)
+    return (
+        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was set up anew, or somebody "
+        f"is in between; if you know that it was set up anew: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
+    )
+
+
+def _kind(key: PKey) -> str:
+    return str(key.get_name()).removeprefix("ssh-").split("-")[0].upper()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Hop:
+    """A connection that is not up yet, and the hop before it."""
+
+    connection: Connection
+    host: Host
+    known_name: str  # what known_hosts calls it
+    before: "_Hop | None"
+
+
+@dataclass
+class Connector:
+    """Opens connections for one person."""
+
+    home: Path
+
+    def open(self, host: Host) -> Connection:
+        """A connection that is up. Raises NoConnectionError, ConfigError."""
+        hop = self._prepare(host, ())
+        try:
+            _open(hop)
+        except NoConnectionError:
+            hop.connection.close()
+            raise
+        return hop.connection
+
+    def _prepare(self, host: Host, inner: tuple[str, ...]) -> _Hop:
+        """A connection that is not up yet, with those of its jump hosts. Raises NoConnectionError."""
+        if host.address in inner or len(inner) > MAX_HOPS:
+            raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
+        settings = read_settings(host, self.home)
+        before = self._jumps(settings, (*inner, host.address))
+        connection = Connection(
+            settings["hostname"],
+            user=settings["user"],
+            port=int(settings["port"]),
+            config=Config(ssh_config=SSHConfig(), lazy=True),  # OpenSSH has read the real one
+            gateway=before.connection if before else self._expand(settings.get("proxycommand", ""), host, settings),
+            forward_agent=False,
+            connect_timeout=int(CONNECT_S),
+        )
+        named = settings.get("identityfile", "").splitlines()
+        keys = [path for path in (self._expand(path, host, settings) for path in named) if Path(path).is_file()]
+        connection.connect_kwargs = {
+            "key_filename": [str(Path(host.key).expanduser())] if host.key else keys,
+            "allow_agent": settings.get("identitiesonly") != "yes",
+            "look_for_keys": False,
+            "banner_timeout": CONNECT_S,
+            "auth_timeout": CONNECT_S,
+        }
+        return _Hop(connection=connection, host=host, known_name=self._trust(connection, settings, host), before=before)
+
+    def _expand(self, text: str, host: Host, settings: Mapping[str, str]) -> str:
+        """A value with what stands for the tokens of ssh_config(5)."""
+        values = {
+            "%": "%",
+            "d": str(self.home),
+            "h": settings["hostname"],
+            "n": host.address,
+            "p": settings["port"],
+            "r": settings["user"],
+            "u": getpass.getuser(),
+        }
+        text = re.sub(r"^~(?=/)", lambda _: str(self.home), text)
+        text = re.sub(r"\$\{(\w+)\}", lambda match: os.environ.get(match[1], match[0]), text)
+        return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
+
+    def _jumps(self, settings: Mapping[str, str], inner: tuple[str, ...]) -> _Hop | None:
+        """The last of a host's jump hosts, with those before it."""
+        before: _Hop | None = None
+        for jump in filter(None, settings.get("proxyjump", "").split(",")):
+            user, _, place = jump.strip().removeprefix("ssh://").rpartition("@")
+            address, port = _split(place)
+            if address == inner[-1]:  # `Host *` with a ProxyJump that the jump host itself need not take
+                return before
+            hop = self._prepare(Host(address=address, user=user or None, port=port), inner)
+            if before is not None:
+                hop.connection.gateway = before.connection
+                hop = replace(hop, before=before)
+            before = hop
+        return before
+
+    def _trust(self, connection: Connection, settings: Mapping[str, str], host: Host) -> str:
+        """Give the client the keys that known_hosts has for this host, and no other; its name in known_hosts."""
+        shown = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
+        name = settings.get("hostkeyalias", shown)
+        known = known_keys((Path(word) for key in _KNOWN_HOSTS for word in settings[key].split()), name)
+        for key in known.keys:
+            if key not in known.revoked:
+                connection.client.get_host_keys().add(shown, key.get_name(), key)
+        connection.client.set_missing_host_key_policy(_Strict(host=_typed(host), known=known))
+        return name
+
+
+def _open(hop: _Hop) -> None:
+    """Open it and all before it. Raises NoConnectionError, which says so where it is a jump host's."""
+    if hop.before is not None:
+        try:
+            _open(hop.before)
+        except NoConnectionError as error:
+            raise NoConnectionError(f"its jump host {hop.before.host}: {error}") from None
+    try:
+        hop.connection.open()
+    except (SSHException, OSError, EOFError) as error:
+        raise NoConnectionError(one_line(_why(error, hop))) from None
+
+
+def _split(place: str) -> tuple[str, int | None]:
+    """``box1:2222``, ``[::1]:22`` or ``box1``."""
+    address, colon, port = place.rpartition(":")
+    if not colon or not port.isdecimal() or (":" in address and not address.endswith("]")):
+        return place.strip("[]"), None
+    return address.strip("[]"), int(port)
+
+
+def _login(host: Host) -> str:
+    return f"{host.user}@{host.address}" if host.user else host.address
+
+
+def _typed(host: Host) -> str:
+    return shlex.join([*(("-p", str(host.port)) if host.port else ()), _login(host)])
+
+
+def _why(error: Exception, hop: _Hop) -> str:
+    """The sentence for what went wrong on the way to a host."""
+    connection, host = hop.connection, hop.host
+    place = f"{connection.host}:{connection.port}"
+    match error:
+        case BadHostKeyException():
+            known = KnownKeys(keys=(error.expected_key,), revoked=())
+            return _refusal(_typed(host), hop.known_name, known, error.key)
+        case _HostKeyError():
+            return str(error)
+        case PasswordRequiredException():
+            return "its key is encrypted and no agent has it: ssh-add it first"
+        case AuthenticationException() | SSHException() if _is_about_keys(error):
+            return _refused_keys(hop)
+        case ChannelException():
+            return f"it cannot be reached from its jump host as {place}: {error.text.lower()}"
+        case SSHException():
+            return f"{place}: {str(error).lower()}: is it an SSH server?"
+    return _why_not_there(error, connection.host, place)
+
+
+def _is_about_keys(error: Exception) -> bool:
+    return isinstance(error, AuthenticationException) or "authentication methods" in str(error)
+
+
+def _why_not_there(error: Exception, host: str, place: str) -> str:
+    """The sentence for a host that was not spoken to at all."""
+    match error:
+        case socket.gaierror():
+            return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"
+        case TimeoutError():
+            return f"{place} does not answer within {CONNECT_S:g} s: it is down, or a firewall is in between"
+        case NoValidConnectionsError():
+            reasons = {(inner.strerror or str(inner)).lower() for inner in error.errors.values()}
+            return f"{place}: {', '.join(sorted(reasons))}: is sshd running there?"
+        case FileNotFoundError():
+            return f"its key {error.filename} is not there"
+    return f"{place}: {str(error) or type(error).__name__}"
+
+
+def _refused_keys(hop: _Hop) -> str:
+    tried = ", ".join(hop.connection.connect_kwargs["key_filename"])
+    keys = f"the agent's and {tried}" if tried else "the agent's, and there is none in ~/.ssh"
+    return (
+        f"it refuses every key of {hop.connection.user} ({keys}): put one there with "
+        f"ssh-copy-id {_typed(hop.host)}, or name the right one as key"
+    )

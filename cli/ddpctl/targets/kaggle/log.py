@@ -1,0 +1,36 @@
+"""Print a Kaggle session's log, which the client gives as one JSON list, as lines: all, the last ones, or some ranks'.
+
+A program of its own, started by the target's verb ``logs``:
+``kaggle kernels logs OWNER/NAME | python -m ddpctl.targets.kaggle.log``.
+"""
+
+import argparse
+import re
+import sys
+
+from ddpctl.targets.kaggle.target import plain
+
+
+def main() -> None:
+    """Read stdin, print."""
+    parser = argparse.ArgumentParser(prog="ddpctl.targets.kaggle.log")
+    parser.add_argument("--tail", type=int)
+    parser.add_argument("--rank", type=int, action="append", default=[])
+    parser.add_argument("--node", type=int, action="append", default=[])
+    asked = parser.parse_args()
+    sys.stdout.write("".join(f"{line}\n" for line in wanted(sys.stdin.read(), asked.tail, asked.rank, asked.node)))
+
+
+def wanted(log: str, tail: int | None, ranks: list[int], nodes: list[int]) -> list[str]:
+    """The lines that are asked for; those of ranks and nodes begin with them."""
+    lines = plain(log).splitlines()
+    if ranks or nodes:
+        any_rank = "|".join(map(str, ranks)) or "[0-9]+"
+        any_node = "|".join(map(str, nodes)) or "[0-9]+"
+        place = f" rank({any_rank})" if ranks else ".*"
+        lines = [line for line in lines if re.match(rf"\[node({any_node}){place}\]", line)]
+    return lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
+
+
+if __name__ == "__main__":
+    main()

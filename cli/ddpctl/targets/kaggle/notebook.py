@@ -1,0 +1,185 @@
+"""The notebook of a run, and the metadata that the client pushes it with: text from a plan. Pure.
+
+It holds no credentials, and the job's script as it is. It runs in any Jupyter: what is Kaggle's is asked for there.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ddpctl.launch_plan import TRAINER, Plan, program, title
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kaggle.options import INSIDE, NONE, KaggleOptions
+from ddpwire import kaggle
+
+METADATA = "kernel-metadata.json"  # the client's name for it
+PREFIX = "ddpctl-"
+_WIDTH = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cargo:
+    """What travels inside the notebook."""
+
+    wheel: str = ""  # in base64 of LZMA; empty: it comes another way
+    wheel_name: str = "ddpctl-0-py3-none-any.whl"
+    files: Mapping[str, str] | None = None  # name → text; None: the job needs none
+
+
+def slug_of(run: str) -> str:
+    """The notebook's name on Kaggle, which is also what its title comes to."""
+    return PREFIX + run
+
+
+def notebook_file(run: str) -> str:
+    """The notebook's file, beside the metadata."""
+    return f"{run}.ipynb"
+
+
+def former_kernel(plan: Plan) -> str | None:
+    """The notebook whose checkpoints a resumed run goes on from: OWNER/NAME; None: it starts anew."""
+    kernel, colon, _ = plan.checkpoint_dir.partition(":")
+    return kernel if colon and not kernel.startswith("/") else None
+
+
+def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
+    """kernel-metadata.json, in the client's words."""
+    gpu = plan.job.device != "cpu"
+    datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
+    former = former_kernel(plan)
+    values = {
+        "id": f"{owner}/{slug_of(plan.run)}",
+        "title": slug_of(plan.run),
+        "code_file": notebook_file(plan.run),
+        "language": "python",
+        "kernel_type": "notebook",
+        "is_private": True,
+        "enable_gpu": gpu,
+        "enable_tpu": False,
+        "enable_internet": options.internet,
+        "machine_shape": options.accelerator if gpu else "",
+        "dataset_sources": datasets,
+        "competition_sources": list(options.competitions),
+        "kernel_sources": [*options.notebooks, *([former] if former else [])],
+        "model_sources": [],
+    }
+    return json.dumps(values, indent=1) + "\n"
+
+
+def notebook(plan: Plan, cargo: Cargo) -> str:
+    """The .ipynb."""
+    cells = [_text(_about(plan))]
+    if cargo.wheel:
+        cells += [
+            _text("ddpctl itself, for a session without a network."),
+            _code(f"WHEEL = (\n{_folded(cargo.wheel)}\n)"),
+        ]
+    cells.append(_code(_install(cargo)))
+    cells += [_code(f"%%writefile {name}\n{text.rstrip()}") for name, text in (cargo.files or {}).items()]
+    cells += [
+        _text("The parameters: whatever runs this notebook may put a cell after this one."),
+        _code(_parameters(plan.job), "parameters"),
+        _code(_launch(plan)),
+    ]
+    if program(plan.job.command)[:2] == TRAINER:
+        cells += [_text("The weights alone, for whoever uses them."), _code(_export())]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number}"
+    language = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    whole = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel, "language_info": language},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
+def _about(plan: Plan) -> str:
+    what = title(plan.job).removeprefix("1 node x ")
+    return (
+        f"# {plan.run}\n\n{what[0].upper()}{what[1:]}, by [ddpctl](https://github.com/ddpctl/ddpctl): every rank is a "
+        "process of its own, this notebook's kernel touches no GPU. Rendered by ddpctl render; it runs as it stands, "
+        "on Kaggle, in Colab and in Jupyter, with GPUs or without."
+    )
+
+
+def _install(cargo: Cargo) -> str:
+    lines = [
+        "import importlib.util",
+        "import subprocess",
+        "import sys",
+        "from pathlib import Path",
+        "",
+        "if importlib.util.find_spec('ddpctl') is None:",
+    ]
+    if cargo.wheel:
+        lines += [
+            "    import base64",
+            "    import lzma",
+            f"    wheel = Path('/tmp') / {cargo.wheel_name!r}",
+            "    wheel.write_bytes(lzma.decompress(base64.b64decode(WHEEL)))",
+            "    wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest",
+        ]
+    else:
+        lines += [
+            f"    inputs = Path({kaggle.INPUT_FOLDER!r})",
+            "    wheels = [file for deep in range(1, 5) for file in inputs.glob('*/' * deep + 'ddpctl-*.whl')]",
+            "    wanted = ['--no-index', '--no-deps', str(wheels[0])] if wheels else ['ddpctl[notebook]']",
+        ]
+    lines += ["    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *wanted], check=True)"]
+    return "\n".join(lines)
+
+
+def _folded(text: str) -> str:
+    return "\n".join(f"    '{text[start : start + _WIDTH]}'" for start in range(0, len(text), _WIDTH))
+
+
+def _parameters(job: JobSpec) -> str:
+    words = program(job.command)
+    args = words[2:] if words[0] == "-m" else words[1:]
+    return f"gpus = {job.gpus}\nargs = {json.dumps(list(args), ensure_ascii=False)}"
+
+
+def _launch(plan: Plan) -> str:
+    job = plan.job
+    words = program(job.command)
+    what = "ddptrain" if words[:2] == TRAINER else words[0]
+    given: dict[str, Any] = {"name": plan.run}
+    if job.device != "auto":
+        given["device"] = job.device
+    if job.env:
+        given["env"] = dict(job.env)
+    if job.max_restarts is not None:
+        given["max_restarts"] = job.max_restarts
+    if job.grace != JobSpec().grace:
+        given["grace"] = job.grace
+    if former_kernel(plan):
+        given["resume"] = True
+    lines = ["import os", "", "from ddpctl.notebook import launch", ""]
+    if job.time_limit_s is not None:
+        lines.append(f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # of the session, from its start")
+    pairs = "".join(f", {key}={value!r}" for key, value in given.items())
+    lines += [f"run = launch({what!r}, gpus=gpus, args=args{pairs})", "run"]
+    if job.time_limit_s is None:
+        lines = lines[2:]
+    return "\n".join(lines)
+
+
+def _export() -> str:
+    return (
+        "if run.code == 0:\n"
+        "    export = [sys.executable, '-m', 'ddptrain', 'export', '--best', str(run.checkpoint_dir), 'weights.pt']\n"
+        "    subprocess.run(export, check=True)"
+    )
+
+
+def _text(source: str) -> dict[str, Any]:
+    return {"cell_type": "markdown", "metadata": {}, "source": source}
+
+
+def _code(source: str, *tags: str) -> dict[str, Any]:
+    about = {"tags": list(tags)} if tags else {}
+    return {"cell_type": "code", "execution_count": None, "metadata": about, "outputs": [], "source": source}

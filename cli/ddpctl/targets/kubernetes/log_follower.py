@@ -1,0 +1,192 @@
+"""Prints the logs of a run's pods as they come, also of those that are replaced, until its job has ended.
+
+A program of its own (``python -m ddpctl.targets.kubernetes.log_follower TASK``), started by the target's verb ``logs``:
+one `kubectl logs --follow` a container, since one for all of them stops following when a pod is replaced. What it
+prints are the nodes' own lines, which begin with node and rank; its own messages go to stderr.
+"""
+
+import ctypes
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
+from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.status import fold, has_ended, newest_pods, unexplained
+from ddpwire.exits import Exit
+
+POLL_S = 2.0
+UNREACHABLE_S = 120.0  # how long a cluster may not answer before this ends
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is to be followed: JSON on the command line."""
+
+    run: str
+    nodes: int  # of the job
+    created: float
+    workload: str
+    master: bool
+    context: str | None
+    namespace: str | None
+    only: str | None  # a regular expression that a line must match
+    only_nodes: tuple[int, ...]  # empty: all
+    tail: int | None
+    poll_s: float = POLL_S
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGTERM when the follower is gone, also by a SIGKILL. Elsewhere its next line ends it (SIGPIPE)."""
+    if _prctl:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Follower:
+    """One thread a container; a line is written whole."""
+
+    task: Task
+    kubectl: Kubectl
+    _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, the restarts of its container
+    _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # when its stream ended, in UTC
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def follow_started(self, pods: dict[int, Any]) -> None:
+        """Follow every container that has started and is not followed yet; and what it said before it started again."""
+        container = WORKLOADS[self.task.workload].container
+        for node, pod in pods.items():
+            if self.task.only_nodes and node not in self.task.only_nodes:
+                continue
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            found = next((s for s in pod["status"].get("containerStatuses", ()) if s["name"] == container), None)
+            if not found:
+                continue
+            restarts = found["restartCount"]
+            if restarts and self._first(uid, restarts - 1):
+                self._start(name, (uid, restarts - 1), "--previous")
+            if found["state"].keys() & {"running", "terminated"} and self._first(uid, restarts):
+                self._start(name, (uid, restarts), "--follow")
+            elif "running" in found["state"] and (since := self._ended.pop((uid, restarts), None)):
+                self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until the last line is out."""
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _first(self, uid: str, restarts: int) -> bool:
+        if (uid, restarts) in self._seen:
+            return False
+        self._seen.add((uid, restarts))
+        return True
+
+    def _start(self, pod: str, key: tuple[str, int], *how: str) -> None:
+        thread = threading.Thread(target=self._copy, args=(pod, key, how), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
+        container = WORKLOADS[self.task.workload].container
+        tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
+        tail = tail if len(how) == 1 else ()
+        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
+        end = _end_with_parent if _prctl else None
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end) as process:
+            for line in process.stdout or ():
+                if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
+                    with self._lock:
+                        sys.stdout.buffer.write(line)
+                        sys.stdout.buffer.flush()
+        if "--follow" in how:
+            self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def main() -> int:
+    """The program."""
+    task = Task(**{**(record := json.loads(sys.argv[1])), "only_nodes": tuple(record["only_nodes"])})
+    workload = WORKLOADS[task.workload]
+    kubectl = Kubectl(context=task.context, namespace=task.namespace)
+    run = _run_of(task)
+    follower = Follower(task=task, kubectl=kubectl)
+    said_last, answered = "", time.monotonic()
+    while True:
+        found = [_ask(kubectl.get(f"{workload.resource}/{task.run}")), _ask(_pods_of(kubectl, task.run))]
+        if bad := next((output for output in found if output.returncode), None):
+            if time.monotonic() - answered > UNREACHABLE_S:
+                print(f"ddpctl: {error_of(bad)}", file=sys.stderr)
+                return Exit.UNAVAILABLE
+            time.sleep(task.poll_s)
+            continue
+        answered = time.monotonic()
+        job, pods = next(iter(items(found[0])), None), items(found[1])
+        follower.follow_started(newest_pods(workload, pods, master=task.master))
+        young = time.time() - task.created < 10
+        if has_ended(job) and not (job is None and young):
+            follower.finish(timeout_s=30.0)
+            return Exit.OK
+        asked = unexplained(workload, job, pods, task.nodes)
+        events = [event for name in asked for event in items(_ask(_events_of(kubectl, name)))]
+        state = fold(run, workload, job, pods, events, young=young)
+        if state.message != said_last:
+            said_last = state.message
+            print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)
+        time.sleep(task.poll_s)
+
+
+def _run_of(task: Task) -> Run:
+    """As much of the run's record as a status needs."""
+    return Run(
+        name=task.run,
+        created=task.created,
+        target="kubernetes",
+        kind="kubernetes",
+        options={"master": task.master},
+        job=JobSpec(nodes=str(task.nodes)),
+        cwd="",
+        folder="",
+        checkpoint_dir="",
+        version="",
+    )
+
+
+def _pods_of(kubectl: Kubectl, run: str) -> Command:
+    return kubectl.get("pods", "--selector", f"ddpctl.run={run}")
+
+
+def _events_of(kubectl: Kubectl, name: str) -> Command:
+    return kubectl.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
+
+
+def _ask(command: Command) -> Output:
+    try:
+        done = subprocess.run(
+            command.argv,
+            capture_output=True,
+            text=True,
+            timeout=command.timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired as error:
+        return Output(returncode=TIMED_OUT, stderr=str(error))
+    except OSError as error:
+        return Output(returncode=NOT_FOUND, stderr=str(error))
+    return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""The batch script: what Slurm runs on the first node of a job. Pure text from a plan.
+
+It does what must happen outside a container: where the nodes meet, signals, the requeue. The rest is ddprun's. It
+contains no number that Slurm knows, so that options of sbatch win, and no constant of a site. slurm/README.md explains
+every line of it.
+"""
+
+import shlex
+from pathlib import PurePath
+
+from ddpctl.launch_plan import Plan, ddprun_args, script_of, title
+from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.targets.slurm.containers import Runtime, runtime_of
+from ddpctl.targets.slurm.options import SlurmOptions, lead_s
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.run_files import CHECKPOINTS, TARGETS
+
+# Left over from whoever submitted from inside another job, they would be taken for options of our srun.
+FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
+  SLURM_{TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,EXPORT_ENV,HINT,KILL_BAD_EXIT,LABELIO,OVERCOMMIT,WAIT,EXACT}"""
+
+
+def render_script(plan: Plan, options: SlurmOptions) -> str:
+    """The whole script. With a relative run_dir it finds its folders by itself, when it runs."""
+    runtime = runtime_of(plan.job, options)
+    parts = (
+        _header(plan, options),
+        _settings(plan, options, runtime),
+        _rendezvous(plan.job),
+        _check(plan.job, options, runtime),
+        _start(plan, runtime),
+        _END.format(exits=Exit, requeues=options.requeues),
+    )
+    return "\n".join(parts)
+
+
+def _header(plan: Plan, options: SlurmOptions) -> str:
+    python = "ddpctl[train] on every node (PYTHON=/path/to/venv/bin/python sbatch ...) and "
+    lines = "\n".join(f"#SBATCH {line}" for line in directives(plan.job, options))
+    if not PurePath(plan.run_dir).is_absolute():
+        lines += "\n#SBATCH --output=%x-%j.log"
+    return f"""\
+#!/usr/bin/env bash
+# {title(plan.job)}, one ddprun a node. Rendered by ddpctl render; sbatch takes it as it is, and options
+# of sbatch win: sbatch --nodes=4 --time=2:00:00 --partition=NAME THIS_FILE
+# It needs {python if options.runtime == "none" else ""}a submit folder that all nodes share.
+# To change: the #SBATCH lines, which ask for resources, and the program at the end of the srun line.
+{lines}
+"""
+
+
+def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
+    job = plan.job
+    rendered = PurePath(plan.run_dir).is_absolute()
+    task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
+    name = "run=$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    run_dir = 'run_dir=$(realpath -ms -- "${RUN_DIR:-$workdir/runs/$run}")'
+    if rendered:
+        name, run_dir = f"run={plan.run}", f"run_dir={shlex.quote(plan.run_dir)}"
+    checkpoints = f"$run_dir/{CHECKPOINTS}"
+    if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's
+        checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
+    targets = shlex.quote(options.prometheus) if options.prometheus else f"${{run_dir%/*}}/{TARGETS}"
+    device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
+    image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
+    modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
+    if modules:  # their functions were not written for a strict shell
+        modules = f"set +eu\n{modules}set -eu\n"
+    return f"""\
+set -euo pipefail
+
+nodes=${{SLURM_JOB_NUM_NODES:?this is a script for sbatch}}
+workdir={shlex.quote(plan.cwd) if rendered else "$SLURM_SUBMIT_DIR"}
+{name}
+{run_dir}
+run+=${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}
+export {names.RUN_ID}=${{run//[^A-Za-z0-9._-]/_}}
+export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
+run_dir+={task}
+export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
+# stopped: on request; warned: by Slurm; told: the ranks have had a signal; woken: a signal has ended the wait for srun
+stopped=0 warned=0 told=0 woken=0 srun_pid=0
+say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
+end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
+  say "$3"
+  rm -f "$run_dir/secrets"
+  mkdir -p "$run_dir/node-0" &&
+    printf '{{"code": %d, "cause": "%s", "message": "%s"}}\\n' "$1" "$2" "${{3//[\\\\\\"]/_}}" \\
+      >"$run_dir/node-0/outcome.json"
+  exit "$1"
+}}
+
+# Slurm's warning (USR1), ddpctl stop (USR2) and scancel (TERM). The ranks are told through their step: a TERM would
+# make srun kill them. scancel has told them itself, and whoever is told twice is killed: only a second stop does that.
+# shellcheck disable=SC2329 # called by the traps
+tell() {{
+  woken=1
+  ((srun_pid)) || return 0
+  while [[ ! -s $run_dir/step ]] && kill -0 "$srun_pid" 2>/dev/null; do sleep 0.2; done
+  [[ -s $run_dir/step ]] || return 0
+  told=1
+  scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" || kill -USR1 "$srun_pid" || true
+}}
+trap 'warned=1; woken=1; say "Slurm will end this job soon: the ranks save"; ((told)) || tell' USR1
+trap 'woken=1; say "stopped on request: the ranks save"; ((told && !stopped)) || tell; stopped=1' USR2
+trap 'stopped=1; woken=1; [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) != RUNNING ]] || tell' TERM
+
+mkdir -p "$run_dir" "${names.CHECKPOINT_DIR}" || end {Exit.CANNOT_WRITE:d} unavailable "cannot write $run_dir"
+mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
+  {{ {names.TARGETS_DIR}=$run_dir/{TARGETS} && mkdir -p "${names.TARGETS_DIR}"; }}
+rm -f "$run_dir"/node-*/{{node,outcome}}.json "$run_dir"/{{step,seen-*}}
+{modules}{runtime.setup}{_secrets(job)}{device}{image}"""
+
+
+def _secrets(job: JobSpec) -> str:
+    if not job.secrets:
+        return ""
+    missing = "".join(
+        f"[[ -n ${{{name}+x}} ]] ||\n"
+        f'  end {Exit.CONFIG:d} config "the secret {name} is not set: export it before sbatch"\n'
+        for name in job.secrets
+    )
+    return f"""\
+if [[ -e $run_dir/secrets ]]; then # ddpctl launch wrote it
+  [[ -O $run_dir/secrets && $(stat -c %a "$run_dir/secrets") == 600 ]] ||
+    end {Exit.CONFIG:d} config "$run_dir/secrets is not yours alone (mode 600): it was not read"
+  # shellcheck source=/dev/null
+  source "$run_dir/secrets"
+fi
+{missing}"""
+
+
+def _rendezvous(job: JobSpec) -> str:
+    ranks = str(job.gpus) if job.device == "cpu" else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
+    more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
+    if job.min_nodes < job.max_nodes:
+        more += f" {names.NNODES}=$((nodes < {job.min_nodes} ? nodes : {job.min_nodes})):$nodes"
+    return f"""\
+# Where the nodes meet. Names are resolved here, outside of any container; ddprun reads the rest from Slurm's variables.
+unset "${{!PET_@}}" {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
+  {FOREIGN}
+read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
+  end {Exit.UNAVAILABLE:d} unavailable "Slurm does not say which nodes $SLURM_JOB_NODELIST are"
+[[ $(scontrol show node "$head") =~ NodeAddr=([^[:space:]]+) ]] && head=${{BASH_REMATCH[1]}}
+read -r PET_MASTER_ADDR _ < <(getent ahostsv4 "$head" || getent ahosts "$head") ||
+  end {Exit.UNAVAILABLE:d} unavailable "the first node, $head, has no address here"
+if ((nodes > 1)) && [[ $PET_MASTER_ADDR == 127.* ]]; then # from its own hosts file: no address for the others
+  read -r PET_MASTER_ADDR _ < <(hostname -I) || end {Exit.UNAVAILABLE:d} unavailable "$head has only a loopback address"
+fi
+export PET_MASTER_ADDR {names.NPROC_PER_NODE}={ranks}{more}
+step=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --mpi=none --chdir="$workdir")
+# A task's cores are not handed on to srun: they must be said again.
+[[ -z ${{SLURM_CPUS_PER_TASK:-}} ]] || step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
+"""
+
+
+def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
+    script = script_of(job.command)
+    if script is None or (options.runtime != "none" and PurePath(script).is_absolute()):  # it may be in the image
+        test, words = "", ""
+    else:
+        words = f' "$workdir" {shlex.quote(script)}'
+        test = f'{{ cd "$2" && [ -f "$3" ]; }} || lacks {Exit.NO_INPUT:d} "$3: there is no such script in $2"\n'
+    return _CHECK.format(
+        not_shared=_NOT_SHARED, needs=test + runtime.needs, on_node=runtime.on_node, exits=Exit, words=words
+    )
+
+
+_NOT_SHARED = "$DDP_RUN_DIR is not the head node's: set RUN_DIR to a folder that all nodes share"
+_CHECK = """\
+# What every node must have, asked of all before anything starts.
+token=$run_dir/seen-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+touch "$token" || end {exits.CANNOT_WRITE:d} unavailable "cannot write $run_dir"
+read -r -d '' check <<'CHECK' || true
+lacks() {{ echo "$SLURMD_NODENAME: $2" >&2 && exit "$1"; }}
+for _ in {{1..20}}; do [ -e "$1" ] || sleep 0.5; done # a network filesystem may take its time
+[ -e "$1" ] || lacks {exits.NO_INPUT:d} "{not_shared}"
+{needs}CHECK
+code=0
+srun "${{step[@]}}" --kill-on-bad-exit=0 --wait=60 bash -c "$check" check "$token"{words} || code=$?
+((code == 0 || stopped || warned)) ||
+  end "$code" unavailable "not every node can run this: see the lines before this one"
+rm -f "$token"
+
+read -r -d '' on_node <<'NODE' || true
+{on_node}NODE
+"""
+
+
+def _start(plan: Plan, runtime: Runtime) -> str:
+    words = ddprun_args(plan, deadline=False)
+    environment = "".join(f" \\\n  {shlex.quote(f'{name}={value}')}" for name, value in plan.job.env.items())
+    env = f'env{environment} \\\n  "$(command -v srun)"' if environment else "srun"
+    sharing = runtime.srun and f" \\\n    {runtime.srun}"
+    return f"""\
+code={Exit.SAVED_TERM:d}
+if ((!stopped && !warned)); then
+  say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $nodes, node 0 at $PET_MASTER_ADDR," \\
+    "files in $run_dir"
+  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
+  {env} "${{step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
+    {runtime.reader} -c "$on_node" on_node {runtime.words} \\
+    {shlex.join(words)} &
+  srun_pid=$! woken=1
+  ((told || !(stopped || warned))) || tell # a signal that came before there was an srun to tell
+  while ((woken)); do # a signal ends a wait early
+    woken=0 code=0
+    wait "$srun_pid" || code=$?
+  done
+fi
+"""
+
+
+_END = """\
+# Whether it goes on in a new allocation. ddprun's outcome says whether that may help; there is none if Slurm killed it.
+retry() {{
+  if grep -qs '"cause": "gave_up"' "$run_dir"/node-*/outcome.json; then return 1; fi
+  if ((warned)) || grep -qs '"retry": true' "$run_dir"/node-*/outcome.json; then return 0; fi
+  ((code == {exits.KILLED:d})) && ! compgen -G "$run_dir/node-*/outcome.json" >/dev/null
+}}
+rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # of a ddprun that was killed
+if ((code != 0 && !stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
+  if ((${{SLURM_RESTART_COUNT:-0}} >= {requeues})); then
+    say "not requeued: {requeues} requeues are all that this run may have"
+  elif scontrol requeue "$SLURM_JOB_ID"; then
+    say "requeued"
+    exit "$code"
+  fi
+fi
+rm -f "$run_dir/secrets"
+exit "$code"
+"""
+
+
+# The lines of sbatch's options. They are inputs: sbatch's own options win over them.
+
+
+def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
+    """The options of sbatch, without ``#SBATCH``."""
+    lines = [
+        f"--job-name={job.name}",
+        f"--nodes={job.nodes.replace(':', '-')}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={job.cpus or job.gpus}",
+    ]
+    if job.device != "cpu":
+        count = f"{options.gpu_type}:{job.gpus}" if options.gpu_type else str(job.gpus)
+        lines.append(f"--gres=gpu:{count}" if options.gpu_request == "gres" else f"--gpus-per-node={count}")
+    if job.memory is not None:
+        lines.append(f"--mem={size_bytes(job.memory) >> 20}M")
+    if job.time_limit_s is not None:
+        lines.append(f"--time={_time(job.time_limit_s)}")
+    for name in ("partition", "account", "qos", "reservation", "constraint", "array"):
+        if (value := getattr(options, name)) is not None:
+            lines.append(f"--{name}={value}")
+    if options.exclusive:
+        lines.append("--exclusive")
+    if job.min_nodes < job.max_nodes:
+        lines.append("--no-kill")  # the others go on without a node that is lost
+    lines += [
+        f"--signal=B:USR1@{lead_s(job)}",
+        "--requeue" if options.requeues else "--no-requeue",
+        "--open-mode=append",
+        *options.extra,
+    ]
+    return tuple(lines)
+
+
+def _time(seconds: int) -> str:
+    """``1-06:00:00``."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
+    return f"{days}-{clock}" if days else clock

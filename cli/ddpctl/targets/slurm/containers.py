@@ -1,0 +1,259 @@
+"""What a node runs, for each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script; pure text.
+
+A container sees the project as /workspace and the run's folders under their own paths; its network is the node's. Every
+variable that it needs is named: an image's own environment may win, and no value may stand in an argument.
+"""
+
+import re
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ddpctl.spec import JobSpec
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpwire import names, run_files
+from ddpwire.exits import Exit
+
+WORKSPACE = "/workspace"
+HANDED_IN = (
+    names.NNODES, names.NPROC_PER_NODE, names.NODE_MASTER_ADDR, names.NODE_MASTER_PORT, names.RUN_ID, names.RUN_DIR,
+    names.CHECKPOINT_DIR, names.TARGETS_DIR, names.LAUNCHER, names.DEVICE, names.IMAGE, "SLURM_JOB_ID", "SLURM_NNODES",
+    "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+OWN_MOUNTS = (
+    f"$workdir:{WORKSPACE}",
+    *(f"{place}:{place}" for place in ("$run_dir", f"${names.CHECKPOINT_DIR}", f"${names.TARGETS_DIR}")),
+)
+BREAK = " \\\n    "
+WIDTH = 96
+PLAIN = """\
+[ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
+"""
+PULL_S = 3600
+# What a container of the engine may have: docker's daemon starts it outside of the job's cgroup.
+_MEMORY = """\
+memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
+export memory
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """The parts of a batch script that differ between runtimes."""
+
+    setup: str = ""  # on the head node, before all
+    needs: str = ""  # on every node: a test that says what is missing
+    on_node: str  # what a task of srun does with its arguments
+    srun: str = ""  # further options of srun
+    words: str  # what stands before ddprun's own arguments
+    reader: str = "bash"  # what reads on_node
+
+
+def handed_in(job: JobSpec) -> tuple[str, ...]:
+    """The names of all variables that a container is given."""
+    return tuple(dict.fromkeys((*HANDED_IN, *job.env, *job.secrets)))
+
+
+def mounts(job: JobSpec) -> tuple[str, ...]:
+    """Words for bash, which fills in what is its own; what follows needs no quotes beside them."""
+    return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
+
+
+def lines(words: Iterable[str]) -> tuple[str, ...]:
+    """Words as lines of a bearable length."""
+    made = [""]
+    for word in words:
+        if made[-1] and len(made[-1]) + len(word) > WIDTH:
+            made.append("")
+        made[-1] += f" {word}" if made[-1] else word
+    return tuple(made)
+
+
+# The runtimes
+
+
+def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
+    """The runtime's parts of a job's batch script."""
+    return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": engine_of, "docker": engine_of}[
+        options.runtime
+    ](job, options)
+
+
+def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
+    given = shlex.quote(options.python) if options.python else "${PYTHON:-python3}"
+    return Runtime(
+        setup=f"python={given}\nexport python\n",
+        needs="""\
+"$python" -c 'import importlib.util as u; raise SystemExit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
+  lacks 66 "$python has no ddpctl[train]: set PYTHON to one that has it, on every node"
+""",
+        on_node=f'{PLAIN}exec "$@"\n',
+        words='"$python" -P -m ddprun',
+    )
+
+
+def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
+    shared = f'"{",".join(OWN_MOUNTS)}"'
+    shared += shlex.quote("," + ",".join(job.mounts)) if job.mounts else ""
+    options_of_srun = (
+        f"--container-image={shlex.quote(enroot_image(job.image))} --container-workdir={WORKSPACE}",
+        f"--container-mounts={shared}",
+        *lines(("--no-container-mount-home", "--no-container-entrypoint", *map(shlex.quote, options.runtime_args))),
+        f"--container-env={','.join(handed_in(job))}",
+    )
+    return Runtime(on_node=f'{PLAIN}exec "$@"\n', srun=BREAK.join(options_of_srun), words="ddprun", reader="sh")
+
+
+def enroot_image(image: str) -> str:
+    """``ghcr.io/a/b:1`` as enroot has it: ``ghcr.io#a/b:1``."""
+    registry, slash, rest = image.partition("/")
+    is_registry = bool(slash) and re.search(r"[.:]|^localhost$", registry) is not None
+    return f"{registry}#{rest}" if is_registry else image
+
+
+def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
+    setup = 'apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"\n'
+    setup += f"image={_sif(job, options)}\n"
+    source = shlex.quote("docker://" + job.image)
+    if not options.sif:
+        setup += f"""\
+# One copy of the image for all nodes, made once, by one job at a time. Its folder must be one that they share.
+if [[ ! -s $image ]]; then
+  {{ mkdir -p "${{image%/*}}" && exec 8>"$image.lock"; }} ||
+    end {Exit.CANNOT_WRITE:d} unavailable "cannot write $image.lock"
+  # A filesystem without locks is no reason to stop: then each job pulls for itself.
+  flock --wait {PULL_S} 8 || (($? != 1)) ||
+    end {Exit.UNAVAILABLE:d} unavailable "another job has held $image.lock for {PULL_S} s"
+  if [[ ! -s $image ]]; then
+    if ! "$apptainer" pull "$image.$SLURM_JOB_ID" {source}; then
+      rm -f "$image.$SLURM_JOB_ID"
+      end {Exit.UNAVAILABLE:d} unavailable "${{apptainer##*/}} cannot pull the image: see the lines before this one"
+    fi
+    mv -f "$image.$SLURM_JOB_ID" "$image"
+  fi
+  exec 8>&-
+fi
+"""
+    binds = tuple(f"--bind {mount}" for mount in mounts(job))
+    flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
+    words = lines(('"$apptainer" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$image" ddprun'))
+    listed = " \\\n  ".join(lines(handed_in(job)))
+    return Runtime(
+        setup=f"{setup}export image\n",
+        needs='[ -e "$image" ] || lacks 66 "there is no $image: it must be on a filesystem that all nodes share"\n',
+        on_node=f"""\
+{PLAIN}for name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # these win over the image's own
+  [ -z "${{!name+x}}" ] || export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"
+done
+exec "$@"
+""",
+        words=BREAK.join(words),
+    )
+
+
+def _sif(job: JobSpec, options: SlurmOptions) -> str:
+    """The image's file, as a word for bash."""
+    if options.sif:
+        return shlex.quote(options.sif)
+    return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"
+
+
+def beside(
+    job: JobSpec, options: SlurmOptions, *, number: str, node: int, workdir: str, run_dir: str,
+    argv: tuple[str, ...], tty: bool,
+) -> tuple[str, ...]:  # fmt: skip
+    """What a further step runs for a command beside a node's ranks; no arguments: a shell."""
+    argv = argv or ("bash",)
+    match options.runtime:
+        case "docker" | "podman":
+            return (options.runtime, "exec", "-it" if tty else "-i", f"ddpctl-{number}-{node}", *argv)
+        case "pyxis":  # its containers have no name, but processes that the node sees
+            find = """'s/^ "pid": \\([0-9]*\\),.*/\\1/p'"""
+            text = f'exec enroot exec "$(sed -n {find} "$0")" "$@"'
+            return ("bash", "-c", text, f"{run_dir}/{run_files.node_name(node)}/{run_files.NODE}", *argv)
+        case "apptainer":  # the same image and folders, in a container of its own
+            binds = (f"--bind {shlex.quote(mount)}" for mount in job.mounts)
+            flags = [
+                "--cleanenv",
+                "--no-home",
+                f"--pwd {WORKSPACE}",
+                *([] if job.device == "cpu" else ["--nv"]),
+                *binds,
+            ]
+            text = f'''\
+apptainer=$(command -v apptainer || command -v singularity) image={_sif(job, options)}
+exec "$apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
+  --bind "$0:{WORKSPACE}" --bind "$1:$1" "$image" "${{@:2}}"'''
+            return ("bash", "-c", text, workdir, run_dir, *argv)
+    return argv
+
+
+# podman and docker
+
+
+_LIMITS = {
+    "docker": """\
+more=() # docker's containers are not in the job's cgroup: they get what Slurm gave the job as limits
+[ "${memory:-0}" = 0 ] || more+=(--memory "${memory}m")
+cores=${SLURM_CPUS_PER_TASK:-0}
+[ "$cores" = 0 ] || [ "$cores" -gt "$(getconf _NPROCESSORS_ONLN)" ] || more+=(--cpus "$cores")
+""",
+    "podman": """\
+more=() # in the job's own cgroup, with its limits, where the engine's runtime can do that
+[ "$(podman info --format '{{.Host.OCIRuntime.Name}}' 2>/dev/null)" != crun ] || more+=(--cgroups=disabled)
+""",
+}
+
+
+def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
+    """Podman and docker: the container is not the task's child, so it is given a pipe that ends when the task does."""
+    engine = options.runtime
+    who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
+    each = 'gpus+=(--device "nvidia.com/gpu=$id")' if engine == "podman" else 'ids+="$id,"'
+    first = "" if engine == "podman" else "  ids=\n"
+    hand = "" if engine == "podman" else '  [ -z "$ids" ] || gpus=(--gpus "\\"device=${ids%,}\\"")\n'
+    words = (
+        "--rm", "--init", "--interactive", "--network=host", '--label "ddpctl.run=$DDP_RUN_ID"',
+        f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
+        "--security-opt=no-new-privileges", who, f"--workdir {WORKSPACE}", "--env HOME=/tmp",
+        f"--env {names.LIFELINE_FD}=3", *(f"--env {name}" for name in handed_in(job)),
+        *(f"--volume {mount}" for mount in mounts(job)), *map(shlex.quote, options.runtime_args),
+        "--entrypoint sh", shlex.quote(job.image),
+    )  # fmt: skip
+    test = {"cuda": "true", "auto": "command -v nvidia-smi >/dev/null", "cpu": "false"}[job.device]
+    return Runtime(
+        setup=_MEMORY if engine == "docker" else "",
+        needs=f'command -v {engine} >/dev/null || lacks 69 "there is no {engine}"\n',
+        on_node=f"""\
+{PLAIN}name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID gpus=()
+{_LIMITS[engine]}for variable in "${{!NCCL_@}}" "${{!UCX_@}}"; do # what the site sets for its network
+  more+=(--env "$variable")
+done
+if {test}; then # only this job's GPUs
+{first}  for id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
+    {each}
+  done
+{hand}  # NCCL locks memory for InfiniBand.
+  [ ! -d /dev/infiniband ] || gpus+=(--device /dev/infiniband --ulimit memlock=-1)
+  unset CUDA_VISIBLE_DEVICES
+fi
+# This pipe ends with the task, however that ends: then ddprun in the container saves and stops. What Slurm tells all
+# processes of a step must not end it before the container has been told.
+exec 9< <(trap '' TERM INT HUP USR1 USR2 && exec sleep infinity)
+pipe=$!
+trap 'woken=1' TERM INT # Slurm tells the client, too, which hands it on
+{engine} rm --force "$name" >/dev/null 2>&1 # of an earlier start
+{engine} run --name "$name" "${{more[@]}}" "${{gpus[@]}}" "$@" <&9 9<&- &
+client=$!
+exec 9<&-
+woken=1
+while ((woken)); do # a signal ends a wait early
+  woken=0 code=0
+  wait "$client" || code=$?
+done
+kill -KILL "$pipe" 2>/dev/null
+{engine} rm --force "$name" >/dev/null 2>&1
+exit "$code"
+""",
+        words=BREAK.join((*lines(words), """-c 'exec 3<&0 </dev/null; exec ddprun "$@"' ddprun""")),
+    )

@@ -1,0 +1,357 @@
+"""Slurm's queue: what is asked on the login node, what the answers say of a run, and Slurm's states in ours. Pure.
+
+The states are all those of squeue, scontrol and sacct (22.05 to 25.05). What is asked is POSIX shell that needs nothing
+of ours there, as arguments of ``sh -c``; a job is its number, or ``@PID:JOB`` for a script inside an allocation.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+from ddpctl.run_store import ENDED, NodeReport, Run, RunStatus, State, fold_nodes
+from ddpwire import run_files
+from ddpwire.exits import Exit
+from ddpwire.run_files import KILLED_ON_REQUEST, NodeState, Outcome, read_node, read_outcome
+
+STATES: dict[str, State] = {
+    "BOOT_FAIL": "failed",  # its node did not boot
+    "CANCELLED": "stopped",
+    "COMPLETED": "succeeded",
+    "COMPLETING": "stopping",
+    "CONFIGURING": "starting",  # its nodes boot
+    "DEADLINE": "failed",
+    "EXPEDITING": "pending",
+    "FAILED": "failed",
+    "LAUNCH_FAILED": "failed",
+    "NODE_FAIL": "failed",
+    "OUT_OF_MEMORY": "failed",
+    "PENDING": "pending",
+    "POWER_UP_NODE": "starting",
+    "PREEMPTED": "stopped",
+    "RECONFIG_FAIL": "failed",
+    "REQUEUED": "pending",
+    "REQUEUE_FED": "pending",
+    "REQUEUE_HOLD": "pending",
+    "RESIZING": "training",
+    "RESV_DEL_HOLD": "pending",
+    "REVOKED": "failed",  # another cluster of the federation has it
+    "RUNNING": "training",
+    "SIGNALING": "training",
+    "SPECIAL_EXIT": "pending",  # requeued and held
+    "STAGE_OUT": "stopping",
+    "STOPPED": "training",  # by SIGSTOP; it keeps its cores
+    "SUSPENDED": "training",
+    "TIMEOUT": "failed",
+    "UPDATE_DB": "stopping",
+}
+HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
+
+
+def state_of(word: str) -> State:
+    """The state that Slurm's ``word`` says: ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED."""
+    return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
+
+
+# Why a job that waits may wait for ever (squeue's reasons), and what to do.
+HOPELESS = {
+    "PartitionNodeLimit": "it asks for more nodes than its partition may give: ask for fewer, or another partition",
+    "PartitionTimeLimit": "it asks for more time than its partition gives: a shorter time_limit, or another partition",
+    "PartitionConfig": "its partition cannot run it as it is asked for",
+    "BadConstraints": "no node has what it asks for",
+    "ReqNodeNotAvail": "nodes that it needs are down or reserved",
+    "DependencyNeverSatisfied": "the run that it was to follow did not succeed: ddpctl stop it",
+    "JobHeldUser": "it is held: scontrol release lets it go",
+    "JobHeldAdmin": "an administrator holds it",
+    "AssocGrpGRES": "its account may not use so many GPUs",
+    "QOSMaxGRESPerJob": "its quality of service does not give a job so many GPUs",
+    "QOSMaxNodePerJobLimit": "its quality of service does not give a job so many nodes",
+}
+
+
+# What is asked
+
+
+GOES_ON = "|".join(word for word, state in STATES.items() if state not in ENDED)
+
+# A process that has ended may still be somebody's to wait for.
+LIVES = """\
+lives() { # @PID:JOB
+  pid=${1#@}
+  pid=${pid%:*}
+  case $(ps -o stat= -p "$pid" 2>/dev/null) in '' | Z*) return 1 ;; esac
+}
+"""
+FORMAT = "%F|%K|%T|%r|%S|%N"  # array's or job's number, index in the array, state, reason, start, nodes
+
+# When a job started, in seconds since the epoch; nothing of one that is a script inside of an allocation.
+PLACED = """\
+case {job} in
+  @*) ;;
+  *)
+    SLURM_TIME_FORMAT=%s squeue --noheader --states=all --jobs={job} --format=%S 2>/dev/null | head -n 1 |
+      grep '^[0-9]' ||
+      SLURM_TIME_FORMAT=%s sacct --noheader --allocations --jobs={job} --format=Start 2>/dev/null | head -n 1 ;;
+esac"""
+
+# $1: the jobs, with commas; then files. Every answer after a line of its own. sacct knows what squeue has forgotten.
+ASK = f"""\
+{LIVES}jobs=$1
+shift
+echo '==> squeue <=='
+for job in $(echo "$jobs" | tr , ' '); do
+  case $job in
+    @*) # a script inside of an allocation: its process
+      state=COMPLETED
+      lives "$job" && state=RUNNING
+      echo "$job|N/A|$state|||"
+      continue ;;
+  esac
+  said=$(squeue --noheader --array --states=all --jobs="$job" --format='{FORMAT}' 2>&1) || case $said in
+    *'Invalid job id'*) said= ;;
+    *) said="error: $said" ;;
+  esac
+  [ -z "$said" ] || echo "$said"
+  [ -n "$said" ] || sacct --noheader --allocations --parsable2 --jobs="$job" --format=JobID,State 2>/dev/null |
+    sed -nE 's/^([0-9]+)_([0-9]+)[|]([A-Z_]+).*/\\1|\\2|\\3|||/p; s/^([0-9]+)[|]([A-Z_]+).*/\\1|N\\/A|\\2|||/p'
+done
+for file in "$@"; do
+  [ ! -f "$file" ] || {{ echo "==> $file <=="; cat "$file"; echo; }}
+done
+exit 0
+"""
+
+# $1: the job, $2: lines of the past, then PREFIX FILE pairs: what is in the files. 66: none is there.
+PRINT = """\
+tail=$2
+shift 2
+code=66
+while [ $# -gt 1 ]; do
+  [ ! -f "$2" ] || { code=0; tail -n "$tail" "$2" | sed -E "s/^([[]rank[0-9]+[]]: ?)?/$1/"; }
+  shift 2
+done
+exit $code
+"""
+
+# The same files as they grow, and while the job waits, why and until when; until Slurm has seen the last of it.
+FOLLOW = f"""\
+{LIVES}job=$1 tail=$2
+shift 2
+pids=
+while [ $# -gt 1 ]; do
+  tail -q -n "$tail" -F --pid=$$ "$2" 2>/dev/null | sed -uE "s/^([[]rank[0-9]+[]]: ?)?/$1/" &
+  pids="$pids $!"
+  shift 2
+done
+last= misses=0
+while kill -0 "$PPID" 2>/dev/null && [ "$misses" -lt 30 ]; do
+  case $job in
+    @*) lives "$job" || break ;;
+    *) if states=$(squeue --noheader --array --states=all --jobs="$job" --format='%T|%r|%S|' 2>&1); then
+      misses=0
+      echo "$states" | grep -qE '^({GOES_ON})[|]' || break
+      waits=$(echo "$states" | sed -n 's/^PENDING|//p' | sort -u | head -n 1)
+      waits=${{waits%|}} && waits=${{waits%|N/A}}
+      case $waits in
+        "$last" | '' | None*) ;;
+        *'|'*) echo "slurm: the job waits (${{waits%|*}}), to start about ${{waits#*|}}" >&2 ;;
+        *) echo "slurm: the job waits ($waits)" >&2 ;;
+      esac
+      last=$waits
+    else
+      case $states in *'Invalid job id'*) break ;; esac
+      misses=$((misses + 1))
+    fi ;;
+  esac
+  sleep 1
+done
+sleep 1.5 # for what the nodes said last
+for pid in $pids; do kill "$pid" 2>/dev/null; done
+exit 0
+"""
+
+_KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
+# $1: the job, $2: save or kill, $3: seconds to wait for its end, then folders of runs. 1: it is still there.
+# A run that is killed is left no time for a last word: it is written here.
+STOP = f"""\
+{LIVES}job=$1 given=$1 how=$2 wait=$3
+shift 3
+case $how$job in
+  *@*)
+    lives "$job" && kill -USR2 "$pid"
+    job=${{job#*:}} ;;
+  *)
+    scancel --quiet --state=PENDING "$job"
+    scancel --quiet --batch --signal=USR2 "$job" ;;
+esac 2>/dev/null
+if [ "$how" = kill ]; then # the script knows by now, and does not take the job's place in the queue again
+  for folder in "$@"; do
+    task=
+    case $folder in */task-*) task=_${{folder##*/task-}} ;; esac
+    [ ! -s "$folder/step" ] || scancel --quiet --signal=KILL "$job$task.$(cat "$folder/step")" 2>/dev/null
+  done
+  [ "$given" != "$job" ] || scancel --quiet "$job" 2>/dev/null
+fi
+job=$given
+while :; do
+  case $job in
+    @*) lives "$job" || break ;;
+    *) squeue --noheader --states=all --jobs="$job" --format='%T|' 2>&1 | grep -qE '^({GOES_ON})[|]' || break ;;
+  esac
+  wait=$((wait - 1))
+  [ "$wait" -ge 0 ] || exit 1
+  sleep 1
+done
+for folder in "$@"; do rm -f "$folder/secrets"; done # of a job that never ran, or was killed
+[ "$how" = kill ] && for folder in "$@"; do
+  set -- "$folder"/node-*/outcome.json
+  [ -e "$1" ] || {{ mkdir -p "$folder/node-0" && echo '{_KILLED}' >"$folder/node-0/outcome.json"; }}
+done
+exit 0
+"""
+
+# $1: the job, $2: the node's number, $3: the folder; then options of srun, -- and the command.
+EXECUTE = """\
+job=$1 node=$2 folder=$3
+shift 3
+nodes=$(squeue --noheader --jobs="$job" --states=RUNNING --format=%N) && [ -n "$nodes" ] || exit 69
+name=$(scontrol show hostnames "$nodes" | sed -n "$((node + 1))p")
+[ -n "$name" ] || exit 66
+exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$name" --mpi=none --chdir="$folder" "$@"
+"""
+
+
+# What the answers say: Slurm knows whether a run goes on, the nodes' files how
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm says of a job, or of one of an array."""
+
+    id: str
+    task: str | None  # its index in the array
+    word: str  # Slurm's state
+    reason: str = ""
+    start: str = ""
+
+    @property
+    def state(self) -> State:
+        """In our words."""
+        return state_of(self.word)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answers:
+    """All that was found out."""
+
+    jobs: tuple[Job, ...]
+    files: Mapping[str, str]
+    error: str = ""  # Slurm's, when it did not answer
+
+
+def read_answers(text: str) -> Answers:
+    """What ``ASK`` wrote."""
+    _, *parts = HEADER.split(text)
+    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    jobs, error = [], ""
+    for line in sections.pop("squeue", "").strip().splitlines():
+        if line.startswith("error: "):
+            error = line.removeprefix("error: ")
+            continue
+        words = line.split("|")
+        if len(words) >= 5:
+            task = words[1] if words[1].isdecimal() else None
+            jobs.append(Job(id=words[0], task=task, word=words[2], reason=words[3], start=words[4]))
+    return Answers(jobs=tuple(jobs), files=sections, error=error)
+
+
+def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
+    """The files that say how the nodes of a job fare."""
+    dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
+    return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME))
+
+
+def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
+    """How one job of a run fares: Slurm knows whether it runs, the nodes' files how, and how it ended."""
+    reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
+    if answers.error and job is None:
+        return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
+    if job is not None and job.state == "pending":
+        return RunStatus(run=run.name, state="pending", message=waits(job), nodes=())
+    found = fold_nodes(run.name, reports, young=young and job is None)
+    if job is None:
+        return _lost(found) if found.state == "lost" else found
+    if job.state in ("starting", "training", "stopping"):
+        if found.alive:
+            return found
+        state: State = "stopping" if found.outcome else "starting"
+        return RunStatus(run=run.name, state=state, message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
+    if job.state == "unknown":
+        return RunStatus(run=run.name, state="unknown", message=f"Slurm: job {job.id} is {job.word}", nodes=reports)
+    return _ended(found, job)
+
+
+def _ended(found: RunStatus, job: Job) -> RunStatus:
+    """It has ended: what its nodes agreed on says more than Slurm does, unless they had no word left."""
+    if found.outcome:
+        return found
+    code = {"succeeded": Exit.OK, "stopped": Exit.SAVED_TERM}.get(job.state, Exit.KILLED)
+    if job.state == "succeeded":
+        return RunStatus(run=found.run, state="succeeded", message="Slurm: COMPLETED", code=0, nodes=found.nodes)
+    began = any(report.state for report in found.nodes)
+    return RunStatus(
+        run=found.run,
+        state=job.state,
+        message=f"Slurm: job {job.id} is {job.word}{'; its nodes left no word (see job.log)' if began else ''}",
+        code=Exit.KILLED if began else int(code),
+        nodes=found.nodes,
+    )
+
+
+def _lost(found: RunStatus) -> RunStatus:
+    message = "Slurm has forgotten the job, and its nodes left no word: see job.log"
+    return RunStatus(run=found.run, state="lost", message=message, code=Exit.KILLED, nodes=found.nodes)
+
+
+def waits(job: Job) -> str:
+    """Why a job waits, and until when."""
+    why = HOPELESS.get(job.reason)
+    if why:
+        return f"job {job.id} waits ({job.reason}): {why}"
+    start = f", to start about {job.start}" if job.start not in ("", "N/A") else ""
+    return f"job {job.id} waits{f' ({job.reason})' if job.reason not in ('', 'None') else ''}{start}"
+
+
+def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeReport:
+    def read(name: str, reader: Any) -> Any:
+        text = answers.files.get(str(PurePath(run_dir) / run_files.node_name(node) / name))
+        with suppress(ValueError):
+            return reader(text) if text else None
+        return None
+
+    state: NodeState | None = read(run_files.NODE, read_node)
+    outcome: Outcome | None = read(run_files.OUTCOME, read_outcome)
+    alive = job is not None and job.state in ("training", "stopping") and outcome is None
+    return NodeReport(node=node, alive=alive, state=state, outcome=outcome)
+
+
+def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
+    """An array as one run: it goes on while one of them does, and has ended as the worst of them."""
+    words = [state.state for state in states]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
+    going = next((state for state in states if not state.ended and state.state != "pending"), None)
+    waiting = next((state for state in states if state.state == "pending"), None)
+    nodes = tuple(report for state in states for report in state.nodes)
+    if going or waiting:
+        state = (going or waiting).state  # type: ignore[union-attr]
+        return RunStatus(run=run.name, state=state, message=f"array of {len(tasks)}: {counts}", nodes=nodes)
+    number, worst = max(enumerate(states), key=lambda pair: pair[1].code or 0)
+    message = f"array of {len(tasks)}: {counts}"
+    if worst.code:
+        message += f"; task {tasks[number]}: {worst.message}"
+    return RunStatus(
+        run=run.name, state=worst.state, message=message, code=worst.code, outcome=worst.outcome, nodes=nodes
+    )

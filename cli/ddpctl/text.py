@@ -1,0 +1,67 @@
+"""Texts for a terminal: one line for an error, the nearest allowed word, durations, tables. Pure."""
+
+import difflib
+import re
+from collections.abc import Collection, Sequence
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+
+
+def quote(value: object) -> str:
+    """A value in an error: on one line, in quotes if it is text, and never long."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
+
+
+def one_line(text: str) -> str:
+    """The text with everything escaped that a terminal would not show as one plain line."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def plain(text: str) -> str:
+    """Lines as a terminal or a page may show them: without colours, without what a line had overwritten, escaped."""
+    lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(one_line(line.expandtabs(4)) for line in lines)
+
+
+def cut(line: str, width: int, *, plain: bool = False) -> str:
+    """The line in so many columns; that something is missing can be seen. ``plain``: ASCII alone."""
+    dots = "..." if plain else "…"
+    return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
+
+
+def either(words: tuple[str, ...], joint: str = "or") -> str:
+    """``a, b or c``."""
+    return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
+    """``'nodse' is no key of a job; did you mean 'nodes'?``. ``meant``: of what is known, the one that it must be."""
+    # Compared in lower case and not at any length: the name may be a whole file.
+    word = name[:60].lower()
+    near = (
+        [meant]
+        if meant
+        else [key for key in known if len(word) > 2 and key.startswith(word)]
+        or difflib.get_close_matches(word, known, n=1)
+    )
+    there = f"there are: {', '.join(known)}" if known else "there is none"
+    return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
+
+
+def format_duration(seconds: float) -> str:
+    """A stretch of time, as all verbs say it: 0.4 s, 12 s, 3:05, 2:04:11."""
+    if seconds < 9.95:
+        return f"{max(seconds, 0):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02}" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as aligned lines; the last column is as long as it is."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]

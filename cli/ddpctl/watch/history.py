@@ -1,0 +1,87 @@
+"""A run's metrics over time: the nodes' histories as one, and series of it at chosen moments. Pure.
+
+Counters are summed over the nodes; of a gauge the maximum is taken. A counter that falls was started by a later ddprun.
+"""
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ddpwire.history import TIME, Row
+
+Line = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class History:
+    """The rows of every node, each by time."""
+
+    nodes: Mapping[int, tuple[Row, ...]]
+
+    @property
+    def begin(self) -> float:
+        """The first row's time; of no rows, 0."""
+        return min((rows[0][TIME] for rows in self.nodes.values() if rows), default=0.0)
+
+    @property
+    def end(self) -> float:
+        """The last row's time."""
+        return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
+
+    def moments(self, number: int) -> tuple[float, ...]:
+        """So many moments, evenly from the first row to the last one; of fewer rows, these."""
+        longest = max((len(rows) for rows in self.nodes.values()), default=0)
+        number = min(number, longest)
+        if number < 2 or self.end <= self.begin:
+            return ()
+        step = (self.end - self.begin) / (number - 1)
+        return tuple(self.begin + index * step for index in range(number))
+
+    def gauge(self, name: str, moments: Sequence[float]) -> Line:
+        """The largest value of the nodes at each moment; None: no node had one by then."""
+        lines = [_held(rows, name, moments) for rows in self.nodes.values()]
+        return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
+
+    def rate(self, name: str, moments: Sequence[float]) -> Line:
+        """What a counter grew by in a second, over all nodes, from each moment to the next."""
+        lines = [_increases(_held(rows, name, moments)) for rows in self.nodes.values()]
+        spans = [after - before for before, after in pairwise(moments)]
+        return tuple(
+            None if (known := [one for one in grown if one is not None]) == [] else sum(known) / span
+            for grown, span in zip(zip(*lines, strict=True), spans, strict=True)
+        ) if lines else ()  # fmt: skip
+
+    def total(self, name: str) -> float:
+        """The nodes' last values, added up."""
+        return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
+
+    def last(self, name: str) -> float | None:
+        """The largest of the nodes' last values."""
+        return _largest([next((row[name] for row in reversed(rows) if name in row), None)
+                         for rows in self.nodes.values()])  # fmt: skip
+
+    def first_time(self, name: str) -> tuple[float, float] | None:
+        """When a series first had a value, and which; None: never."""
+        found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
+        return min((one for one in found if one), default=None)
+
+
+def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
+    """The last value at or before each moment."""
+    known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
+    times = [time for time, _ in known]
+    places = [bisect.bisect_right(times, moment + 1e-6) for moment in moments]
+    return [known[place - 1][1] if place else None for place in places]
+
+
+def _increases(values: Sequence[float | None]) -> list[float | None]:
+    return [
+        None if after is None else after - (before or 0.0) if before is None or after >= before else after
+        for before, after in pairwise(values)
+    ]
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

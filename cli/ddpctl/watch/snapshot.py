@@ -1,0 +1,387 @@
+"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and a little before.
+
+``Watcher`` asks again and again and remembers; all else is pure. A rank's own time of a step is its step without the
+time in which it waited for the others: it shows which rank is slow and which ranks only wait.
+"""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ddpctl import launcher
+from ddpctl.errors import UnavailableError
+from ddpctl.launcher import AppContext
+from ddpctl.node_probe import Probe, ProbeResult
+from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.watch.history import History
+from ddpwire import metrics as ddpwire_metrics
+from ddpwire import metrics as of_ranks
+from ddpwire.history import HISTORY, TIME, Row, fold, read_history
+
+SLOW, SLOW_S = 1.5, 0.005  # times the ranks' median, and more than it by: less is the noise of a machine
+SILENT_S, SILENT_STEPS = 30.0, 10
+
+# A node's own state, and the run's state by it; the first that any node has counts.
+_STATES: tuple[tuple[str, State], ...] = (
+    ("stopping", "stopping"),
+    ("restarting", "rendezvous"),
+    ("rendezvous", "rendezvous"),
+    ("training", "training"),
+)
+WINDOW_S = 10.0  # over which a rank's pace is taken
+ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # where the nodes tell, and where they do not
+NUM_POINTS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One node's samples: by the series' name, each with its labels."""
+
+    node: int
+    time: float  # the node's clock, in seconds since the epoch
+    samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
+
+    def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
+        """The values of a series that has these labels, by another one's value."""
+        return {
+            present[label]: value
+            for present, value in self.samples.get(name, ())
+            if label in present and present.items() >= labels.items()
+        }
+
+    def values(self, name: str, **labels: str) -> list[float]:
+        """All values of a series that has these labels."""
+        return [value for present, value in self.samples.get(name, ()) if present.items() >= labels.items()]
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """The labels of the one sample of a series that is always 1; of none, none."""
+        return next((present for present, _ in self.samples.get(name, ())), {})
+
+
+def read_metrics(seen: ProbeResult) -> Reading | None:
+    """What a node said of itself; None: it said nothing that can be read."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    if not seen.metrics or seen.time is None:
+        return None
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(seen.metrics):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except (ValueError, KeyError, IndexError):
+        return None  # it was cut short, or is no Prometheus text
+    return Reading(node=seen.node, time=seen.time, samples={name: tuple(values) for name, values in samples.items()})
+
+
+# The snapshot
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRow:
+    """One rank, lately. None: it does not tell."""
+
+    rank: int
+    node: int
+    step: int | None
+    step_s: float | None
+    own_s: float | None
+    phases: Mapping[str, float]  # shares of a step, by the catalogue's phases; empty: it does not tell
+    device_share: float | None  # in which the GPU computed, 0 to 1
+    memory_bytes: float | None  # of the GPU, that torch holds
+    slow: float | None = None  # a straggler: so many times the ranks' median
+    silent_s: float | None = None  # it takes no step, for so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A run at one moment. None: nobody tells."""
+
+    run: str
+    state: State
+    message: str
+    code: int | None
+    time: float
+    step: int | None = None
+    planned: int | None = None
+    epoch: int | None = None
+    samples_per_s: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+    learning_rate: float | None = None
+    goodput: float | None = None  # share of the time in which new steps were taken, 0 to 1
+    restarts: int = 0
+    steps_lost: int = 0
+    checkpoint_step: int | None = None
+    checkpoint_age_s: float | None = None
+    left_s: float | None = None
+    ranks_alive: int = 0
+    world_size: int | None = None
+    ranks: tuple[RankRow, ...] = ()
+    silent: tuple[str, ...] = ()  # nodes that do not answer, and why
+    moments: tuple[float, ...] = ()  # of the run until now, to which the next two belong
+    throughput: tuple[float | None, ...] = ()  # from the moment before
+    losses: tuple[float | None, ...] = ()
+
+
+def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
+    """The fields of a snapshot that the nodes' metrics tell; ``before``: the same nodes a little earlier."""
+    earlier = {reading.node: reading for reading in before}
+    alive = sum(sum(reading.values(ddpwire_metrics.RANKS_ALIVE.name)) for reading in now)
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)
+    latest = max((reading.time for reading in now), default=0.0)
+    productive = sum(sum(reading.values(of_ranks.PRODUCTIVE.name)) for reading in now)
+    lost = sum(sum(reading.values(of_ranks.UNPRODUCTIVE.name)) for reading in now)
+    restarts = (sum(reading.values(ddpwire_metrics.RESTARTS.name)) for reading in now)
+    again = (sum(reading.values(ddpwire_metrics.STEPS_LOST.name)) for reading in now)
+    return {
+        "step": _whole(_largest(now, of_ranks.LAST_STEP.name)),
+        "planned": _whole(_largest(now, of_ranks.STEPS_PLANNED.name)),
+        "epoch": _whole(_largest(now, of_ranks.EPOCH.name)),
+        "samples_per_s": _throughput(now, earlier),
+        "loss": _largest(now, of_ranks.LOSS.name),
+        "accuracy": _largest(now, of_ranks.EVAL_ACCURACY.name),
+        "learning_rate": _largest(now, of_ranks.LEARNING_RATE.name),
+        "goodput": productive / (productive + lost) if productive else None,
+        "restarts": int(max(restarts, default=0)),  # every node counts all of them
+        "steps_lost": int(max(again, default=0)),
+        "checkpoint_step": _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name)) if saved else None,
+        "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
+        "ranks_alive": int(alive),
+        "world_size": _whole(_largest(now, ddpwire_metrics.WORLD_SIZE.name)),
+        "ranks": rows(now, earlier),
+    }
+
+
+def state(now: Sequence[Reading]) -> State | None:
+    """How far the slowest of the nodes is by its own word; None: none says that it runs."""
+    own = {word for reading in now for word, on in reading.by("state", ddpwire_metrics.JOB_STATE.name).items() if on}
+    return next((state for word, state in _STATES if word in own), None)
+
+
+def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
+    """A row a rank, the stragglers marked."""
+    found = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
+    own = [row.own_s for row in found if row.own_s is not None]
+    typical = statistics.median_low(own) if len(own) > 1 else None
+    return tuple(sorted((_marked(row, typical) for row in found), key=lambda row: row.rank))
+
+
+def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
+    steps = now.by("rank", of_ranks.LAST_STEP.name)
+    counted = now.by("rank", of_ranks.STEPS.name)
+    last = now.by("rank", of_ranks.LAST_STEP_TIME.name)
+    memory = now.by("rank", of_ranks.DEVICE_MEMORY.name, kind="allocated")
+    ranks = sorted(steps.keys() | counted.keys(), key=int)
+    # No series says which GPU is whose: known is a single one, of a single rank that has memory there.
+    gpus = now.by("device", ddpwire_metrics.DEVICE_MEMORY_USED.name).keys()
+    shares = now.by("device", ddpwire_metrics.DEVICE_UTILIZATION.name)
+    share = shares.get(next(iter(gpus))) if len(gpus) == len(ranks) == len(memory) == 1 else None
+    found = []
+    for rank in ranks:
+        step_s = _step_s(now, before, rank)
+        phases = _phases(now, before, rank)
+        silent_s = now.time - last[rank] if rank in last else 0.0
+        waits = phases.get("comm_exposed", 0.0)
+        found.append(
+            RankRow(
+                rank=int(rank),
+                node=now.node,
+                step=_whole(steps.get(rank)),
+                step_s=step_s,
+                own_s=step_s * (1 - waits) if step_s is not None and phases else None,
+                phases=phases,
+                device_share=share,
+                memory_bytes=memory.get(rank),
+                silent_s=silent_s if silent_s > max(SILENT_S, SILENT_STEPS * (step_s or 0.0)) else None,
+            )
+        )
+    return found
+
+
+def _marked(row: RankRow, typical: float | None) -> RankRow:
+    if row.own_s is None or not typical or row.own_s < SLOW * typical or row.own_s - typical < SLOW_S:
+        return row
+    return RankRow(**{**vars(row), "slow": row.own_s / typical})
+
+
+def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
+    """The mean time of the steps since ``before``, and where there were none of all."""
+    name = of_ranks.STEP_DURATION.name
+    for earlier in (before, None):
+        seconds = _grown(now, earlier, f"{name}_sum", rank)
+        number = _grown(now, earlier, f"{name}_count", rank)
+        if number > 0:
+            return seconds / number
+    if before is not None and (number := _grown(now, before, of_ranks.STEPS.name, rank)) > 0:
+        return (now.time - before.time) / number  # a script that counts its steps alone
+    return None
+
+
+def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]:
+    for earlier in (before, None):
+        grown = {phase: _grown(now, earlier, of_ranks.STEP_PHASE.name, rank, phase=phase)
+                 for phase in of_ranks.STEP_PHASES}  # fmt: skip
+        if (whole := sum(grown.values())) > 0:
+            return {phase: seconds / whole for phase, seconds in grown.items()}
+    return {}
+
+
+def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
+    """What a rank's counter grew by; of one that was begun anew, all of it."""
+    after = now.by("rank", name, **labels).get(rank, 0.0)
+    earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
+    return after - earlier if after >= earlier else after
+
+
+def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float | None:
+    name, found = of_ranks.SAMPLES.name, []
+    for reading in now:
+        before = earlier.get(reading.node)
+        if before is not None and reading.time > before.time:
+            ranks = reading.by("rank", name)
+            found.append(sum(_grown(reading, before, name, rank) for rank in ranks) / (reading.time - before.time))
+    return sum(found) if found else None
+
+
+def _largest(readings: Sequence[Reading], name: str) -> float | None:
+    return max((value for reading in readings for value in reading.values(name)), default=None)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
+    """Of a run that exports nothing: it has not begun, or has ended."""
+    return Snapshot(run=status.run, state=status.state, message=status.message, code=status.code, time=time)
+
+
+# The watcher. The nodes' histories are read once, at the beginning; from then on it continues them by itself. A run's
+# status is asked of its target only where the nodes do not tell, and now and then: a queue's server has others to
+# serve.
+
+
+class Watcher:
+    """Shows one run, again and again."""
+
+    def __init__(self, context: AppContext, run: Run) -> None:
+        self._context, self._run = context, run
+        self._status: RunStatus | None = None
+        self._asked_at = 0.0
+        self._rows: dict[int, list[Row]] | None = None  # of each node; None: not read yet
+        self._window: deque[tuple[float, tuple[Reading, ...]]] = deque()
+        self._last: Snapshot | None = None
+
+    def probe(self) -> Snapshot:
+        """The run now; where nobody answers any more, as it was seen last. Raises DdpctlError if nobody ever did."""
+        try:
+            self._last = self._probe()
+        except UnavailableError as error:  # a network has its moments: what watches goes on
+            if self._last is None:
+                raise
+            return replace(self._last, silent=(f"no answer at present: {error}",))
+        return self._last
+
+    def _probe(self) -> Snapshot:
+        status = self._ask(again=False)
+        if status.ended:
+            return self._after_the_end(status)
+        seen = self._probe_nodes(metrics=True)
+        readings = tuple(reading for one in seen if (reading := read_metrics(one)))
+        if not readings:
+            status = self._ask(again=True)
+            if status.ended:
+                return self._after_the_end(status)
+        return self._snapshot(status, seen, readings)
+
+    def _ask(self, *, again: bool) -> RunStatus:
+        now = time.monotonic()
+        if self._status is None or now - self._asked_at > (ASK_AGAIN_S if again else ASK_EVERY_S):
+            (self._status,) = launcher.status(self._context, (self._run,))
+            self._asked_at = now
+        return self._status
+
+    def _probe_nodes(self, *, metrics: bool) -> tuple[ProbeResult, ...]:
+        files = (HISTORY,) if self._rows is None or not metrics else ()
+        probe = Probe(metrics=metrics, files=files)
+        seen = self._context.executor.perform(launcher.target_of(self._run).probe(self._run, probe))
+        if files:
+            self._rows = {one.node: list(read_history(one.files.get(HISTORY, ""))) for one in seen}
+        return seen
+
+    def _snapshot(self, status: RunStatus, seen: Sequence[ProbeResult], readings: tuple[Reading, ...]) -> Snapshot:
+        now = max((one.time for one in seen if one.time is not None), default=time.time())
+        for reading in readings:
+            self._keep(reading)
+        before = self._before(readings)
+        snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
+        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than what was asked for
+        answered = {reading.node for reading in readings}
+        silent = tuple(
+            f"node {one.node}: {one.failure}" for one in seen if one.node not in answered and one.failure and readings
+        )
+        return self._with_history(replace(snapshot, silent=silent))
+
+    def _after_the_end(self, status: RunStatus) -> Snapshot:
+        self._probe_nodes(metrics=False)
+        history = self._history()
+        planned, loss = history.last(of_ranks.STEPS_PLANNED.name), history.last(of_ranks.LOSS.name)
+        step = history.last(of_ranks.LAST_STEP.name)
+        productive, lost = history.total(of_ranks.PRODUCTIVE.name), _total(history, of_ranks.UNPRODUCTIVE.name)
+        snapshot = replace(
+            empty_snapshot(status, history.end or time.time()),
+            step=None if step is None else int(step),
+            planned=None if planned is None else int(planned),
+            loss=loss,
+            accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
+            goodput=productive / (productive + lost) if productive else None,
+        )
+        return replace(self._with_history(snapshot), left_s=None)
+
+    def _keep(self, reading: Reading) -> None:
+        """Write on the node's history."""
+        samples = ((name, labels, value) for name, found in reading.samples.items() for labels, value in found)
+        assert self._rows is not None, "the histories are read with the first look"  # noqa: S101
+        self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
+
+    def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
+        now = time.monotonic()
+        self._window.append((now, readings))
+        while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_S:
+            self._window.popleft()
+        return self._window[0][1] if len(self._window) > 1 else ()
+
+    def _history(self) -> History:
+        return History(nodes={node: tuple(rows) for node, rows in (self._rows or {}).items()})
+
+    def _with_history(self, snapshot: Snapshot) -> Snapshot:
+        history = self._history()
+        moments = history.moments(NUM_POINTS)
+        return replace(
+            snapshot,
+            moments=moments,
+            throughput=(None, *history.rate(of_ranks.SAMPLES.name, moments)) if moments else (),
+            losses=history.gauge(of_ranks.LOSS.name, moments),
+            left_s=_left_s(history, snapshot),
+        )
+
+
+def _left_s(history: History, snapshot: Snapshot) -> float | None:
+    """By the pace of the run until now, with all that was no training in it."""
+    first = history.first_time(of_ranks.LAST_STEP.name)
+    if first is None or snapshot.step is None or snapshot.planned is None:
+        return None
+    passed_s, taken = snapshot.time - first[0], snapshot.step - first[1]
+    if passed_s <= 0 or taken <= 0:
+        return None
+    return max(0, snapshot.planned - snapshot.step) * passed_s / taken
+
+
+def _total(history: History, name: str) -> float:
+    names = {
+        column for rows in history.nodes.values() for row in rows for column in row if column.startswith(f"{name}:")
+    }
+    return sum(history.total(column) for column in names)

@@ -1,0 +1,348 @@
+"""Where a run's time went: its phases, one after another, and its events, from what its nodes reported.
+
+A phase lasts until the last node has left it. What a failure cost is one phase, ``lost``: from the last
+step before it until the ranks are where they had been.
+"""
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from ddpctl import launcher, targets
+from ddpctl.launcher import AppContext
+from ddpctl.node_probe import Probe, ProbeResult
+from ddpctl.run_store import Run, RunStatus
+from ddpctl.watch.history import History
+from ddpwire import metrics as of_ranks
+from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, is_time, read_events, strange_lines
+from ddpwire.history import HISTORY, TIME, read_history, strange_rows
+from ddpwire.run_files import ENVIRONMENT, NODE_LOG, rank_log
+
+PHASES = (
+    "queue",  # until the target gave it a place; where that is not known, until its nodes began
+    "start",  # of the nodes: an image is pulled, a container made
+    "preflight",
+    "rendezvous",
+    "import",  # and what else the ranks do before their first step
+    "restore",
+    "first step",
+    "training",
+    "evaluation",
+    "checkpoints",  # in which the loop waited for one
+    "running",  # of a script that gives no sign of its steps
+    "lost",
+    "end",
+)
+
+# The event that all nodes must have told of, and the phase that follows.
+_NEXT = {
+    "node_started": "preflight",
+    "preflight_done": "rendezvous",
+    "rendezvous_done": "import",
+    "training_began": "first step",
+    "first_step": "training",
+}
+_NOTHING_YET = ("queue", "start")
+LOG_BYTES = 20_000
+EVENT_KINDS = ("failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed")
+BAD = ("failed", "checkpoint_failed")
+OF_ALL = ("failed", "recovered", "signal", "stopping")  # every node, or every rank, tells of it
+SAME_S = 60.0  # nodes tell of the same within so long
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """A stretch of the run's time, in seconds since the epoch."""
+
+    phase: str
+    begin: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it was."""
+        return self.end - self.begin
+
+
+@dataclass(kw_only=True)
+class _Clock:
+    """The phase that the run is in, and since when."""
+
+    phase: str
+    since: float
+    spans: list[Span] = field(default_factory=list)
+
+    def turn(self, phase: str, at: float) -> None:
+        """The present phase ends; a node's clock may be behind, and time does not run back."""
+        at = max(at, self.since)
+        if at > self.since:
+            self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
+        self.phase, self.since = phase, at
+
+
+def phase_spans(
+    events: Sequence[Event],
+    *,
+    created: float,
+    placed: float | None,
+    queued: bool,
+    now: float,
+    nodes: int,
+    history: History,
+) -> tuple[Span, ...]:
+    """The run's time in the order in which it went by. ``placed``: when its target gave it a place, where it knows.
+
+    ``queued``: whether it has a queue at all.
+    """
+    clock = _Clock(phase="queue" if queued else "start", since=created)
+    if placed is not None:
+        clock.turn("start", placed)
+    following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
+    reached: dict[str, set[int]] = {}
+    present = len({event.node for event in events}) or nodes
+    last = created
+    for event in events:
+        if event.event == "node_started" and clock.phase not in (*_NOTHING_YET, "preflight", "lost"):
+            clock.turn("lost", last)  # the run was begun anew
+            reached.clear()
+        last = max(last, event.time)
+        if _is_loss(event, clock.phase):
+            clock.turn("lost", max(_last_step(history, event.time), clock.since))
+            reached.clear()
+        elif _is_end(event, clock.phase):
+            clock.turn("end", event.time)
+        elif event.event in following:
+            reached.setdefault(event.event, set()).add(event.node)
+            if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
+                caught_up = clock.phase == "lost" and event.event == "first_step"
+                clock.turn(following[event.event], _caught_up(history, event) if caught_up else event.time)
+    ended = max((event.time for event in events if event.event == "node_ended"), default=None)
+    clock.turn("end", now if ended is None else ended)
+    return tuple(_cut(clock.spans, _within(events)))
+
+
+def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
+    """Seconds by phase, in the phases' order; those that there were."""
+    seconds: dict[str, float] = {}
+    for span in found:
+        seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
+    return {phase: seconds[phase] for phase in PHASES if phase in seconds}
+
+
+def _is_loss(event: Event, phase: str) -> bool:
+    """A failure; not the ranks' end after a stop, and after the training's end only if they are started anew."""
+    if event.event == "failed":
+        return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
+    return event.event == "restart" and phase == "end"
+
+
+def _is_end(event: Event, phase: str) -> bool:
+    if event.event == "failed":
+        return event.facts.get("cause") == "stopped" and phase != "end"
+    return event.event in ("training_ended", "stopping") and phase == "training"
+
+
+def _is_later(phase: str, following: str) -> bool:
+    """Whether the run gets on by this; once something was lost, only by training again."""
+    if phase == "lost":
+        return following in ("training", "running")
+    return PHASES.index(following) > PHASES.index(phase)
+
+
+def _last_step(history: History, before: float) -> float:
+    """When the last step was taken before a failure was seen, as far as the history tells; else that moment."""
+    at, best = before, -1.0
+    for moment, step in _steps(history):
+        if moment > before:
+            break
+        if step > best:
+            at, best = moment, step
+    return at
+
+
+def _caught_up(history: History, event: Event) -> float:
+    """When the ranks are where they had been before the failure."""
+    before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
+    return next((time for time, step in _steps(history) if time >= event.time and step >= before), event.time)
+
+
+def _steps(history: History) -> list[tuple[float, float]]:
+    name = of_ranks.LAST_STEP.name
+    return sorted((row[TIME], row[name]) for rows in history.nodes.values() for row in rows if name in row)
+
+
+def _tells_of_steps(events: Sequence[Event]) -> bool:
+    return any(event.event in ("first_step", "training_began") for event in events)
+
+
+def _within(events: Sequence[Event]) -> list[Span]:
+    """What the ranks did instead of training, as rank 0 tells; and what they did before it."""
+    found = []
+    for event in events:
+        if event.rank not in (0, None):
+            continue
+        if event.event == "checkpoint_saved" and (waited := _seconds(event.facts.get("waited_s"))):
+            begun = event.time - (event.seconds or waited)
+            found.append(Span(phase="checkpoints", begin=begun, end=begun + waited))
+        elif event.event == "epoch_ended" and (took := _seconds(event.facts.get("evaluation_s"))):
+            found.append(Span(phase="evaluation", begin=event.time - took, end=event.time))
+        elif event.event == "checkpoint_loaded" and event.seconds:
+            found.append(Span(phase="restore", begin=event.time - event.seconds, end=event.time))
+    return found
+
+
+def _seconds(value: object) -> float:
+    return float(value) if is_time(value) else 0.0  # type: ignore[arg-type]
+
+
+def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
+    """The spans with those parts of them told apart; a part counts only in training, or a restore before it."""
+    found: list[Span] = []
+    for span in whole:
+        at = span.begin
+        for part in sorted(parts, key=lambda one: one.begin) if span.phase in ("training", "import") else ():
+            begin, end = max(part.begin, at), min(part.end, span.end)
+            if end > begin and (part.phase == "restore") == (span.phase == "import"):
+                found += [Span(phase=span.phase, begin=at, end=begin)] if begin > at else []
+                found.append(Span(phase=part.phase, begin=begin, end=end))
+                at = end
+        found += [Span(phase=span.phase, begin=at, end=span.end)] if span.end > at else []
+    return found
+
+
+# The timeline: asked once of a run's nodes, then values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    """A run from its launch until now, or its end."""
+
+    run: Run
+    status: RunStatus
+    now: float  # when its nodes were asked, in seconds since the epoch
+    events: tuple[Event, ...]
+    history: History
+    spans: tuple[Span, ...]
+    environments: Mapping[int, Mapping[str, str]]  # by node: what it had
+    last_lines: str = ""  # the last lines of the rank that failed first, else of its node
+    last_lines_of: str = ""
+    silent: tuple[str, ...] = ()  # nodes that could not be asked, and why
+    torn: tuple[str, ...] = ()  # what of their files could not be read
+
+
+def load_timeline(context: AppContext, run: Run) -> Timeline:
+    """Ask the run's target. Raises DdpctlError where nobody can be asked at all."""
+    (status,) = launcher.status(context, (run,))
+    probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
+    seen = _probe_nodes(context, run, probe)
+    history = History(nodes={one.node: read_history(one.files.get(HISTORY, "")) for one in seen})
+    events = read_events(*(one.files.get(name, "") for one in seen for name in (EVENTS_BEFORE, EVENTS)))
+    placed = max((one.placed for one in seen if one.placed), default=None)
+    now = time.time()
+    last_lines_of, last_lines = _last_words(context, run, status)
+    return Timeline(
+        run=run,
+        status=status,
+        now=now,
+        events=events,
+        history=history,
+        spans=()
+        if status.ended and not events  # nobody knows: of another version, or lost with its machine
+        else phase_spans(
+            events,
+            created=run.created,
+            placed=placed,
+            queued="queue" in targets.capabilities(run.kind),
+            now=now,
+            nodes=run.job.max_nodes,
+            history=history,
+        ),
+        environments={one.node: _environment(one) for one in seen if ENVIRONMENT in one.files},
+        last_lines=last_lines,
+        last_lines_of=last_lines_of,
+        silent=tuple(f"node {one.node}: {one.failure}" for one in seen if one.failure),
+        torn=tuple(line for one in seen for line in _torn(one)),
+    )
+
+
+def _probe_nodes(context: AppContext, run: Run, probe: Probe) -> tuple[ProbeResult, ...]:
+    return context.executor.perform(launcher.target_of(run).probe(run, probe))
+
+
+def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
+    """Who is to be heard of a run that went wrong, and what they said last."""
+    outcome = status.outcome
+    if status.state not in ("failed", "lost"):
+        return "", ""
+    node = (outcome.node if outcome else None) or 0
+    names = (NODE_LOG,) if outcome is None or outcome.rank is None else (rank_log(outcome.rank), NODE_LOG)
+    seen = next((one for one in _probe_nodes(context, run, Probe(metrics=False, files=names, max_bytes=LOG_BYTES))
+                 if one.node == node), None)  # fmt: skip
+    found = next((name for name in names if seen and seen.files.get(name, "").strip()), None)
+    if seen is None or found is None:
+        return "", ""
+    who = f"rank {outcome.rank} on node {node}" if outcome and found != NODE_LOG else f"node {node}"
+    return who, seen.files[found]
+
+
+def _torn(seen: ProbeResult) -> list[str]:
+    counts = {name: strange_lines(seen.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
+    counts[HISTORY] = strange_rows(seen.files.get(HISTORY, ""))
+    return [
+        f"node {seen.node}: passed over what cannot be read of {name}, {count} line{'s' * (count > 1)}"
+        for name, count in counts.items()
+        if count
+    ]
+
+
+def _environment(seen: ProbeResult) -> Mapping[str, str]:
+    with suppress(ValueError, AttributeError, RecursionError):
+        return {str(key): str(value) for key, value in json.loads(seen.files[ENVIRONMENT]).items()}
+    return {}
+
+
+# Events: those that a user should know of, each once though every node reports it
+
+
+def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Those events, by their time."""
+    found: list[Event] = []
+    for event in events:
+        if event.event not in EVENT_KINDS:
+            continue
+        key = (event.event, event.attempt, event.facts.get("signal"))
+        if event.event in OF_ALL and any(
+            key == (one.event, one.attempt, one.facts.get("signal")) and event.time - one.time < SAME_S for one in found
+        ):
+            continue
+        found.append(event)
+    return tuple(found)
+
+
+def describe_event(event: Event) -> str:
+    """An event in a line."""
+    facts = event.facts
+    who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
+    match event.event:
+        case "failed":
+            happened = "was stopped" if facts.get("cause") == "stopped" else "failed"
+            return f"attempt {event.attempt} {happened}: {facts.get('message', who)}"
+        case "recovered":
+            return (
+                f"training again, {event.seconds or 0:.1f} s after the failure; {facts.get('steps_lost', 0)} steps lost"
+            )
+        case "straggler":
+            ratio = facts.get("ratio")
+            return f"{who} is slow" + (f": {ratio:.1f} x the others" if isinstance(ratio, float) else "")
+        case "straggler_gone":
+            return f"{who} is as fast as the others again"
+        case "signal":
+            return f"{facts.get('signal', 'a signal')} came"
+        case "checkpoint_failed":
+            return f"a checkpoint could not be written: {facts.get('message', '')}"
+        case "stopping":
+            return f"the ranks stop after step {event.step}"
+        case other:
+            return f"{other.replace('_', ' ')}, {who}"

@@ -1,0 +1,109 @@
+"""Errors as data: what a handler reads of one, and what a launch does by its type."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl import launcher, run_store, targets
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import ConfigError, DdpctlError, FileError, NotStartedError, UnavailableError
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext, Request
+from ddpctl.notebook.errors import RankError
+from ddpctl.secrets import read_secrets
+from ddpctl.spec import JobSpec
+from ddpctl.targets.local import LocalOptions
+from ddpwire.exits import Exit
+
+
+def test_an_error_has_a_code_a_message_a_hint_and_fields() -> None:
+    error = ConfigError("4 GPUs needed", hint="ask for fewer", gpus_found=2)
+    assert (error.code, error.message, error.hint, error.fields) == (
+        78, "4 GPUs needed", "ask for fewer", {"gpus_found": 2},
+    )  # fmt: skip
+    assert str(error) == "4 GPUs needed: ask for fewer"
+    assert str(UnavailableError("box1 is away")) == "box1 is away"
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (str(again), again.fields) == (str(error), error.fields)
+
+
+def test_a_launch_that_started_nothing_is_its_reason_besides() -> None:
+    reason = FileError("a.yaml:1: no", hint="mend it", line=1)
+    error = NotStartedError(reason)
+    assert (error.code, error.prefix, str(error), error.fields) == (78, "", str(reason), {"line": 1})
+    assert (DdpctlError("x").code, NotStartedError(UnavailableError("x")).code) == (70, 69)
+
+
+def test_the_error_of_a_rank_has_the_runs_code() -> None:
+    error = RankError("rank 1 failed", rank=1, code=3, traceback="a\nb\n")
+    assert (error.code, error.message, str(error)) == (3, "rank 1 failed", "rank 1 failed\na\nb")
+
+
+class Failing:
+    """A target whose launches fail."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error, self.stopped = error, 0
+
+    def submit(self, *_: object, **__: object) -> Verb[Any]:
+        yield ()
+        raise self.error
+
+    def stop(self, *_: object, **__: object) -> Verb[bool]:
+        yield ()
+        self.stopped += 1
+        return True
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "stopped"),
+    [
+        (NotStartedError(UnavailableError("no")), UnavailableError, 0),
+        (UnavailableError("no"), UnavailableError, 1),
+        (KeyboardInterrupt(), KeyboardInterrupt, 1),
+    ],
+)
+def test_what_may_have_started_is_stopped(
+    error: BaseException, kind: type[BaseException], stopped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Failing(error)
+    monkeypatch.setattr(targets, "make", lambda *_: target)
+    context = AppContext(executor=Executor({}), root=tmp_path, emit=lambda _: None)
+    request = Request(job=JobSpec(), target="local", kind="local", options=LocalOptions(), why="", cwd="/")
+    with pytest.raises(kind) as raised:
+        launcher.start(context, request, attached=True)
+    assert (type(raised.value), target.stopped, run_store.load_all(tmp_path)) == (kind, stopped, ())
+
+
+@pytest.mark.parametrize(
+    ("output", "kind"),
+    [
+        (Output(returncode=1), ConfigError),
+        (Output(returncode=124, stderr="no answer within 30 s"), UnavailableError),
+    ],
+    ids=["not set", "no answer"],
+)
+def test_a_secret_is_missing_only_where_it_was_looked_for(
+    output: Output, kind: type[DdpctlError], wording: Wording
+) -> None:
+    verb: Verb[Mapping[str, str]] = read_secrets(JobSpec(secrets=("A",)))
+    assert next(verb) == (Command(argv=("printenv", "A"), probe=True),)
+    with pytest.raises(kind) as raised:
+        verb.send((output,))
+    wording(raised.value)
+
+
+def test_the_last_line_of_an_output() -> None:
+    assert Output(returncode=1, stderr="a\n b \n\n").last_line() == " b"
+    assert Output(returncode=3).last_line() == "exit code 3"
+    assert Output(returncode=3, stderr="\n").last_line("no answer") == "no answer"
+
+
+def test_facts_about_a_code(wording: Wording) -> None:
+    assert [code for code in Exit if code.retry] == [137, 138, 142, 143, 144]
+    assert Exit.OK.meaning == ""
+    wording(Exit.HUNG.meaning)

@@ -1,0 +1,161 @@
+"""The executor, with real processes."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import UnavailableError
+from ddpctl.executor import Executor
+
+PYTHON = sys.executable
+
+
+def once(*commands: Command) -> Verb[tuple[Output, ...]]:
+    return (yield commands)
+
+
+def run(*commands: Command) -> tuple[Output, ...]:
+    return Executor(os.environ).perform(once(*commands))
+
+
+def python(code: str, **fields: object) -> Command:
+    return Command(argv=(PYTHON, "-c", code), **fields)  # type: ignore[arg-type]
+
+
+def test_capture_keeps_everything_and_the_order() -> None:
+    slow = python("import time; time.sleep(0.3); print('slow')")
+    quick = python("import os, sys; print(os.environ['A']); print('err', file=sys.stderr); sys.exit(3)", env={"A": "b"})
+    assert run(slow, quick) == (
+        Output(returncode=0, stdout="slow\n"),
+        Output(returncode=3, stdout="b\n", stderr="err\n"),
+    )
+
+
+def test_what_is_not_there_and_what_takes_too_long(wording: Wording) -> None:
+    outputs = run(Command(argv=("no-such-program",)), python("import time; time.sleep(20)", timeout_s=0.2))
+    assert [(output.returncode, output.stdout) for output in outputs] == [(127, ""), (124, "")]
+    for output in outputs:
+        wording(output.stderr)
+
+
+def test_a_file_that_cannot_be_run_is_named(tmp_path: Path, wording: Wording) -> None:
+    script = tmp_path / "script"
+    script.write_text("echo")
+    with pytest.raises(UnavailableError) as error:
+        run(Command(argv=(str(script),)))
+    wording(error.value)
+
+
+def test_a_dry_run_prints_and_only_looks(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    out = io.StringIO()
+    outputs = Executor(os.environ).dry_run(
+        once(
+            python("print('looked')", probe=True),
+            Command(
+                argv=("touch", str(made)), env={"A": "b c"}, cwd="/x", mode="background", output="o", placeholder="<p>"
+            ),
+        ),
+        out,
+    )
+    assert outputs == (Output(returncode=0, stdout="looked\n"), Output(returncode=0, stdout="<p>"))
+    assert out.getvalue() == f"cd /x && A='b c' touch {made} >o 2>&1 &\n"
+    assert not made.exists()
+
+
+TETHERED = """
+import os, sys
+fd = int(os.environ["DDP_LIFELINE_FD"])
+print("up", flush=True)
+os.read(fd, 1)
+print("the lifeline is cut", flush=True)
+"""
+LAUNCHER = """
+import os, sys, time
+from ddpctl.command import Command
+from ddpctl.executor import Executor
+def verb():
+    yield (Command(argv=(sys.executable, "-c", sys.argv[1]), mode="background", output=sys.argv[2], tether=True),)
+Executor(os.environ).perform(verb())
+time.sleep(60)
+"""
+
+
+def wait_for(path: Path, text: str) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.read_text() != text:
+        assert time.monotonic() < deadline, (
+            f"waited for {text!r}, there is {path.read_text() if path.exists() else None!r}"
+        )
+        time.sleep(0.02)
+
+
+def test_a_tethered_command_ends_with_its_launcher(tmp_path: Path) -> None:
+    output = tmp_path / "folder" / "log"
+    launcher = subprocess.Popen([PYTHON, "-c", LAUNCHER, TETHERED, str(output)])
+    try:
+        wait_for(output, "up\n")
+        launcher.send_signal(signal.SIGKILL)
+        wait_for(output, "up\nthe lifeline is cut\n")
+    finally:
+        launcher.kill()
+        launcher.wait()
+
+
+def test_ctrl_c_while_a_command_streams_calls_on_interrupt(tmp_path: Path) -> None:
+    """The command goes on; each Ctrl-C is one call."""
+    code = """
+import os, sys, threading, time, signal
+from pathlib import Path
+from ddpctl.command import Command
+from ddpctl.executor import Executor
+times = []
+def wait(true):
+    deadline = time.monotonic() + 20
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.01)
+def child():
+    Path("up").touch()
+    wait(Path("go").exists)
+    print("whole", flush=True)
+def verb():
+    yield (Command(argv=(sys.executable, __file__, "child"), mode="stream", timeout_s=None),)
+def interrupt():
+    wait(Path("up").exists)
+    for number in (1, 2):
+        os.kill(os.getpid(), signal.SIGINT)
+        wait(lambda: len(times) == number)
+    Path("go").touch()
+if sys.argv[1:]:
+    sys.exit(child())
+threading.Thread(target=interrupt).start()
+Executor(os.environ).perform(verb(), on_interrupt=lambda: times.append(1))
+print(len(times))
+"""
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run([PYTHON, "script.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("whole\n2\n", "")
+
+
+def test_a_command_reads_what_it_is_given_and_a_dry_run_shows_it_unless_it_is_secret() -> None:
+    out = io.StringIO()
+
+    def verb() -> Verb[str]:
+        (plain, secret) = yield (
+            Command(argv=("/bin/cat",), stdin="one\n"),
+            Command(argv=("/bin/cat",), stdin="canary", secret=True),
+        )
+        return plain.stdout + secret.stdout
+
+    assert Executor({}).perform(verb()) == "one\ncanary"
+    Executor({}).dry_run(verb(), out)
+    redacted = "/bin/cat <<'END_OF_INPUT'\n[REDACTED]\nEND_OF_INPUT\n"
+    assert out.getvalue() == f"/bin/cat <<'END_OF_INPUT'\none\nEND_OF_INPUT\n{redacted}"

@@ -1,0 +1,84 @@
+"""How a run looks on a terminal."""
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ddpctl import run_store
+from ddpctl.commands import formatting
+from ddpctl.run_store import NodeReport, Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpwire.run_files import NodeState, Outcome, RankProcess
+
+RUN = Run(
+    name="night",
+    created=time.time(),
+    target="here",
+    kind="local",
+    options={},
+    job=JobSpec(name="night", nodes="1", gpus=2, command=("train.py",)),
+    cwd="/p",
+    folder="/runs/night",
+    checkpoint_dir="/runs/night/checkpoints",
+    version="0.1.0",
+)
+NODE = NodeState(
+    run="night",
+    node=0,
+    pid=4711,
+    state="training",
+    started=0.0,
+    metrics="http://127.0.0.1:9/metrics",
+    ranks=tuple(RankProcess(rank=rank, local_rank=rank, pid=4800 + rank, log="/l") for rank in (0, 1)),
+)
+DONE = Outcome(code=0, cause="ok", message="every rank exited with 0")
+
+
+def ended(*, can_resume: bool) -> list[str]:
+    report = NodeReport(node=0, alive=False, state=NODE, outcome=DONE)
+    state = RunStatus(run="night", state="succeeded", message=DONE.message, code=0, outcome=DONE, nodes=(report,))
+    closing = formatting.closing_lines(RUN, state, can_resume=can_resume, code=0)
+    assert formatting.status_lines(RUN, state, can_resume=can_resume)[2:-2] == closing[1:]
+    assert formatting.status_lines(RUN, state, can_resume=can_resume)[-2:] == [
+        "  NODE  STATE  PID  RANK:PID  METRICS",
+        "  0     ended  -    0 1       -",
+    ]
+    return closing[1:]
+
+
+def test_who_is_alive_and_where() -> None:
+    report = NodeReport(node=0, alive=True, state=NODE, outcome=None)
+    state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
+    assert formatting.status_lines(RUN, state, can_resume=False)[2:] == [
+        "  logs         /runs/night",
+        "  checkpoints  /runs/night/checkpoints",
+        "  NODE  STATE     PID   RANK:PID       METRICS",
+        "  0     training  4711  0:4800 1:4801  http://127.0.0.1:9/metrics",
+    ]
+
+
+def test_what_a_node_says_moves_no_cursor() -> None:
+    report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
+    state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))
+    lines = formatting.status_lines(RUN, state, can_resume=False)
+    assert (lines[0], lines[4]) == (
+        "night  failed, exit code 1: \\x1b[2Jgone",
+        "  0     \\x1b[2J  -    -         -",
+    )
+
+
+def test_what_was_asked_for_moves_no_cursor() -> None:
+    run = replace(RUN, job=replace(RUN.job, command=("\x1b[2J.py",)), target="a\nb")
+    state = RunStatus(run="night", state="lost", message="")
+    for line in (*formatting.runs_table([(run, state)], 0.0), *formatting.status_lines(run, state, can_resume=False)):
+        assert line.isprintable(), line
+
+
+def test_what_is_left_of_a_run_that_has_ended() -> None:
+    assert ended(can_resume=False) == ["  logs         /runs/night"]
+    assert ended(can_resume=True) == ["  logs         /runs/night", "  checkpoints  /runs/night/checkpoints"]
+
+
+def test_a_run_that_resumes_another_has_no_checkpoints_of_its_own(tmp_path: Path) -> None:
+    assert list(run_store.create(tmp_path, "night-2", resumes=True).iterdir()) == []
+    assert [path.name for path in run_store.create(tmp_path, "night").iterdir()] == ["checkpoints"]

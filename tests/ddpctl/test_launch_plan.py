@@ -1,0 +1,59 @@
+"""From a job to what each node is told."""
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl.launch_plan import Plan, command_line, contract, ddprun_args, program, script_of, title
+from ddpctl.spec import JobSpec, check_command
+
+PROGRAMS = {
+    (): ("-m", "ddptrain"),
+    ("--epochs", "3"): ("-m", "ddptrain", "--epochs", "3"),
+    ("ddptrain", "--epochs", "3"): ("-m", "ddptrain", "--epochs", "3"),
+    ("train.py", "--lr", "0.1"): ("train.py", "--lr", "0.1"),
+    ("python", "train.py"): ("train.py",),
+    ("python3", "-m", "project.train", "-x"): ("-m", "project.train", "-x"),
+    ("-m", "project.train"): ("-m", "project.train"),
+}
+
+
+@pytest.mark.parametrize(("command", "words"), PROGRAMS.items(), ids=lambda value: " ".join(value) or "nothing")
+def test_program(command: tuple[str, ...], words: tuple[str, ...]) -> None:
+    assert program(command) == words
+
+
+def test_a_module_is_no_file() -> None:
+    assert script_of(("-m", "project.train")) is None
+    assert script_of(("train.py", "x")) == "train.py"
+
+
+def test_titles(wording: Wording) -> None:
+    wording(title(JobSpec()))
+    wording(title(JobSpec(nodes="1:4", gpus=2, command=("src/train.py", "--lr", "1"))))
+    assert command_line(JobSpec(command=("train.py", "a b"))) == "train.py 'a b'"
+    assert command_line(JobSpec(command=("--epochs", "3"))) == "ddptrain --epochs 3"
+    assert command_line(JobSpec(command=("-m", "project.train"))) == "-m project.train"
+
+
+def test_the_contract_and_arguments_of_a_node() -> None:
+    job = JobSpec(nodes="2:3", gpus=4, command=("train.py", "--lr", "0.1"), grace=2.5, join_timeout=7, max_restarts=1)
+    plan = Plan(run="digits-otter", job=job, cwd="/p", run_dir="/r", checkpoint_dir="/r/checkpoints")
+    assert plan.world_size == 12
+    assert contract(plan, node=2, addr="10.0.0.1", port="40001") == {
+        "PET_NNODES": "2:3",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_NODE_RANK": "2",
+        "PET_MASTER_ADDR": "10.0.0.1",
+        "PET_MASTER_PORT": "40001",
+        "DDP_RUN_ID": "digits-otter",
+        "DDP_RUN_DIR": "/r",
+        "DDP_CHECKPOINT_DIR": "/r/checkpoints",
+    }
+    assert " ".join(ddprun_args(plan)) == ("--grace 2.5 --restart-limit 1 --join-timeout 7 train.py --lr 0.1")
+
+
+@pytest.mark.parametrize("words", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr)
+def test_a_command_without_a_program_is_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match=r"empty|module|NUL"):
+        check_command(words)
+    assert check_command(("-m", "train", "")) == ("-m", "train", "")

@@ -1,0 +1,143 @@
+"""The records of runs."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl import launcher, run_store
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UsageError
+from ddpctl.launcher import open_context
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+
+
+def make(root: Path, name: str, created: float) -> Run:
+    folder = run_store.create(root, name)
+    run = Run(
+        name=name,
+        created=created,
+        target="here",
+        kind="local",
+        options={"python": ""},
+        job=JobSpec(name="digits", nodes="1:2", command=("train.py", "é b"), env={"A": "b"}, port=4000),
+        cwd="/p",
+        folder=str(folder),
+        checkpoint_dir=str(folder / "checkpoints"),
+        version="0.1.0",
+        handle={"port": "4000"},
+    )
+    run_store.save(run)
+    return run
+
+
+def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
+    old, new = make(tmp_path, "digits-otter", 1.0), make(tmp_path, "digits-oak", 2.0)
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn/run.json").write_text('{"name": "to')
+    assert run_store.load_all(tmp_path) == (new, old)
+    assert run_store.load(tmp_path, None) == new
+    assert run_store.load(tmp_path, "digits-ot") == old
+
+
+def test_a_folder_that_was_moved_is_where_it_is_now(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", "digits-otter", 1.0)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert run_store.load(tmp_path / "b", None) == replace(run, folder=str(tmp_path / "b/digits-otter"))
+
+
+def test_names_of_no_run(tmp_path: Path, wording: Wording) -> None:
+    with pytest.raises(NoInputError) as error:
+        run_store.load(tmp_path / "no", "x")
+    wording(error.value)
+    make(tmp_path, "digits-otter", 1.0)
+    make(tmp_path, "digits-oak", 2.0)
+    with pytest.raises(NoInputError) as error:
+        run_store.load(tmp_path, "digits-o")
+    wording(error.value)
+    with pytest.raises(NoInputError) as error:
+        run_store.load(tmp_path, "x")
+    wording(error.value)
+
+
+def test_a_name_that_is_taken(tmp_path: Path, wording: Wording) -> None:
+    make(tmp_path, "exp", 1.0)
+    with pytest.raises(UsageError) as error:
+        run_store.create(tmp_path, "exp")
+    wording(error.value)
+
+
+def test_a_state_directory_that_is_a_file(tmp_path: Path, wording: Wording) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(CannotWriteError) as error:
+        run_store.create(tmp_path / "state", "exp")
+    wording(error.value)
+
+
+def test_names_are_new(tmp_path: Path) -> None:
+    made = {run_store.new_name(tmp_path, "digits") for _ in range(50)}
+    assert all(name.startswith("digits-") for name in made)
+    assert len(made) > 10
+    for word in run_store.WORDS:
+        (tmp_path / f"digits-{word}").mkdir()
+    assert not (tmp_path / run_store.new_name(tmp_path, "digits")).exists()
+
+
+def test_where_runs_are_kept() -> None:
+    assert run_store.state_dir({"DDPCTL_STATE_DIR": "/s"}) == Path("/s")
+    assert run_store.state_dir({"XDG_STATE_HOME": "/x", "HOME": "/h"}) == Path("/x/ddpctl/runs")
+    assert run_store.state_dir({"HOME": "/h"}) == Path("/h/.local/state/ddpctl/runs")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("created", float("nan")),
+        ("created", float("inf")),
+        ("created", "x"),
+        ("handle", None),
+        ("options", []),
+        ("checkpoint_dir", "/a\0b"),
+        ("job", {"env": None}),
+        ("job", {"grace": "x"}),
+    ],
+    ids=["nan", "inf", "text-for-a-number", "no-handle", "options-list", "nul", "no-env", "grace"],
+)
+def test_a_record_of_another_kind_is_no_run_and_is_named(
+    tmp_path: Path, key: str, value: object, wording: Wording
+) -> None:
+    whole = make(tmp_path, "digits-oak", 1.0)
+    make(tmp_path, "digits-otter", 2.0)
+    path = tmp_path / "digits-otter" / "run.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({**record, key: {**record[key], **value} if isinstance(value, dict) else value}))
+    assert run_store.load_all(tmp_path) == (whole,)
+    assert run_store.unreadable(tmp_path) == (path.parent,)
+    with pytest.raises(NoInputError) as error:
+        run_store.load(tmp_path, "digits-otter")
+    assert str(path) in str(error.value)
+    wording(error.value)
+
+
+def test_a_record_that_is_a_fifo_keeps_nobody_waiting(tmp_path: Path) -> None:
+    make(tmp_path, "digits-otter", 1.0)
+    (tmp_path / "digits-otter" / "run.json").unlink()
+    os.mkfifo(tmp_path / "digits-otter" / "run.json")
+    assert run_store.load_all(tmp_path) == ()
+
+
+def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(
+    tmp_path: Path, wording: Wording
+) -> None:
+    odd = replace(make(tmp_path, "odd", 1.0), options={"python": 5})
+    context = open_context({"DDPCTL_STATE_DIR": str(tmp_path)})
+    (state,) = launcher.status(context, (odd,))
+    assert state.state == "unknown"
+    wording(state.message)
+    with pytest.raises(ConfigError) as error:
+        launcher.target_of(odd)
+    assert str(error.value) == state.message

@@ -1,0 +1,46 @@
+"""Whole command lines of a node's container."""
+
+import shlex
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl.errors import ConfigError
+from ddpctl.launch_plan import Plan
+from ddpctl.spec import JobSpec
+from ddpctl.targets.ssh.scripts import NodeContainer, env_file, run_args
+
+JOB = JobSpec(command=("train.py",), cpus=8, memory="2Gi", shm="1Gi", time_limit="1h", mounts=("/data:/data:ro",))
+PLAN = Plan(run="night", job=JOB, cwd="/here", run_dir="/runs/night", checkpoint_dir="/checkpoints")
+
+
+def test_podman_with_all_that_a_job_may_ask_for() -> None:
+    node = NodeContainer(
+        engine="podman",
+        node=3,
+        image="sha256:aa",
+        user="1000:100",
+        run_dir="/home/alice/.ddpctl/runs/night",
+        gpus=("GPU-0", "GPU-1"),
+        network="lab",
+        project="/home/alice/code",
+        checkpoints="/nfs/night",
+    )
+    assert shlex.join(run_args(PLAN, node, env_file="/tmp/env")) == (
+        "podman run --detach --rm --init --name=ddpctl-night-3 --label=ddpctl.run=night --label=ddpctl.node=3 "
+        "--network=lab --user=1000:100 --env-file=/tmp/env --shm-size=1073741824 --cap-drop=ALL "
+        "--security-opt=no-new-privileges --read-only --tmpfs=/tmp:rw,exec,nosuid,nodev "
+        "--volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/nfs/night:/checkpoints "
+        "--volume=/home/alice/code:/workspace --workdir=/workspace --volume=/data:/data:ro "
+        "--device=nvidia.com/gpu=GPU-0 --device=nvidia.com/gpu=GPU-1 --ulimit=memlock=-1:-1 --cpus=8 "
+        "--memory=2147483648 --userns=keep-id --entrypoint=/bin/sh sha256:aa -c "
+        """'exec ddprun "$@" >>"$DDP_RUN_DIR/node-$PET_NODE_RANK/node.log" 2>&1' """
+        "ddprun --grace 30 --deadline 3600 train.py"
+    )
+
+
+def test_an_environment_file_holds_no_line_ends(wording: Wording) -> None:
+    assert env_file({"A": "b c", "B": ""}) == "A=b c\nB=\n"
+    with pytest.raises(ConfigError) as error:
+        env_file({"KEY": "two\nlines"})
+    wording(error.value)

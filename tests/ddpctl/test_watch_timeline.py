@@ -1,0 +1,212 @@
+"""Where a run's time went, from its nodes' events; and how it is drawn."""
+
+from pathlib import PurePath
+from types import MappingProxyType
+
+from tests.wording import Wording
+
+from ddpctl.commands.timeline import lines
+from ddpctl.run_store import Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.watch.history import History
+from ddpctl.watch.timeline import Span, Timeline, describe_event, phase_spans, phase_totals
+from ddpwire.events import Event
+from ddpwire.history import Row
+
+NOBODY = History(nodes={})
+
+
+def event(time: float, name: str, node: int = 0, rank: int | None = None, **facts: object) -> Event:
+    seconds = facts.pop("seconds", None)
+    return Event(event=name, time=time, node=node, rank=rank, seconds=seconds, facts=facts)  # type: ignore[arg-type]
+
+
+def both(time: float, name: str) -> list[Event]:
+    """Node 1 is a second later; the run is where its last node is."""
+    return [event(time - 1, name), event(time, name, node=1)]
+
+
+START = [
+    *both(110, "node_started"),
+    *both(112, "preflight_done"),
+    *both(115, "rendezvous_done"),
+    *both(116, "ranks_started"),
+    event(120, "training_began", rank=0),
+    event(121, "training_began", node=1, rank=1),
+    *both(122, "first_step"),
+]
+
+
+def drawn(
+    events: list[Event], *, history: History = NOBODY, placed: float | None = None, queued: bool = True
+) -> list[tuple[str, float, float]]:
+    found = phase_spans(events, created=100, placed=placed, queued=queued, now=200, nodes=2, history=history)
+    assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
+    return [(one.phase, one.begin, one.end) for one in found]
+
+
+def test_a_launch_until_now() -> None:
+    assert drawn(START) == [
+        ("queue", 100, 110),
+        ("preflight", 110, 112),
+        ("rendezvous", 112, 115),
+        ("import", 115, 121),
+        ("first step", 121, 122),
+        ("training", 122, 200),
+    ]
+
+
+def test_what_was_pulled_after_the_queue_and_what_no_queue_is() -> None:
+    assert drawn(START, placed=104)[:2] == [("queue", 100, 104), ("start", 104, 110)]
+    assert drawn(START, queued=False)[0] == ("start", 100, 110)
+    assert drawn([]) == [("queue", 100, 200)]
+
+
+def test_evaluations_checkpoints_and_a_restore_are_told_apart() -> None:
+    events = [
+        *START,
+        event(119, "checkpoint_loaded", rank=0, seconds=2.0),
+        event(130, "epoch_ended", rank=0, evaluation_s=3.0),
+        event(135, "checkpoint_saved", rank=0, seconds=4.0, waited_s=1.0),
+        event(135, "checkpoint_saved", rank=1, seconds=4.0, waited_s=1.0),
+        event(150, "training_ended", rank=0),
+        *both(152, "node_ended"),
+    ]
+    found = drawn(sorted(events, key=lambda one: one.time))
+    assert found[3:] == [
+        ("import", 115, 117),
+        ("restore", 117, 119),
+        ("import", 119, 121),
+        ("first step", 121, 122),
+        ("training", 122, 127),
+        ("evaluation", 127, 130),
+        ("training", 130, 131),
+        ("checkpoints", 131, 132),
+        ("training", 132, 150),
+        ("end", 150, 152),
+    ]
+
+
+def test_a_failure_costs_the_time_until_the_ranks_are_where_they_had_been() -> None:
+    rows: tuple[Row, ...] = tuple(
+        {"time": float(time), "ddp_last_step": float(step)}
+        for time, step in ((125, 10), (130, 20), (135, 20), (152, 12), (155, 16), (158, 21), (160, 25))
+    )
+    events = [
+        *START,
+        event(140, "failed"),
+        event(141, "failed", node=1),
+        *both(143, "rendezvous_done"),
+        event(149, "training_began", rank=0),
+        event(149, "training_began", node=1, rank=1),
+        *both(150, "first_step"),
+    ]
+    found = drawn(events, history=History(nodes={0: rows}))
+    assert found[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
+
+
+def test_a_run_that_a_queue_began_anew() -> None:
+    again = [event(one.time + 50, one.event, one.node, one.rank) for one in START]
+    found = drawn([*START, event(140, "rank_exited", rank=0), *again])
+    assert found[5:] == [("training", 122, 140), ("lost", 140, 172), ("training", 172, 200)]
+
+
+def test_a_script_that_gives_no_sign_of_its_steps() -> None:
+    mute = [one for one in START if one.event not in ("training_began", "first_step")]
+    assert drawn([*mute, *both(180, "node_ended")])[3:] == [("import", 115, 116), ("running", 116, 180)]
+    again = [*both(143, "rendezvous_done"), *both(145, "ranks_started"), *both(180, "node_ended")]
+    found = drawn([*mute, event(140, "failed", cause="killed"), *again])
+    assert found[4:] == [("running", 116, 140), ("lost", 140, 145), ("running", 145, 180)]
+
+
+def test_a_stop_that_was_asked_for_is_no_loss(wording: Wording) -> None:
+    stopped = [event(150, "failed", cause="stopped"), event(150, "failed", node=1, cause="stopped")]
+    assert drawn([*START, *stopped, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
+    ranks = [event(148, "stopping", rank=0), *stopped]
+    assert drawn([*START, *ranks, *both(152, "node_ended")])[5:] == [("training", 122, 148), ("end", 148, 152)]
+    wording(describe_event(event(150, "failed", cause="stopped", message="asked to")))
+    wording(describe_event(event(150, "failed", cause="killed", message="it died")))
+
+
+def test_nothing_is_lost_after_the_end_unless_the_ranks_are_started_anew() -> None:
+    over = [*START, event(150, "training_ended", rank=0), event(151, "failed", cause="error")]
+    assert drawn([*over, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
+    anew = [event(152, "restart"), *both(155, "first_step")]
+    assert drawn([*over, *anew])[5:] == [
+        ("training", 122, 150),
+        ("end", 150, 152),
+        ("lost", 152, 155),
+        ("training", 155, 200),
+    ]
+
+
+def test_clocks_that_are_behind_do_not_turn_time_back() -> None:
+    events = [event(90, "node_started"), event(111, "node_started", node=1), *START[2:]]
+    assert drawn(events)[:2] == [("queue", 100, 111), ("preflight", 111, 112)]
+
+
+def timeline(events: list[Event], found: tuple[Span, ...], status: RunStatus) -> Timeline:
+    run = Run(
+        name="night",
+        created=100,
+        target="local",
+        kind="local",
+        options={},
+        job=JobSpec(),
+        cwd="/p",
+        folder=str(PurePath("/s/night")),
+        checkpoint_dir="/s/night/checkpoints",
+        version="0.1.0",
+    )
+    return Timeline(
+        run=run,
+        status=status,
+        now=200,
+        events=tuple(events),
+        history=NOBODY,
+        spans=found,
+        environments=MappingProxyType({}),
+    )
+
+
+def test_the_bars(wording: Wording) -> None:
+    failed = event(140, "failed", message="rank 1 on node 0 was killed (SIGKILL)")
+    events = [*START, failed, event(150, "recovered", seconds=10.0, steps_lost=4)]
+    found = (
+        Span(phase="start", begin=100, end=110),
+        Span(phase="import", begin=110, end=120),
+        Span(phase="training", begin=120, end=140),
+        Span(phase="lost", begin=140, end=150),
+        Span(phase="training", begin=150, end=200),
+    )
+    status = RunStatus(run="night", state="training", message="2 of 2 nodes alive")
+    assert phase_totals(found) == {"start": 10, "import": 10, "training": 70, "lost": 10}
+    title, *bars, first, second = lines(timeline(events, found, status), 78, plain=True)
+    assert bars == [
+        "",
+        "start         10 s   10 %  #####",
+        "import        10 s   10 %       #####",
+        "training      70 s   70 %            ##########     #########################",
+        "lost          10 s   10 %                      #####",
+        "",
+    ]
+    for line in (title, first, second):
+        wording(line)
+
+
+def test_a_long_cause_is_cut_where_it_can_be_seen_and_moves_no_cursor(wording: Wording) -> None:
+    failed = event(140, "failed", message="\x1b[2Jrank 1 on node 0 " + "was killed " * 9)
+    status = RunStatus(run="night", state="failed", message="\x1b]0;title\x07", code=1)
+    found = (Span(phase="training", begin=100, end=200),)
+    drawn_in = {plain: lines(timeline([failed], found, status), 60, plain=plain)[-1] for plain in (True, False)}
+    assert {plain: (len(line), line[-1]) for plain, line in drawn_in.items()} == {True: (60, "."), False: (60, "…")}
+    for line in (*drawn_in.values(), lines(timeline([], (), status), 60, plain=True)[0]):
+        assert line.isprintable()
+        wording(line)
+
+
+def test_a_run_that_left_no_events(wording: Wording) -> None:
+    status = RunStatus(run="night", state="lost", message="it was killed", code=137)
+    first, second = lines(timeline([], (), status), 80, plain=True)
+    wording(first)
+    wording(second)

@@ -1,0 +1,39 @@
+"""Runs command lines as ranks, forked or executed: [[argv, env], …] as JSON in, [[output, status], …] as JSON out.
+
+Addresses and thread numbers, which differ from process to process, are said as "…".
+"""
+
+import json
+import os
+import queue
+import re
+import sys
+import tempfile
+import threading
+
+from ddprun import fork_server
+from ddprun.workers import Workers
+
+forks = sys.argv[1] == "fork"
+threading.excepthook = lambda _: os._exit(70)  # as ddprun's main sets one of its own
+if forks:
+    fork_server.preload_torch(1)
+workers = Workers(lock_fd=os.open(os.devnull, os.O_RDONLY), fork=forks)
+ends: queue.Queue[tuple[str, int]] = queue.Queue()
+plain: list[str] = []
+workers.on_exit = lambda tag, status: ends.put((tag, status))
+workers.on_exec_fallback = plain.append
+workers.on_supervisor_lost = lambda: None
+done = []
+for number, (argv, env) in enumerate(json.load(sys.stdin)):
+    with tempfile.TemporaryFile() as output:
+        pipe_read, pipe_write = os.pipe()
+        pid = workers.start(
+            f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, pipe_write
+        )
+        os.close(pipe_write)
+        with os.fdopen(pipe_read, "rb") as said:
+            text = said.read().decode("utf-8", "replace")
+        text = re.sub(r"\b0x[0-9a-f]+|(?<=\b(?:started|stopped|.daemon) )\d+", "…", text)
+        done.append((text.replace(str(pid), "PID"), ends.get(timeout=60)[1]))
+print(json.dumps([done, plain]))

@@ -1,0 +1,103 @@
+"""What ends ddprun itself: values in the store that no ddprun writes, a supervisor that dies, a thread that ends."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed import DistNetworkError, TCPStore
+
+from ddprun import stores
+from ddprun.errors import NodeError, config_error
+from ddprun.main import CRASH_LOG, end_on_thread_error
+from ddpwire.exits import Exit
+
+
+@pytest.mark.parametrize("value", [b"garbage", b"[1]", b"{}", b'{"token": ', b"\xff"])
+def test_a_value_that_no_ddprun_writes_is_refused(value):
+    with pytest.raises(NodeError) as error:
+        stores.decode("claim/1", value, lambda claim: str(claim["token"]))
+    assert (error.value.code, error.value.outcome.cause) == (Exit.UNAVAILABLE, "unavailable")
+    assert "claim/1" in error.value.message
+    assert stores.decode("claim/1", b'{"token": "a"}', lambda claim: str(claim["token"])) == "a"
+
+
+@pytest.mark.parametrize(
+    ("node", "key", "value"),
+    [
+        (0, "1/news/1", "garbage"),
+        (0, "beat/1", "not json"),
+        (1, "1/verdict", "garbage"),
+        (1, "1/verdict", '{"restart": 1}'),
+    ],
+    ids=["post", "heartbeat", "decision", "decision-without-outcome"],
+)
+def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs, node, key, value):
+    nodes = runs.pair("act.py")
+    runs.wait_until_ready(*nodes)
+    host, port = nodes[0].state().master.split(":")
+    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    with contextlib.suppress(DistNetworkError):  # node 0 has ended
+        while nodes[node].process.poll() is None:
+            store.set(key, value)  # again: the node's own heartbeat writes over it
+            time.sleep(0.02)
+    assert (nodes[node].end(), nodes[node].outcome().cause) == (Exit.UNAVAILABLE, "unavailable")
+    assert key in nodes[node].outcome().message
+    assert nodes[1 - node].end() == Exit.KILLED
+    assert runs.nothing_is_left()
+
+
+KILLED_SUPERVISOR = """
+import os, threading, psutil
+from ddprun.workers import SupervisorLostError, Workers
+read, write = os.pipe()
+workers = Workers(lock_fd=read, fork=False)
+workers.on_exit = lambda tag, status: None
+(supervisor,) = psutil.Process().children()
+workers.clear()  # it has answered: it reads
+supervisor.suspend()
+threading.Timer(0.3, supervisor.kill).start()
+try:
+    workers.start("1.0", ["true"], {}, write)
+except SupervisorLostError as error:
+    print(error)
+"""
+
+
+def test_a_supervisor_that_is_killed_with_a_request_unread_is_lost_at_once(wording):
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_SUPERVISOR], capture_output=True, text=True, timeout=50, check=True
+    )
+    wording(done.stdout.strip())  # not that it did not answer in time, after 60 s
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "code"),
+    [
+        ("consensus", ValueError("bad"), Exit.SOFTWARE),
+        ("consensus", config_error("bad"), Exit.CONFIG),
+        ("history", ValueError("bad"), None),
+    ],
+    ids=["fault", "refusal", "measuring"],
+)
+def test_a_thread_that_ends_with_an_exception_ends_the_node_unless_it_only_measures(name, error, code, tmp_path):
+    outcomes, lines = [], []
+
+    class End:
+        folder = SimpleNamespace(path=tmp_path)
+        console = SimpleNamespace(log=lines.append)
+
+        def __call__(self, outcome):
+            outcomes.append(outcome)
+
+    args = SimpleNamespace(
+        exc_type=type(error), exc_value=error, exc_traceback=None, thread=threading.Thread(name=name)
+    )
+    end_on_thread_error(args, End())
+    assert [outcome.code for outcome in outcomes] == ([code] if code else [])
+    assert len(lines) == (code is None)
+    assert (tmp_path / CRASH_LOG).exists() == (code == Exit.SOFTWARE)

@@ -1,0 +1,206 @@
+"""Flags and environment become one contract; what contradicts is refused by name, in one whole line."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from ddprun import node_config, options
+from ddprun.errors import NodeError
+
+TWO = {
+    "PET_NNODES": "2",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "10.0.0.1",
+    "PET_MASTER_PORT": "4000",
+    "PET_NPROC_PER_NODE": "4",
+}
+ALONE = {
+    "command": (sys.executable, "train.py"),
+    "forks": sys.platform == "linux",
+    "min_nodes": 1,
+    "max_nodes": 1,
+    "local_world_size": 1,
+    "slurm_job": None,
+    "restarts_errors": False,
+    "num_requeues": 0,
+    "node_rank": 0,
+    "master_addr": "127.0.0.1",
+    "master_port": 0,
+    "run_id": "none",
+    "run_dir": None,
+    "checkpoint_dir": None,
+    "max_restarts": 1000,
+    "numa_binding": None,
+    "hang_timeout_s": 300.0,
+    "grace_s": 30.0,
+    "deadline": None,
+    "join_timeout_s": 30.0,
+    "metrics_host": None,
+    "metrics_port": 0,
+    "targets_dir": None,
+    "launcher": "ddprun",
+    "pushgateway": None,
+    "nodes_here": 1,
+    "lifeline_fd": None,
+    "local_addr": None,
+    "retries_network": False,
+    "check_only": False,
+}
+
+
+def read(argv, environ, gpus=0):
+    counts = {"gpu": gpus, "cpu": 6}
+    return node_config.read_config(options.parse([*argv, "train.py"]), environ, counts.__getitem__)
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "differs"),
+    [
+        ([], {}, {}),
+        ([], {"MASTER_ADDR": "10.0.0.9", "MASTER_PORT": "29500"}, {}),
+        (
+            ["--rdzv-conf", "is_host=1,join_timeout=90,read_timeout=3", "--nnodes", "2", "--local_addr", "10.0.0.1"],
+            {"PET_RDZV_ENDPOINT": "[fd00::1]:5000", "PET_LOG_DIR": "/logs", "PET_STANDALONE": ""},
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "master_addr": "fd00::1",
+                "master_port": 5000,
+                "join_timeout_s": 90.0,
+                "local_addr": "10.0.0.1",
+                "run_dir": Path("/logs"),
+            },
+        ),
+        (
+            [],
+            TWO,
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "local_world_size": 4,
+                "node_rank": 1,
+                "master_addr": "10.0.0.1",
+                "master_port": 4000,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        (
+            ["--nnodes=1:3", "--node_rank", "2", "--nproc_per_node=2", "--rdzv-endpoint", "10.0.0.2:5000"],
+            TWO,
+            {
+                "min_nodes": 1,
+                "max_nodes": 3,
+                "local_world_size": 2,
+                "node_rank": 2,
+                "master_addr": "10.0.0.2",
+                "master_port": 5000,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        (
+            ["--nnodes", "2", "--node-rank", "0"],
+            {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4001"},
+            {"min_nodes": 2, "max_nodes": 2, "master_port": 4001},
+        ),
+        (["--standalone"], TWO, {"local_world_size": 4}),
+        (["--nproc-per-node", "auto"], {}, {"local_world_size": 6}),
+        (["-m"], {}, {"command": (sys.executable, "-m", "train.py")}),
+        (["--no-python"], {}, {"command": ("train.py",), "forks": False}),
+        (["--exec"], {}, {"forks": False}),
+        (
+            ["--max-restarts", "3", "--grace", "5", "--join-timeout", "0.5", "--rdzv-id", "x"],
+            {"DDP_RUN_ID": "y", "DDP_RUN_DIR": "/runs/a", "DDP_METRICS_PORT": "9400", "DDP_LIFELINE_FD": "7"},
+            {
+                "max_restarts": 3,
+                "restarts_errors": True,
+                "grace_s": 5.0,
+                "join_timeout_s": 0.5,
+                "run_id": "x",
+                "run_dir": Path("/runs/a"),
+                "metrics_port": 9400,
+                "lifeline_fd": 7,
+            },
+        ),
+    ],
+)
+def test_what_is_said_becomes_the_config(argv, environ, differs):
+    assert asdict(read(argv, environ)) == ALONE | differs
+
+
+def test_auto_counts_gpus_unless_the_device_is_the_cpu():
+    assert read(["--nproc-per-node", "auto"], {}, gpus=8).local_world_size == 8
+    assert read(["--nproc-per-node", "auto"], {"DDP_DEVICE": "cpu"}, gpus=8).local_world_size == 6
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ"),
+    [
+        pytest.param(["--nnodes", "two"], {}, id="nnodes-word"),
+        pytest.param([], {"PET_NNODES": "2:"}, id="nnodes-open-range"),
+        pytest.param(["--nnodes", "3:2"], {}, id="nnodes-reversed"),
+        pytest.param(["--nnodes", "0"], {}, id="nnodes-0"),
+        pytest.param(["--nnodes", "2"], {}, id="no-node-rank"),
+        pytest.param([], TWO | {"PET_NODE_RANK": "2"}, id="rank-too-high"),
+        pytest.param(["--node-rank", "1"], {}, id="rank-on-one-node"),
+        pytest.param([], TWO | {"PET_NODE_RANK": "-1"}, id="rank-negative"),
+        pytest.param([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_PORT": "4000"}, id="no-address"),
+        pytest.param([], {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "10.0.0.1"}, id="no-port"),
+        pytest.param([], TWO | {"PET_MASTER_PORT": "0"}, id="port-0"),
+        pytest.param([], TWO | {"PET_MASTER_PORT": "65536"}, id="port-too-high"),
+        pytest.param(["--nproc-per-node", "x"], {}, id="nproc-word"),
+        pytest.param(["--nproc-per-node", "0"], {}, id="nproc-0"),
+        pytest.param(["--nproc-per-node", "gpu"], {}, id="nproc-gpu"),
+        pytest.param(["--standalone", "--nnodes", "2"], {}, id="standalone-flag"),
+        pytest.param(["--rdzv-endpoint", "host"], {}, id="endpoint-without-port"),
+        pytest.param(["--grace", "soon"], {}, id="grace-word"),
+        pytest.param(["--deadline", "soon"], {}, id="deadline-word"),
+        pytest.param([], {"DDP_DEADLINE": "35"}, id="deadline-before-grace"),
+        pytest.param(["--grace", "1e10"], {}, id="grace-too-long"),
+        pytest.param(["--join-timeout", "-1"], {}, id="join-timeout-negative"),
+        pytest.param(["--join-timeout", "nan"], {}, id="join-timeout-nan"),
+        pytest.param(["--max-restarts", "many"], {}, id="restarts-word"),
+        pytest.param([], {"DDP_METRICS_PORT": "http"}, id="metrics-port-word"),
+        pytest.param(["--rdzv-conf", "is_host=true", "--node-rank", "1", "--nnodes", "2"], {}, id="host-is-not-node-0"),
+        pytest.param([], {"PET_STANDALONE": "1", "PET_NNODES": "2"}, id="standalone-variable"),
+        pytest.param([], {"DDP_NODES_HERE": "0"}, id="nodes-here-0"),
+        pytest.param([], {"DDP_LIFELINE_FD": "x"}, id="lifeline-word"),
+    ],
+)
+def test_a_contradictory_configuration_is_refused(wording, argv, environ):
+    with pytest.raises(NodeError) as caught:
+        read(argv, environ)
+    assert (caught.value.outcome.code, caught.value.outcome.cause) == (78, "config")
+    wording(caught.value)
+
+
+def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect(wording):
+    argv = ["-r", "3", "--tee", "3", "--start_method", "spawn", "--monitor-interval=1", "--role", "trainer", "train.py"]
+    notes = options.accepted(options.parse(argv))
+    assert [note.split()[0] for note in notes] == [
+        *("--monitor-interval", "--start-method", "--role", "--redirects", "--tee"),
+    ]
+    wording("\n".join(notes))
+
+
+def test_an_unknown_flag_is_refused_in_one_line(wording, capsys):
+    with pytest.raises(SystemExit) as left:
+        options.parse(["--nproc=2", "train.py"])
+    out, err = capsys.readouterr()
+    assert (left.value.code, out, err.count("\n")) == (2, "", 1)
+    wording(err)
+
+
+@pytest.mark.parametrize(
+    ("argv", "script", "arguments"),
+    [
+        (["--check-only"], "", []),
+        (["--check-only", "train.py", "--lr", "1"], "train.py", ["--lr", "1"]),
+        (["train.py", "--check-only"], "train.py", ["--check-only"]),
+    ],
+)
+def test_a_check_needs_no_script(argv, script, arguments):
+    asked = options.parse(argv)
+    assert (asked.script, asked.script_args) == (script, arguments)
+    assert asked.check_only == (argv[0] == "--check-only")

@@ -1,0 +1,77 @@
+"""What ranks have counted is kept over their starts, in few files."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ddprun import metrics
+from ddprun.metrics import read_rank
+from ddprun.node_dir import read_previous_run
+
+COUNT = """
+from prometheus_client import Counter, Gauge, Histogram
+Counter("ddp_steps_total", "Steps.", ("kind",)).labels(kind="a").inc(10)
+Histogram("ddp_seconds", "Of mine.", buckets=(1.0, 2.0)).observe(1.5)
+Gauge("ddp_last_step", "The last.", multiprocess_mode="mostrecent").set(7)
+"""
+
+
+def count(folder: Path) -> None:
+    environ = os.environ | {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    subprocess.run([sys.executable, "-c", COUNT], env=environ, check=True, timeout=60)
+
+
+def samples(folder: Path, **how: bool) -> dict[tuple[str, ...], float]:
+    families = read_rank(folder, **how)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+def test_counts_of_processes_that_have_ended_are_added_up_in_one_file(tmp_path: Path) -> None:
+    folder = tmp_path / "rank-0"
+    folder.mkdir()
+    for _ in range(3):
+        count(folder)
+        metrics.set_gauges_aside(tmp_path, 0)
+    before = samples(folder)
+    assert before["ddp_steps_total", "a"] == 30
+    assert samples(folder, with_last_gauges=True)["ddp_last_step",] == 7
+    metrics.prepare_rank_dir(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["counter_0.db", "histogram_0.db"]
+    assert samples(folder) == before
+    count(folder)
+    assert samples(folder)["ddp_seconds_count",] == 4
+    assert samples(folder)["ddp_seconds_bucket", "2.0"] == 4
+    assert samples(folder)["ddp_seconds_bucket", "1.0"] == 0
+
+
+def test_a_torn_file_is_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "rank-0"
+    folder.mkdir()
+    count(folder)
+    (folder / "counter_1.db").write_bytes((4096).to_bytes(4, "little") + bytes(96))
+    metrics.prepare_rank_dir(folder)
+    assert (folder / "counter_1.db").exists()
+    assert read_rank(folder) == []
+
+
+def test_the_same_run_goes_on_counting_and_another_one_begins_anew(tmp_path: Path) -> None:
+    assert look_back_and_count(tmp_path, "night-17") is None
+    (tmp_path / "events.jsonl").write_text('{"time": 1, "event": "failed", "node": 0, "step": 41}\n')
+    before = look_back_and_count(tmp_path, "night-17")
+    assert before is not None
+    assert before.step == 41
+    assert before.heard_at >= (tmp_path / "events.jsonl").stat().st_mtime
+    assert samples(tmp_path / "metrics" / "rank-0") == {}
+    assert read_previous_run(tmp_path, "other") is None
+    assert not (tmp_path / "events.jsonl").exists()
+    assert [path.name for path in (tmp_path / "metrics").iterdir()] == ["run"]
+    assert read_previous_run(tmp_path, "none") is None
+    assert read_previous_run(tmp_path, "none") is None  # nobody gave these a name: each is another
+
+
+def look_back_and_count(node_dir: Path, run: str) -> object:
+    before = read_previous_run(node_dir, run)
+    folder = node_dir / "metrics" / "rank-0"
+    folder.mkdir(parents=True, exist_ok=True)
+    return before

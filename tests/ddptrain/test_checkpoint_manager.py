@@ -1,0 +1,256 @@
+"""Where a training starts, and what is refused. One process, a tiny training."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.wording import Wording
+
+from ddptrain.config import parse_options
+from ddptrain.main import run
+from ddpwire.signals import Signals
+
+TINY = ("--data=synthetic", "--synthetic-samples=64", "--synthetic-shape=1x8x8", "--model=simple", "--batch-size=16")
+
+Run = Callable[..., tuple[int, list[str], list[str]]]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Train 2 epochs of 4 steps in the test's folder; the exit code, and the lines of stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_tiny(*arguments: str) -> tuple[int, list[str], list[str]]:
+        code = run(parse_options([*TINY, "--epochs=2", *arguments], {}), {}, Signals())
+        out, err = capfd.readouterr()
+        return code, out.splitlines(), err.splitlines()
+
+    return run_tiny
+
+
+def saved(folder: str = "checkpoints") -> list[str]:
+    return sorted(path.name for path in Path(folder).glob("step-*") if path.suffix != ".json")
+
+
+def tear(name: str) -> None:
+    path = Path("checkpoints", name)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_a_run_that_is_done_is_only_evaluated_again(tiny: Run, wording: Wording) -> None:
+    code, first, _ = tiny()
+    assert code == 0
+    assert saved() == ["step-00000004.pt", "step-00000008.pt"]
+    code, again, _ = tiny()
+    assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    wording(again[1])
+    wording(again[-3])
+    assert again[-2:] == first[-2:]
+    assert again[-4] == first[-4]
+
+
+def test_fewer_epochs_are_reported(tiny: Run, wording: Wording) -> None:
+    tiny("--epochs=4", "--keep=0")
+    for step in ("8", "12", "16"):
+        Path(f"checkpoints/step-{step:0>8}.pt").unlink()
+        Path(f"checkpoints/step-{step:0>8}.json").unlink()
+    code, out, _ = tiny("--epochs=2")
+    assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    wording(out[1])
+    code, out, _ = tiny("--epochs=1")
+    assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    wording(out[1])
+
+
+def test_no_epochs_evaluate_and_write_nothing(tiny: Run, wording: Wording) -> None:
+    code, out, err = tiny("--epochs=0")
+    assert (code, len(err)) == (66, 1)
+    wording(err[0])
+    _, trained, _ = tiny()
+    code, out, err = tiny("--epochs=0", "--resume=checkpoints/step-00000004.pt", "--checkpoint-dir=other")
+    assert (code, err, saved("other")) == (0, [], [])
+    wording(out[1])
+    code, out, _ = tiny("--epochs=0")
+    assert (code, saved()) == (0, ["step-00000004.pt", "step-00000008.pt"])
+    assert (out[-2:], out[-4]) == (trained[-2:], trained[-4])
+    wording(out[-3])
+
+
+def test_more_epochs_go_on(tiny: Run, wording: Wording) -> None:
+    tiny()
+    code, out, err = tiny("--epochs=3")
+    assert (code, err) == (0, [])
+    wording(out[1])
+    assert out[2].startswith("epoch  3/3  loss ")
+
+
+def test_in_the_middle_of_an_epoch_it_goes_on_with_the_rest(tiny: Run, wording: Wording) -> None:
+    code, undisturbed, _ = tiny("--checkpoint-every=3", "--keep=0")
+    assert saved() == ["step-00000003.pt", "step-00000004.pt", "step-00000006.pt", "step-00000008.pt"]
+    for name in ("step-00000004.pt", "step-00000006.pt", "step-00000008.pt"):
+        Path("checkpoints", name).unlink()
+    code, out, _ = tiny()
+    assert code == 0
+    wording(out[1])
+    assert out[-1] == undisturbed[-1]
+
+
+def test_a_torn_one_is_set_aside_by_name(tiny: Run, wording: Wording) -> None:
+    tiny()
+    size = Path("checkpoints/step-00000008.pt").stat().st_size
+    tear("step-00000008.pt")
+    code, out, err = tiny()
+    assert (code, len(err)) == (0, 1)
+    wording(out[1].partition(";")[0])
+    wording(err[0], torn=f"{size - 100:,}", whole=f"{size:,}")
+    assert saved() == ["step-00000004.pt", "step-00000008.json.bad", "step-00000008.pt", "step-00000008.pt.bad"]
+
+
+def test_step_0_is_never_a_fallback(tiny: Run, wording: Wording) -> None:
+    tiny()
+    size = Path("checkpoints/step-00000008.pt").stat().st_size
+    tear("step-00000008.pt")
+    Path("checkpoints/step-00000004.pt").write_bytes(b"")
+    Path("checkpoints/step-00000002.json").write_text("{}")
+    for _ in (1, 2):  # it is refused as often as it is tried
+        code, out, err = tiny()
+        assert (code, len(out), len(err)) == (65, 1, 4)
+        wording("\n".join(err), torn=f"{size - 100:,}", whole=f"{size:,}")
+
+
+def test_nor_where_only_those_that_were_set_aside_are_left(tiny: Run, wording: Wording) -> None:
+    tiny("--epochs=1")
+    for name in ("step-00000004.pt", "step-00000004.json"):
+        Path("checkpoints", name).rename(Path("checkpoints", name + ".bad"))
+    code, _, err = tiny()
+    assert (code, len(err)) == (65, 1)
+    wording(err[0])
+
+
+def test_no_code_in_a_checkpoint_is_run(tiny: Run) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[object, ...]:
+            return (Path.touch, (Path("attacked"),))
+
+    Path("checkpoints").mkdir()
+    torch.save({"format": 1, "model": Attack()}, "checkpoints/step-00000004.pt")
+    assert tiny()[0] == 65
+    assert not Path("attacked").exists()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(["--no-deterministic"], id="algorithms"),
+        pytest.param(["--precision=bf16"], id="precision"),
+        pytest.param(["--no-channels-last"], id="memory-format"),
+        pytest.param(["--bucket-mb=4"], id="buckets"),
+    ],
+)
+def test_a_deterministic_training_goes_on_with_the_same_rounding(
+    tiny: Run, changed: list[str], wording: Wording
+) -> None:
+    tiny("--deterministic", "--epochs=1")
+    code, _, err = tiny("--deterministic", *changed)
+    assert (code, len(err)) == (78, 1)
+    wording(err[0])
+    assert tiny("--deterministic", "--precision=fp32", "--input=loader", "--recompute", "--no-bucket-view")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param(["--seed=1"], id="seed"),
+        pytest.param(["--batch-size=32"], id="batch-size"),
+        pytest.param(["--batch-size=32", "--lr=0.5"], id="batch-size-and-lr"),
+        pytest.param(["--model=convnet"], id="model"),
+        pytest.param(["--no-augment"], id="augment"),
+    ],
+)
+def test_another_training_is_refused_by_name_and_value(tiny: Run, changed: list[str], wording: Wording) -> None:
+    tiny()
+    code, _, err = tiny(*changed)
+    assert (code, len(err)) == (78, 1)
+    wording(err[0])
+
+
+def test_another_training_continues_when_allowed(tiny: Run, wording: Wording) -> None:
+    tiny("--epochs=1")
+    code, out, err = tiny("--label-smoothing=0.1", "--allow-changed-config")
+    assert (code, len(err)) == (0, 1)
+    wording(out[1].partition(";")[0])
+    wording(err[0])
+
+
+def test_weights_that_do_not_fit_are_one_line(tiny: Run, wording: Wording) -> None:
+    tiny("--epochs=1")
+    code, _, err = tiny("--synthetic-shape=1x12x12", "--allow-changed-config")
+    assert (code, len(err)) == (78, 2)
+    message, reason = err[1].split(": Error(s) in loading ", 1)
+    assert reason
+    wording(message)
+
+
+def test_resume_never_overwrites_nothing(tiny: Run, wording: Wording) -> None:
+    assert tiny("--resume=never")[0] == 0
+    before = [Path("checkpoints", name).read_bytes() for name in saved()]
+    code, _, err = tiny("--resume=never")
+    assert (code, len(err)) == (78, 1)
+    wording(err[0])
+    assert [Path("checkpoints", name).read_bytes() for name in saved()] == before
+
+
+def test_a_training_resumes_from_a_path_in_another_folder(tiny: Run, wording: Wording) -> None:
+    first = tiny()[1]
+    code, out, _ = tiny("--checkpoint-dir=other", "--resume=checkpoints/step-00000004.pt")
+    assert code == 0
+    wording(out[1].partition(";")[0])
+    assert (saved("other"), out[-1]) == (["step-00000008.pt"], first[-1])
+
+
+@pytest.mark.parametrize(("name", "expected"), [("text", 65), ("none", 66)])
+def test_a_path_that_is_not_there_or_no_checkpoint(tiny: Run, name: str, expected: int, wording: Wording) -> None:
+    Path("text").write_text("text")
+    code, _, err = tiny(f"--resume={name}")
+    assert (code, len(err)) == (expected, 1)
+    wording(err[0])
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_made(tiny: Run, folder: str, wording: Wording) -> None:
+    Path("file").touch()
+    code, out, err = tiny(f"--checkpoint-dir={folder}")
+    assert (code, out, len(err)) == (73, [], 1)
+    wording(err[0])
+
+
+def test_what_a_killed_run_left_half_written_is_swept_up(tiny: Run) -> None:
+    Path("checkpoints").mkdir()
+    Path("checkpoints/.step-00000003.pt.part").write_bytes(b"half")
+    Path("checkpoints/.step-00000003.json.abc").write_bytes(b"{")
+    tiny()
+    assert [path.name for path in Path("checkpoints").glob(".step*")] == []
+    assert saved() == ["step-00000004.pt", "step-00000008.pt"]
+
+
+def test_a_scaled_learning_rate_is_printed(tiny: Run, wording: Wording) -> None:
+    wording(tiny("--scale-lr")[1][1])
+
+
+FULL_DISK = """
+import resource, runpy, sys
+sys.dont_write_bytecode = True  # a torn .pyc would outlive the test
+resource.setrlimit(resource.RLIMIT_FSIZE, (6_000, resource.RLIM_INFINITY))
+sys.argv[0] = "ddptrain"
+runpy.run_module("ddptrain", run_name="__main__")
+"""
+
+
+def test_a_disk_that_fills_up_stops_no_step(train: Callable[..., list], tmp_path: Path, wording: Wording) -> None:
+    """A limit on files' size, which the kernel enforces as it does a full disk."""
+    ended = train(*TINY, "--epochs=2", command=("-c", FULL_DISK))[0]
+    assert ended.code == 73
+    assert [line.split()[0] for line in ended.out.splitlines()] == ["simple", "epoch", "epoch"]
+    wording(ended.err)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == [".lock"]

@@ -1,0 +1,246 @@
+"""The command line and the environment: what they mean, and how wrong ones are refused."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from tests.wording import Wording
+
+from ddptrain import compat
+from ddptrain.config import RankOptions, parse_options, shaping_options
+from ddptrain.distributed import RankInfo, WithAutocast, check_strategy, choose_device, read_rank_info
+from ddptrain.errors import TrainError
+from ddptrain.main import run
+from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
+from ddpwire.machine import usable_cores
+from ddpwire.signals import Signals
+
+
+def test_a_recipe_fills_in_what_was_not_given() -> None:
+    options = parse_options(["--data", "cifar10", "--lr", "0"], {})
+    assert (options.model.name, options.training.batch_size, options.optimizer.lr, options.augmentation.augment) == (
+        "resnet18",
+        128,
+        0.0,
+        True,
+    )
+
+
+def test_a_flag_goes_before_the_environment() -> None:
+    environ = {"DDP_DEVICE": "cuda", "DDP_CHECKPOINT_DIR": "/somewhere"}
+    told = parse_options([], environ)
+    assert (told.machine.device, str(told.checkpoints.folder)) == ("cuda", "/somewhere")
+    given = parse_options(["--device", "cpu", "--checkpoint-dir", "here"], environ)
+    assert (given.machine.device, str(given.checkpoints.folder)) == ("cpu", "here")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--epochs", "-1"], id="epochs-negative"),
+        pytest.param(["--lr", "nan"], id="lr-nan"),
+        pytest.param(["--momentum", "1"], id="momentum-1"),
+        pytest.param(["--synthetic-shape", "3x8x9"], id="shape-not-square"),
+        pytest.param(["--epoch", "3"], id="misspelt"),
+        pytest.param(["--weigth-decay=1"], id="misspelt-with-value"),
+        pytest.param(["--frobnicate"], id="unknown"),
+        pytest.param(["photos"], id="positional"),
+        pytest.param(["--batch-size", "8", "--batch-size-per-rank", "4"], id="batch-size-twice"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_from_rank_0(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    for rank, num_lines in (("0", 1), ("1", 0)):
+        with pytest.raises(SystemExit) as left:
+            parse_options(arguments, {"RANK": rank})
+        out, err = capsys.readouterr()
+        assert (left.value.code, out, len(err.splitlines())) == (2, "", num_lines)
+        wording(err)
+
+
+def test_a_wrong_device_in_the_environment(capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
+    with pytest.raises(SystemExit) as left:
+        parse_options([], {"DDP_DEVICE": "tpu"})
+    assert left.value.code == 2
+    wording(capsys.readouterr().err)
+
+
+def test_the_batch_is_over_all_ranks(wording: Wording) -> None:
+    assert global_batch_size(parse_options(["--batch-size", "7"], {}).training, RankInfo(size=7)) == 7
+    per_rank = parse_options(["--batch-size-per-rank", "100"], {})
+    assert global_batch_size(per_rank.training, RankInfo(size=3)) == 300
+    assert shaping_options(per_rank, batch_size=300)["batch_size"] == 300
+    with pytest.raises(TrainError) as error:
+        global_batch_size(parse_options(["--batch-size", "7"], {}).training, RankInfo(size=8))
+    assert error.value.code == 78
+    wording(error.value)
+
+
+def test_what_shapes_a_training_and_what_does_not() -> None:
+    shapes = shaping_options(parse_options([], {}), batch_size=64)
+    assert {"data", "model", "seed", "batch_size", "lr", "augment", "label_smoothing", "deterministic"} <= shapes.keys()
+    assert not {"epochs", "device", "precision", "keep", "resume", "data_dir"} & shapes.keys()
+    exact = shaping_options(parse_options(["--deterministic"], {}), batch_size=64)
+    assert exact.keys() - shapes.keys() == {"precision", "channels_last", "compile", "bucket_mb"}
+
+
+RANK = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def by_hand(*arguments: str) -> RankOptions:
+    return parse_options([*arguments], {}).ranks
+
+
+def test_a_place_by_hand() -> None:
+    how = by_hand("--rank=1", "--world-size=4", "--init-method=tcp://10.0.0.1:29500")
+    assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
+    same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
+    assert read_rank_info(mpi) == RankInfo()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        pytest.param(["--rank=1"], {}, id="no-world-size"),
+        pytest.param(["--rank=1", "--world-size=2"], {}, id="no-master"),
+        pytest.param(["--rank=1"], RANK | {"RANK": "2"}, id="other-rank"),
+        pytest.param(["--world-size=2"], RANK, id="other-world-size"),
+    ],
+)
+def test_wrong_rank_options_are_refused(arguments: list[str], environ: dict[str, str], wording: Wording) -> None:
+    with pytest.raises(TrainError) as error:
+        read_rank_info(environ, by_hand(*arguments))
+    assert error.value.code == 78
+    wording(error.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param(["--strategy=dp"], id="dp-of-two-ranks"),
+        pytest.param(["--static-graph", "--accumulate=2"], id="static-graph"),
+        pytest.param(["--compile=default", "--bucket-mb=0.5"], id="compile"),
+        pytest.param(["--compile=reduce-overhead", "--accumulate=2"], id="cuda-graphs"),
+        pytest.param(["--compile=max-autotune", "--accumulate=2"], id="cuda-graphs-autotuned"),
+    ],
+)
+def test_options_that_exclude_each_other(arguments: list[str], wording: Wording) -> None:
+    with pytest.raises(TrainError) as error:
+        check_strategy(parse_options(arguments, {}), RankInfo(size=2))
+    assert (error.value.code, error.value.rank) == (78, None)
+    wording(error.value)
+
+
+def test_what_data_parallel_cannot_do(wording: Wording) -> None:
+    with pytest.raises(TrainError) as error:
+        check_strategy(parse_options(["--strategy=dp", "--recompute"], {}), RankInfo())
+    assert (error.value.code, error.value.rank) == (78, None)
+    wording(error.value)
+    for allowed in (["--strategy=dp"], ["--recompute"], ["--compile=default", "--accumulate=2"]):
+        check_strategy(parse_options(allowed, {}), RankInfo())
+
+
+def test_precision_is_chosen_by_the_hardware(wording: Wording) -> None:
+    cpu = torch.device("cpu")
+
+    def chosen(*arguments: str) -> str:
+        return choose_precision(parse_options([*arguments, "--recipe=synthetic-convnet"], {}).machine, cpu).name
+
+    assert chosen() == ("bf16" if compat.has_cpu_bf16() else "fp32")
+    assert chosen("--deterministic") == "fp32"
+    assert chosen("--deterministic", "--precision=bf16") == "bf16"
+    with pytest.raises(TrainError) as error:
+        chosen("--precision=fp16")
+    assert error.value.code == 78
+    wording(error.value)
+
+
+def test_all_ranks_take_a_precision_that_each_of_them_has() -> None:
+    assert lowest_precision(["bf16", "fp16", "bf16"]) == "fp16"  # an A100 and a T4
+    assert lowest_precision(["bf16", "fp32"]) == "fp32"  # CPUs with and without instructions for bf16
+    assert lowest_precision(["bf16", "bf16"]) == "bf16"
+
+
+def test_autocast_has_its_dtype_in_every_thread() -> None:
+    """DataParallel runs each replica in a thread, where autocast is on with CUDA's default, fp16."""
+    autocast = partial(torch.autocast, "cpu", torch.float16)
+    dtypes: list[torch.dtype] = []
+    with autocast():
+        for model in (torch.nn.Linear(2, 2), WithAutocast(torch.nn.Linear(2, 2), autocast)):
+            thread = threading.Thread(target=lambda run: dtypes.append(run(torch.ones(1, 2)).dtype), args=(model,))
+            thread.start()
+            thread.join()
+    assert dtypes == [torch.float32, torch.float16]
+
+
+@pytest.mark.parametrize("option", ["--sync-bn", "--backend=nccl"])
+def test_an_option_that_needs_gpus_is_refused(
+    option: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, wording: Wording
+) -> None:
+    assert run(parse_options(["--device=cpu", f"--checkpoint-dir={tmp_path}", option], {}), {}, Signals()) == 78
+    wording(capfd.readouterr().err)
+
+
+def test_a_place() -> None:
+    assert read_rank_info({}) == RankInfo(rank=0, size=1, local_rank=0, local_world_size=1)
+    assert read_rank_info(RANK) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
+    node = {**RANK, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+    assert read_rank_info(node) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=2)
+    assert read_rank_info({"RANK": "0", "WORLD_SIZE": "1"}) == RankInfo()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param({"WORLD_SIZE": None}, id="no-world-size"),
+        pytest.param({"RANK": None}, id="no-rank"),
+        pytest.param({"RANK": "4"}, id="rank-too-high"),
+        pytest.param({"RANK": "-1"}, id="rank-negative"),
+        pytest.param({"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, id="local-rank-too-high"),
+        pytest.param({"MASTER_ADDR": None}, id="no-address"),
+        pytest.param({"MASTER_PORT": "99999"}, id="port-too-high"),
+        pytest.param({"MASTER_PORT": "0"}, id="port-0"),
+        pytest.param({"MASTER_PORT": "tcp://10.0.0.1:80"}, id="port-word"),
+    ],
+)
+def test_wrong_variables_of_a_rank_are_refused(wrong: dict[str, str | None], wording: Wording) -> None:
+    environ = {name: value for name, value in {**RANK, **wrong}.items() if value is not None}
+    with pytest.raises(TrainError) as error:
+        read_rank_info(environ)
+    assert (error.value.code, error.value.rank) == (78, None)
+    wording(error.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(wording: Wording) -> None:
+    assert choose_device(RankInfo(), "auto").type == "cpu"
+    with pytest.raises(TrainError) as error:
+        choose_device(RankInfo(), "cuda")
+    assert error.value.code == 78
+    wording(error.value)
+
+
+def test_there_is_a_core_to_use() -> None:
+    assert usable_cores() >= 1
+
+
+def test_help_is_there_without_torch() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "ddptrain", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=True,
+    )
+    assert ended.stdout.startswith("usage: ddptrain ")
+    imported = {line.split("|")[-1].strip().split(".")[0] for line in ended.stderr.splitlines()}
+    assert "ddptrain" in imported
+    assert not {"torch", "numpy", "torchvision", "prometheus_client", "rich"} & imported

@@ -1,0 +1,130 @@
+"""A step of ``--deterministic`` does the same sums and draws the same numbers wherever its process started."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddptrain.config import parse_options
+from ddptrain.data.sampling import seed_step
+from ddptrain.distributed import lay_out_buckets
+from ddptrain.main import run
+from ddptrain.models import ImageShape, build_model
+from ddpwire.signals import Signals
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+Layout = list[list[int]]
+
+
+def layouts(ddp: DistributedDataParallel, *, accumulate: int = 1) -> list[Layout]:
+    """Train three steps; the elements of the parameters in each bucket that was reduced in them."""
+    seen: list[Layout] = []
+
+    def record(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        seen[-1].append([one.numel() for one in bucket.parameters()])
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+    ddp.register_comm_hook(None, record)
+    for _ in range(3):
+        seen.append([])
+        ddp.zero_grad()
+        for _ in range(accumulate - 1):
+            with ddp.no_sync():
+                ddp(torch.rand(4, 1, 8, 8)).sum().backward()
+        assert seen[-1] == []
+        ddp(torch.rand(4, 1, 8, 8)).sum().backward()
+    return seen
+
+
+@pytest.mark.parametrize("device_ids", [[], [0]], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("how", [{}, {"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_buckets_are_laid_out_before_the_first_step_and_never_again(
+    group: None, how: dict[str, bool], accumulate: int, device_ids: list[int]
+) -> None:
+    if how.get("static_graph"):
+        accumulate = 1  # check_strategy refuses both
+    model = build_model("convnet", ImageShape(channels=1, size_px=8, classes=10))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01, **how)
+    ddp.device_ids = device_ids  # with them, as on a GPU, DDP moves the inputs to the device, and needs one
+    lay_out_buckets(ddp)
+    first, *others = layouts(ddp, accumulate=accumulate)
+    assert len(first) > 1
+    assert others == [first, first]
+
+
+def test_without_it_the_second_step_has_another_layout_than_the_first(group: None) -> None:
+    """What torch does, and what makes the call necessary: when this fails, it no longer is."""
+    model = build_model("convnet", ImageShape(channels=1, size_px=8, classes=10))
+    first, second, third = layouts(DistributedDataParallel(model, bucket_cap_mb=0.01))
+    assert first != second == third
+
+
+def test_laying_out_buckets_leaves_the_model_and_the_generators_alone(group: None) -> None:
+    model = build_model("resnet18", ImageShape(channels=3, size_px=16, classes=10))
+    before, state = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    lay_out_buckets(DistributedDataParallel(model))
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert [one.grad for one in model.parameters() if one.grad is not None] == []
+    assert model(torch.rand(2, 3, 16, 16)).shape == (2, 10)  # its own forward pass again
+
+
+def test_a_steps_random_numbers_depend_on_the_seed_the_step_and_the_rank_alone() -> None:
+    def drawn(seed: int, step: int, rank: int) -> list[float]:
+        torch.rand(7)
+        seed_step(CPU, seed=seed, step=step, rank=rank)
+        return torch.rand(2).tolist()
+
+    keys = [(seed, step, rank) for seed in (0, 1) for step in (1, 2) for rank in (0, 1)]
+    values = [drawn(*key) for key in keys]
+    assert values == [drawn(*key) for key in keys]
+    assert len({tuple(value) for value in values}) == len(keys)
+
+
+def test_dropout_goes_on_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = (
+        "--data=synthetic",
+        "--synthetic-shape=3x32x32",
+        "--synthetic-samples=16",
+        "--batch-size=4",
+        "--epochs=1",
+    )
+    model = ("--model=torchvision:mobilenet_v3_small", "--deterministic", "--checkpoint-every=2", "--keep=0")
+
+    def last_line() -> str:
+        assert run(parse_options([*options, *model], {}), {}, Signals()) == 0
+        return capfd.readouterr().out.splitlines()[-1]
+
+    whole = last_line()
+    for path in Path("checkpoints").glob("step-00000004.*"):
+        path.unlink()
+    assert last_line() == whole
+
+
+def test_three_ranks_killed_in_the_middle_end_with_the_undisturbed_weights() -> None:
+    """One row of bench/exact.py; tests/cluster/test_exact.py has them all."""
+    command = [sys.executable, "bench/exact.py", "--groups", "ranks", "--rows", "^3 ranks"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count(" equal |") == 1

@@ -1,0 +1,154 @@
+import copy
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from ddptrain.config import OptimizerOptions, parse_options
+from ddptrain.optimizer import build_optimizer, learning_rate, match_strides
+
+HOW = dataclasses.replace(parse_options([], {}).optimizer, lr=0.5)
+
+
+def rates(schedule: str, *, ranks: int = 1, epochs: int = 10, **how: object) -> list[float]:
+    """Of each step of epochs of two steps."""
+    options: OptimizerOptions = dataclasses.replace(HOW, schedule=schedule, **how)
+    steps = range(2 * epochs)
+    return [learning_rate(options, ranks=ranks, step=step, num_steps=2 * epochs, steps_per_epoch=2) for step in steps]
+
+
+def test_one_cycle_goes_up_for_three_tenths_and_down() -> None:
+    ten = rates("one-cycle", epochs=5)
+    assert ten[0] == pytest.approx(0.02)
+    assert ten[3] == 0.5
+    assert ten[:4] == sorted(ten[:4])
+    assert ten[3:] == sorted(ten[3:], reverse=True)
+    assert 0 < ten[9] < 0.05
+
+
+def test_cosine_goes_down_from_the_peak() -> None:
+    ten = rates("cosine", epochs=5)
+    assert ten[0] == 0.5
+    assert ten[5] == pytest.approx(0.25)
+    assert ten == sorted(ten, reverse=True)
+
+
+def test_steps_go_down_after_their_epochs() -> None:
+    twelve = rates("steps", epochs=6, milestones=(2, 5), gamma=0.2)
+    assert twelve == pytest.approx([0.5] * 4 + [0.1] * 6 + [0.02] * 2)
+    assert rates("constant") == [0.5] * 20
+
+
+def test_a_warm_up_leads_to_the_peak_and_ends_before_the_training() -> None:
+    assert rates("constant", epochs=3, warmup=1.5) == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5])
+    assert rates("cosine", epochs=3, warmup=1)[2] == 0.5
+    assert rates("steps", epochs=2, warmup=9)[3] == 0.5
+
+
+def test_a_rate_scaled_by_the_ranks_is_warmed_up_from_the_plain_one() -> None:
+    scaled = rates("cosine", ranks=4, epochs=40, scale_lr=True)
+    assert 0.5 < scaled[0] < 0.7
+    assert scaled[10] == max(scaled) == 2.0  # after five epochs
+    assert scaled[:11] == sorted(scaled[:11])
+    short = rates("cosine", ranks=4, epochs=8, scale_lr=True)
+    assert short[4] == max(short) == 2.0  # after a quarter of them
+    assert rates("cosine", ranks=4, epochs=8, scale_lr=True, warmup=0.0)[0] == 2.0
+    assert max(rates("one-cycle", ranks=4, scale_lr=True)) == 2.0
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+@pytest.mark.parametrize("fused", [True, False])
+def test_moments_of_the_other_memory_format_belong_to_their_weights(name: str, fused: bool) -> None:
+    """A checkpoint of --channels-last in a training of --no-channels-last: the fused step would mix the elements up."""
+
+    def step(moments: torch.memory_format, *, fused: bool) -> torch.Tensor:
+        weight = torch.arange(120.0).reshape(2, 3, 4, 5).clone().requires_grad_()
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+        if name == "sgd":
+            optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9, fused=fused)
+        weight.grad = torch.arange(120.0).reshape(2, 3, 4, 5)
+        optimizer.step()
+        saved = optimizer.state_dict()
+        for state in saved["state"].values():
+            state.update({key: one.to(memory_format=moments) for key, one in state.items() if one.dim() == 4})
+        optimizer.load_state_dict(saved)
+        match_strides(optimizer)
+        weight.grad = weight.grad.flip(0)
+        optimizer.step()
+        return weight.detach()
+
+    assert torch.allclose(step(torch.channels_last, fused=fused), step(torch.contiguous_format, fused=False))
+
+
+def small_model(memory_format: torch.memory_format = torch.contiguous_format) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 10))
+    return model.to(memory_format=memory_format)  # type: ignore[call-overload,no-any-return]
+
+
+def gradients(model: nn.Module, scale: float = 1.0) -> None:
+    loss = scale * model(torch.randn(4, 3, 8, 8)).square().sum()
+    model.zero_grad()
+    loss.backward()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.9, 5e-4), (0.5, 0.0), (0.0, 5e-4)])
+def test_moments_that_begin_with_0_are_torchs_own_rule_bit_for_bit(
+    momentum: float, weight_decay: float, memory_format: torch.memory_format
+) -> None:
+    options = dataclasses.replace(HOW, name="sgd", lr=0.1, momentum=momentum, weight_decay=weight_decay)
+    ours = small_model(memory_format)
+    theirs = copy.deepcopy(ours)
+    optimizer = build_optimizer(ours, options)
+    assert len(optimizer.state) == (6 if momentum else 0)
+    for weight, state in optimizer.state.items():
+        assert state["momentum_buffer"].stride() == weight.stride()
+    groups = [
+        {"params": [one for one in theirs.parameters() if one.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [one for one in theirs.parameters() if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    plain = torch.optim.SGD(groups, lr=0.1, momentum=momentum, nesterov=momentum > 0, fused=True)
+    for step in range(4):
+        torch.manual_seed(step)
+        gradients(ours, 1e-3)
+        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            other.grad = None if weight.grad is None else weight.grad.clone()
+        optimizer.step()
+        plain.step()
+        for weight, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert torch.equal(weight, other)
+            assert torch.equal(
+                *(
+                    one.state[of].get("momentum_buffer", torch.zeros(()))
+                    for one, of in ((optimizer, weight), (plain, other))
+                )
+            )
+
+
+@pytest.fixture
+def filled_with_nan() -> Iterator[None]:
+    """Memory that is not initialised holds NaN."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def test_an_overflow_in_the_first_step_leaves_the_moments_at_0(filled_with_nan: None) -> None:
+    model = small_model()
+    before = copy.deepcopy(model)
+    optimizer, scaler = build_optimizer(model, dataclasses.replace(HOW, name="sgd")), torch.amp.GradScaler("cpu")
+    for scale in (float("inf"), 1.0):
+        gradients(model, scale * float(scaler.scale(torch.ones(()))))
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        if scale != 1.0:
+            moments = [state["momentum_buffer"] for state in optimizer.state.values()]
+            assert all(torch.equal(one, torch.zeros_like(one)) for one in moments)
+            assert all(torch.equal(*pair) for pair in zip(model.parameters(), before.parameters(), strict=True))
+    assert all(bool(one.isfinite().all()) for one in model.parameters())
+    assert not torch.equal(next(model.parameters()), next(before.parameters()))

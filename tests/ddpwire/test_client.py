@@ -1,0 +1,155 @@
+"""The library for scripts, in real processes: who hears a signal, who agrees, what it costs."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
+from tests.wording import Wording
+
+from ddpwire.heartbeat import read_beat, read_stopped_for
+
+LOOP = Path(__file__).parent / "scripts" / "loop.py"
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start the loop; it is gone at the end of the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_loop(*words: str, **environ: str) -> subprocess.Popen[str]:
+        env = os.environ | {"OMP_NUM_THREADS": "1"} | environ
+        pipe = subprocess.PIPE
+        started.append(
+            subprocess.Popen([sys.executable, str(LOOP), *words], env=env, stdout=pipe, stderr=pipe, text=True)
+        )
+        return started[-1]
+
+    yield start_loop
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == f"{line}\n"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)])
+def test_a_signal_is_answered_at_the_end_of_a_step(start: Start, number: int, code: int) -> None:
+    process = start()
+    wait_for(process, "training")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (code, "")
+    assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", out)
+
+
+def test_a_signal_before_the_loop_ends_the_process_at_once(start: Start) -> None:
+    process = start("import")
+    wait_for(process, "importing")
+    asked_at = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=30) == ("", "")
+    assert process.returncode == 143
+    assert time.monotonic() - asked_at < 1
+
+
+def test_what_is_told_to_a_forked_child_is_not_told_to_the_loop(start: Start) -> None:
+    process = start("fork", "short")
+    assert process.communicate(timeout=30) == ("child -15\ntraining\nfinally ran\natexit ran\n", "")
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_all_ranks_stop_at_the_same_step(start: Start, told: int, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    hearts = [tmp_path / f"heartbeat-{rank}" for rank in (0, 1)]
+    ranks = [start("ranks", RANK=str(rank), DDP_HEARTBEAT_FILE=str(hearts[rank]), **place) for rank in (0, 1)]
+    for process in ranks:
+        wait_for(process, "training")
+    ranks[told].send_signal(signal.SIGTERM)
+    said = [process.communicate(timeout=60) for process in ranks]
+    assert said[0] == said[1]
+    assert re.fullmatch(r"stopped at \d+\nfinally ran\natexit ran\n", said[0][0])
+    assert (said[0][1], [process.returncode for process in ranks]) == ("", [143, 143])
+    assert [read_stopped_for(heart) for heart in hearts] == [told, told]
+
+
+def test_ranks_that_are_not_stopped_end_by_themselves(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [start("ranks", "short", RANK=str(rank), **place) for rank in (0, 1)]
+    assert [process.communicate(timeout=60) for process in ranks] == [("training\nfinally ran\natexit ran\n", "")] * 2
+    assert [process.returncode for process in ranks] == [0, 0]
+
+
+def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
+    environ = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path), "DDP_HEARTBEAT_FILE": str(tmp_path / "heartbeat")}
+    began_at = time.monotonic()
+    process = start("short", **environ)
+    assert process.communicate(timeout=30) == ("training\nfinally ran\natexit ran\n", "")
+    beat = read_beat(tmp_path / "heartbeat")
+    assert beat is not None
+    assert beat.step == 20
+    assert began_at < beat.at_s < time.monotonic()
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path))
+    values = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+    del values["ddp_step_duration_seconds_bucket"], values["ddp_last_step_timestamp_seconds"]
+    assert 19 * 0.002 < values.pop("ddp_step_duration_seconds_sum") < 5
+    assert values == {
+        "ddp_steps_total": 20,
+        "ddp_samples_total": 160,
+        "ddp_step_duration_seconds_count": 19,
+        "ddp_last_step": 20,
+        "ddp_loss": 0.5,
+        "ddp_epoch": 1,
+    }
+
+
+def test_what_cannot_be_written_stops_no_training(start: Start, wording: Wording) -> None:
+    process = start("short", PROMETHEUS_MULTIPROC_DIR="/nonexistent", DDP_HEARTBEAT_FILE="/nonexistent/heartbeat")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "training\nfinally ran\natexit ran\n")
+    wording(re.sub(r"_\d+\.db", "_PID.db", err))
+
+
+COST = """
+import sys, timeit
+import ddpwire.script as ddp
+for call in (lambda: ddp.progress(5, samples=8), ddp.should_stop):
+    print(1e6 * min(timeit.repeat(call, number=1000, repeat=50)) / 1000)
+print(sorted({"torch", "prometheus_client"} & set(sys.modules)), ddp.exit_code())
+"""
+
+
+def test_without_ddprun_it_costs_nothing_and_imports_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", COST], capture_output=True, text=True, timeout=20, check=True)
+    *costs_us, last = done.stdout.splitlines()
+    assert last == "[] 0"
+    assert all(float(cost) < 2 for cost in costs_us)
+
+
+def test_where_checkpoints_go(start: Start, tmp_path: Path) -> None:
+    code = "import ddpwire.script as ddp; print(ddp.checkpoint_dir().is_dir(), ddp.checkpoint_dir())"
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | environ, capture_output=True, text=True
+        ).stdout
+        for environ in ({}, {"DDP_CHECKPOINT_DIR": str(tmp_path / "a" / "b")})
+    ]
+    assert told == ["True checkpoints\n", f"True {tmp_path}/a/b\n"]

@@ -1,0 +1,34 @@
+"""Each test here starts whole runs: it is marked e2e, has the system's programs, and fails if a process is left."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import processes_of
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """pytest gives every collected test, not only those of this folder."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.e2e)
+
+
+@pytest.fixture(autouse=True)
+def real_programs(monkeypatch: pytest.MonkeyPatch, clean_environment: None) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path, real_programs: None) -> Iterator[None]:
+    """Whatever a test did, no process of its runs outlives it; if one does, the test fails."""
+    yield
+    folder = tmp_path / "runs"
+    left = {}
+    for run in [path.name for path in folder.iterdir()] if folder.is_dir() else []:
+        left |= processes_of(run)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == {}

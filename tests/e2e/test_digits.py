@@ -1,0 +1,117 @@
+"""Training on real digits over simulated nodes: accuracy, metrics, resume, and the same weights bit for bit."""
+
+import json
+import re
+import signal
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import ddpctl, end_of, events_of, node_log, processes_of, start, wait_until
+from tests.wording import Wording
+
+SLOW = ("--epochs", "400")  # long enough to be looked at; every test stops it
+
+
+def fingerprint(output: str) -> str:
+    return re.search(r"weights\s+sha256 ([0-9a-f]{16})", output)[1]  # type: ignore[index]
+
+
+def test_two_nodes_reach_98_percent(wording: Wording) -> None:
+    done = ddpctl("launch", "--nodes", "2", "--gpus", "2", "--name", "digits", "--", "--epochs", "10")
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    accuracy = float(re.search(r"accuracy\s+([0-9.]+) %", output)[1])  # type: ignore[index]
+    assert accuracy >= 98.0
+    assert re.search(r"world size\s+4\b", output)
+    assert re.search(r"images/s", output)
+    status = json.loads(ddpctl("status", "digits", "--json").stdout)
+    assert (status["state"], status["code"], status["outcome"]["cause"]) == ("succeeded", 0, "ok")
+    wording(end_of("digits", done.stderr))
+
+
+def test_every_node_answers_with_its_ranks_metrics(tmp_path: Path, wording: Wording) -> None:
+    name = ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", "scraped", "--", *SLOW).stdout.strip()
+    assert name == "scraped"
+    wait_until(lambda: "epoch" in node_log(tmp_path, name), "the first epoch")
+    reports = json.loads(ddpctl("status", name, "--json").stdout)["node_reports"]
+    assert len({report["state"]["metrics"] for report in reports}) == 2
+    for report in reports:
+        with urllib.request.urlopen(report["state"]["metrics"], timeout=5) as answer:  # noqa: S310
+            text = answer.read().decode()
+        ranks = [rank["rank"] for rank in report["state"]["ranks"]]
+        assert ranks == [report["node"] * 2, report["node"] * 2 + 1]
+        for rank in ranks:
+            steps = re.search(rf'^ddp_steps_total{{rank="{rank}"}} ([0-9.]+)$', text, re.M)
+            assert steps
+            assert float(steps[1]) > 0
+        assert re.search(r"^ddp_ranks_alive 2\.0$", text, re.M)
+        assert "pid=" not in text
+    stopped = ddpctl("stop", name)
+    assert stopped.returncode == 0
+    assert processes_of(name) == {}
+    status = json.loads(ddpctl("status", name, "--json").stdout)
+    assert (status["code"], status["outcome"]["cause"]) == (143, "stopped")
+    wording(end_of(name, stopped.stderr))
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: Wording) -> None:
+    command = ("--", "--epochs", "20", "--deterministic")
+    shape = ("--nodes", "3", "--gpus", "1")  # two ranks would hide the order in which gradients are added
+    whole = ddpctl("launch", *shape, "--name", "whole", *command)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+
+    ddpctl("launch", "-d", *shape, "--name", "cut", *command)
+    wait_until(lambda: re.search(r"epoch\s+1/20", node_log(tmp_path, "cut")), "the first epoch")
+    killed = ddpctl("stop", "cut", "--kill")
+    assert killed.returncode == 0
+    wording(killed.stderr)
+    assert processes_of("cut") == {}
+
+    again = ddpctl("launch", "--resume", "cut", "--name", "again")
+    assert again.returncode == 0, again.stdout + again.stderr
+    (loaded,) = events_of(tmp_path, "again", "checkpoint_loaded")
+    assert loaded.step is not None
+    assert loaded.step >= 40
+    path = tmp_path / f"runs/cut/checkpoints/step-{loaded.step:08}.pt"
+    assert loaded.facts["path"] == str(path)
+    (line,) = re.findall(rf"resumed from .* step {loaded.step + 1} .*", again.stdout)
+    wording(re.sub(r"step-\d+|step \d+|epoch \d+", lambda found: re.sub(r"\d+", "{number}", found[0]), line))
+    assert fingerprint(again.stdout) == fingerprint(whole.stdout)
+
+
+def test_the_same_weights_bit_for_bit() -> None:
+    """Twice in a row, and however the four ranks are spread."""
+    shapes = (("2", "2"), ("2", "2"), ("1", "4"))
+    runs = [
+        ddpctl("launch", "--nodes", nodes, "--gpus", gpus, "--", "--epochs", "2", "--deterministic")
+        for nodes, gpus in shapes
+    ]
+    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert len({fingerprint(run.stdout) for run in runs}) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice"])
+def test_ctrl_c_once_saves_twice_kills(tmp_path: Path, times: int, wording: Wording) -> None:
+    process = start("launch", "--nodes", "2", "--gpus", "1", "--name", "interrupted", "--", *SLOW)
+    wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "interrupted")), "the second epoch")
+    process.send_signal(signal.SIGINT)
+    lines = []
+    while not lines or "Ctrl-C" not in lines[-1]:
+        lines.append(process.stdout.readline())  # type: ignore[union-attr]
+    if times == 2:
+        process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    output = "".join(lines) + rest
+    assert processes_of("interrupted") == {}
+    assert process.returncode == 130, output
+    outcome = json.loads(ddpctl("status", "interrupted", "--json").stdout)["outcome"]
+    assert outcome["cause"] == "stopped"
+    wording(lines[-1])
+    if times == 2:
+        (killing,) = [line for line in rest.splitlines() if line.startswith("killing ")]
+        wording(killing)
+    else:
+        assert outcome["code"] == 143
+        wording(end_of("interrupted", rest))
+        assert "ddpctl launch --resume interrupted" in rest

@@ -1,0 +1,132 @@
+"""Every command and every link that the docs show. Launches as dry runs; all else for real, on a run named night."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.ddpctl.kaggle_answers import stand_in
+from tests.e2e.driver import ROOT, SCRIPTS, ddpctl
+from tests.wording import Wording
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
+COMMENT = re.compile(r"\s+#.*")
+
+
+def shown(program: str) -> list[str]:
+    """The lines of the docs' code blocks that begin with that program, without their comments."""
+    fences = [fence for page in PAGES for fence in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)]
+    blocks = [block for language, block in fences if not language]
+    lines = [COMMENT.sub("", line) for block in blocks for line in block.splitlines()]
+    return sorted({line for line in lines if line.startswith(f"{program} ")})
+
+
+def test_the_docs_show_commands() -> None:
+    assert len(shown("ddpctl")) > 8
+    assert len(shown("make")) > 4
+
+
+LAUNCHES = [line for line in shown("ddpctl") if line.split()[1] == "launch"]
+ON_BOXES = [line for line in LAUNCHES if "boxes" in line.split()]
+
+
+@pytest.mark.parametrize("line", [line for line in LAUNCHES if line not in ON_BOXES])
+def test_launches(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line)[1:]
+    if "--resume" in words:
+        ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py"))
+    write_scripts(tmp_path)
+    if "t4s" in words:
+        check_words_for_kaggle(words, tmp_path)
+        return
+    if "hpc" in words or "slurm" in words:
+        check_words_for_slurm(words, tmp_path)
+        return
+    done = ddpctl(words[0], "--dry-run", *words[1:], cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert " -m ddprun --grace " in done.stdout
+
+
+def write_scripts(folder: Path) -> None:
+    for script in ("train.py", "examples/plain_ddp.py"):
+        (folder / script).parent.mkdir(exist_ok=True)
+        (folder / script).write_text("")
+
+
+@pytest.mark.parametrize("line", ON_BOXES, ids=[f"line {number}" for number in range(len(ON_BOXES))])
+def test_launches_on_hosts_that_are_not_there(line: str, tmp_path: Path, wording: Wording) -> None:
+    """The flags of the line, and the file that the guide shows, up to the first host."""
+    words = shlex.split(line)[1:]
+    write_scripts(tmp_path)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)[:1]
+    (tmp_path / "ddpctl.yaml").write_text(text.replace("@box", "@no-such-box.invalid-"))
+    done = ddpctl(*words, cwd=tmp_path)
+    assert done.returncode == 69, done.stderr
+    wording(done.stderr.splitlines()[0])
+    if "--dry-run" in words:
+        (shown_line,) = re.findall(r"^```sh\n(docker run .*?)^```$", (ROOT / "docs/ssh.md").read_text(), re.M | re.S)
+        assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
+def test_what_is_about_images(line: str, tmp_path: Path) -> None:
+    """Built and pushed as dry runs; what needs an engine or a host is parsed."""
+    words = shlex.split(line)[1:]
+    (tmp_path / "Dockerfile").write_text("")
+    done = ddpctl(*words, "--dry-run" if words[1] in ("build", "push") else "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl monitor ")])
+def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
+    """The configuration is written; what needs Docker or a Prometheus is parsed (tests/cluster has them)."""
+    words = shlex.split(line)[1:]
+    done = ddpctl(*words, *([] if words[1] == "config" else ["--help"]), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def check_words_for_kaggle(words: list[str], folder: Path) -> None:
+    """A launch on Kaggle: the file that the guide shows, and a client that answers as the real one."""
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/kaggle.md").read_text(), re.M | re.S)
+    (folder / "ddpctl.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{stand_in(folder, {'config view': 'config-view'})}:/usr/bin:/bin")
+        done = ddpctl(words[0], "--dry-run", *words[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("kaggle kernels push --path "), done.stdout
+
+
+def check_words_for_slurm(words: list[str], folder: Path) -> None:
+    """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
+    text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
+    (folder / "ddpctl.yaml").write_text(text)
+    for name in (word for word in words if word.endswith(".py")):
+        (folder / name).write_text("")
+    done = ddpctl("render", *(word for word in words[1:] if word not in ("--detach", "--dry-run")), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("#!/usr/bin/env bash\n")
+
+
+def test_the_other_verbs(tmp_path: Path) -> None:
+    """In the order in which a person would use them; each once, on one run."""
+    assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
+    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", "monitor", *on_a_run)]
+    assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
+    for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone
+        done = ddpctl(*shlex.split(line)[1:], cwd=tmp_path)
+        assert done.returncode == 0, f"{line}: {done.stderr}"
+
+
+@pytest.mark.parametrize("line", shown("make"))
+def test_make_knows_its_targets(line: str) -> None:
+    done = subprocess.run(["/usr/bin/make", "-n", *shlex.split(line)[1:]], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "ansible/README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not link.startswith("http"):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"

@@ -1,0 +1,94 @@
+"""Scripts of examples/ as their users start them: unmodified under ddprun, or beside it."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from difflib import ndiff
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import ROOT, outcome_of, wait_until
+from tests.wording import Wording
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 180
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch, real_programs: None) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def ddprun(run_dir: Path, *args: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ddprun", "--run-id", run_dir.name, "--run-dir", str(run_dir), *args]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def epochs_of(output: str, world_size: int) -> list[tuple[int, int]]:
+    """(rank, epoch) of every line that says that one ended."""
+    found = re.findall(rf"rank (\d) of {world_size}: epoch (\d)/2 loss \d", output)
+    return sorted((int(rank), int(epoch)) for rank, epoch in found)
+
+
+def test_a_script_that_spawns_its_ranks_and_chooses_their_address(tmp_path: Path) -> None:
+    process = ddprun(tmp_path / "runs" / "spawn", str(EXAMPLES / "mp_spawn.py"))
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, epochs_of(output, 2)) == (0, [(0, 1), (0, 2), (1, 1), (1, 2)]), output
+
+
+def test_four_ranks_by_hand() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    script = [sys.executable, str(EXAMPLES / "by_hand.py"), "--world_size", "4", "--init_method", address]
+    ranks = [
+        subprocess.Popen(
+            [*script, "--rank", str(rank)], env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"}, stdout=-1, text=True
+        )
+        for rank in range(4)
+    ]
+    output = "".join(rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [0] * 4
+    assert epochs_of(output, 4) == [(rank, epoch) for rank in range(4) for epoch in (1, 2)]
+
+
+@pytest.mark.parametrize("method", ["file", "tcp"])
+def test_ranks_that_get_their_place_on_the_command_line(tmp_path: Path, method: str) -> None:
+    address = f"file://{tmp_path}/meet" if method == "file" else "tcp://$MASTER_ADDR:$MASTER_PORT"
+    place = f"--rank $RANK --world_size $WORLD_SIZE --init_method {address}"
+    line = f"exec {sys.executable} {EXAMPLES / 'by_hand.py'} {place}"
+    options = ("--nproc-per-node", "2", "--no-python", "/bin/sh", "-c", line)
+    process = ddprun(tmp_path / "runs" / "hand", *options)
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert (process.returncode, epochs_of(output, 2)) == (0, [(0, 1), (0, 2), (1, 1), (1, 2)]), output
+
+
+def test_five_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Path, wording: Wording) -> None:
+    before, after = ((EXAMPLES / f"loop_{when}.py").read_text().splitlines()[4:] for when in ("before", "after"))
+    changes = [line for line in ndiff(before, after) if line.strip("+- ") and line[0] in "+-"]
+    assert (len([line for line in changes if line[0] == "+"]), len(changes)) == (6, 8)
+
+    run_dir = tmp_path / "runs" / "loop"
+    shape = (str(EXAMPLES / "loop_after.py"), "--steps", "500", "--epochs")
+    process = ddprun(run_dir, "--nproc-per-node", "2", *shape, "1000")
+    log = run_dir / "node-0" / "rank-0.log"
+    wait_until(lambda: log.exists() and "epoch 1/" in log.read_text(), "the first epoch", TIMEOUT_S)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == 143, output
+    outcome = outcome_of(tmp_path, "loop")
+    assert (outcome.code, outcome.cause, outcome.node) == (143, "stopped", 0)
+    (line,) = [line for line in output.splitlines() if outcome.message in line]
+    wording(re.sub(r"rank \d", "rank {rank}", line))
+    done = len(re.findall(r"epoch \d+/1000 loss", output))
+
+    again = ddprun(run_dir, "--nproc-per-node", "2", *shape, str(done + 1))
+    output, _ = again.communicate(timeout=TIMEOUT_S)
+    assert again.returncode == 0, output
+    step = int(re.findall(r"rank 0 goes on after step (\d+)", output)[0])
+    assert done * 500 <= step < (done + 1) * 500
+    assert re.findall(r"epoch (\d+)/", output) == [str(done + 1)]

@@ -1,0 +1,183 @@
+"""What a breaker found: each of these once left processes alive, told an untruth, or ran what it should not have."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import DDPCTL, SCRIPTS, ddpctl, end_of, node_log, processes_of, start, wait_until
+from tests.wording import Wording
+
+from ddpctl import run_store
+from ddpctl.errors import CannotWriteError
+from ddpctl.launch_plan import title
+from ddpctl.spec import JobSpec
+from ddprun.termination import stopped_before_start
+from ddpwire.run_files import KILLED_ON_REQUEST
+
+IDLE = str(SCRIPTS / "idle.py")
+
+
+@pytest.fixture
+def slow_python(tmp_path: Path) -> str:
+    """A configuration whose Python takes two seconds to become a ddprun: a cold disk, a network file system."""
+    wrapper = tmp_path / "slow-python"
+    wrapper.write_text(f'#!/bin/bash\n[[ "$*" == *"ddprun --grace"* ]] && sleep 2\nexec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    file = tmp_path / "slow.yaml"
+    file.write_text(f"target: slow\ntargets: {{slow: {{kind: local, python: {wrapper}}}}}\n")
+    return str(file)
+
+
+def test_ctrl_c_during_a_detached_launch_takes_everything_back(tmp_path: Path) -> None:
+    process = start("launch", "--detach", "--nodes", "8", "--name", "early", "--", IDLE)
+    wait_until(lambda: (tmp_path / "runs/early/node-3").exists() or process.poll() is not None, "the fourth node")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=30)
+    if output.endswith("early\n"):  # it was quicker, and has said so: then the run is there, whole
+        assert ddpctl("stop", "early", "--kill").returncode == 0
+    else:
+        assert process.returncode == 130, output
+        assert not (tmp_path / "runs/early").exists()
+    time.sleep(1)
+    assert processes_of("early") == {}
+
+
+@pytest.mark.parametrize("how", [(), ("--kill",)], ids=["asked", "killed"])
+def test_stop_reaches_a_ddprun_that_is_still_to_come(slow_python: str, how: tuple[str, ...], wording: Wording) -> None:
+    assert ddpctl("launch", "-f", slow_python, "--detach", "--nodes", "2", "--name", "late", "--", IDLE).returncode == 0
+    stopped = ddpctl("stop", "late", *how)
+    assert stopped.returncode == 0
+    killed, asked = KILLED_ON_REQUEST, stopped_before_start(signal.SIGTERM, 0)
+    state = json.loads(ddpctl("status", "late", "--json").stdout)
+    end = killed if how or state["code"] == killed.code else asked  # asked: it came within its grace
+    assert (state["state"], state["code"], state["message"]) == ("stopped", end.code, end.message)
+    wording(end_of("late", stopped.stderr), code=end.code, message=end.message)
+    wording(killed.message if how else asked.message)
+    time.sleep(2.5)
+    assert processes_of("late") == {}
+
+
+def test_a_slow_start_is_waited_for(slow_python: str) -> None:
+    done = ddpctl("launch", "-f", slow_python, "--name", "late", "--", str(SCRIPTS / "exit_with.py"), "0", "5")
+    assert done.returncode == 5, done.stderr
+
+
+def test_a_log_that_cannot_be_printed_does_not_change_how_the_run_ends(wording: Wording) -> None:
+    command = shlex.join([*DDPCTL, "launch", "--name", "cut", "--", str(SCRIPTS / "exit_with.py"), "0", "5"])
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(shlex.split(command), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 5, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "No space left on device" in line]
+    wording(line)
+    assert "Traceback" not in done.stderr
+
+
+def test_followed_logs_end_with_the_one_who_follows(tmp_path: Path) -> None:
+    ddpctl("launch", "--detach", "--name", "apart", "--", IDLE)
+    following = start("logs", "-f", "apart")
+    wait_until(lambda: any("logs" in line for line in processes_of("apart").values()), "the follower")
+    following.send_signal(signal.SIGKILL)
+    following.communicate(timeout=20)
+    wait_until(lambda: not any(" logs " in line for line in processes_of("apart").values()), "its end", timeout_s=5)
+    assert ddpctl("stop", "apart", "--kill").returncode == 0
+
+
+def test_kill_sweeps_what_ran_away_from_a_dead_keeper(tmp_path: Path) -> None:
+    """The limit that docs/decisions/0002 names: ddprun and keeper are killed at once, a setsid'ed child is left."""
+    ddpctl("launch", "--detach", "--name", "stray", "--", IDLE)
+    wait_until(lambda: "idles" in node_log(tmp_path, "stray"), "the rank")
+    for pid in [pid for pid, line in processes_of("stray").items() if "ddprun" in line]:
+        os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: len(processes_of("stray")) <= 1, "the rank's end")
+    state = json.loads(ddpctl("status", "stray", "--json").stdout)
+    assert (state["state"], state["code"]) == ("lost", 137)
+    assert ddpctl("stop", "stray", "--kill").returncode == 0
+    assert processes_of("stray") == {}
+
+
+def test_resuming_a_run_that_goes_on_is_refused(tmp_path: Path, wording: Wording) -> None:
+    ddpctl("launch", "--detach", "--name", "goes", "--", IDLE)
+    done = ddpctl("launch", "--resume", "goes")
+    ddpctl("stop", "goes", "--kill")
+    assert done.returncode == 2
+    wording(done.stderr)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"created": "yesterday"},
+        {"job": {"nodes": "all"}},
+        {"options": None},
+        {"job": {"command": [1, 2]}},
+        {"target": 7},
+        {"kind": "slurm"},
+        {"name": 5},
+    ],
+    ids=["created", "nodes", "options", "command", "target", "kind", "name"],
+)
+def test_one_odd_record_does_not_hide_the_others(tmp_path: Path, change: dict[str, object], wording: Wording) -> None:
+    readable = change.keys() & {"kind", "name"}  # of another target, of the name of its folder
+    assert ddpctl("launch", "--name", "good", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    odd = tmp_path / "runs/odd"
+    odd.mkdir()
+    record = json.loads((tmp_path / "runs/good/run.json").read_text())
+    (odd / "run.json").write_text(json.dumps(record | change))
+    listed = ddpctl("ps")
+    assert (listed.returncode, "odd" in listed.stderr) == (0, not readable)
+    assert [line.split()[:2] for line in listed.stdout.splitlines()[1:] if line.startswith("good")] == [
+        ["good", "succeeded"]
+    ]
+    assert ddpctl("status", "good").returncode == 0
+    assert ddpctl("stop", "--all").returncode == 0
+    wording(listed.stderr)
+
+
+def test_a_copied_run_is_another_run(tmp_path: Path) -> None:
+    assert ddpctl("launch", "--name", "one", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    (tmp_path / "runs/one").rename(tmp_path / "runs/two")
+    state = json.loads(ddpctl("status", "two", "--json").stdout)
+    assert (state["run"], state["state"]) == ("two", "succeeded")
+
+
+def test_a_command_is_no_code(tmp_path: Path) -> None:
+    name = "a.py\ntouch pwned\n#"
+    (tmp_path / name).write_text("")
+    script = ddpctl("render", "--", name, cwd=tmp_path).stdout
+    subprocess.run(["/bin/bash", "-n", "-c", script], check=True)
+    assert [line for line in script.splitlines() if line.startswith("touch")] == ["touch pwned"]  # inside of quotes
+    assert script.splitlines()[1].startswith("# 1 node x 1 rank of a.py\\ntouch pwned\\n# on this machine")
+    assert title(JobSpec(command=("\x1b[31m.py",))) == "1 node x 1 rank of \\x1b[31m.py"
+
+
+def test_a_project_may_have_a_queue_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "queue.py").write_text("raise SystemExit('the wrong queue')\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/train.py").write_text("print('trained')\n")
+    done = ddpctl("launch", "--name", "mine", "--", "src/train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[node0 rank0] trained" in done.stdout
+
+
+def test_a_variable_that_places_a_rank_cannot_be_set(wording: Wording) -> None:
+    done = ddpctl("launch", "--env", "RANK=3")
+    assert done.returncode == 2
+    wording(done.stderr)
+
+
+def test_without_a_home_and_in_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording) -> None:
+    with pytest.raises(CannotWriteError) as error:
+        run_store.state_dir({})
+    wording(error.value)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = f"cd {gone} && rmdir {gone} && exec {shlex.join(DDPCTL)} launch"
+    done = subprocess.run(["/bin/bash", "-c", command], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 66
+    wording(done.stderr)

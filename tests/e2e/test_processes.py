@@ -1,0 +1,105 @@
+"""The verbs on a run of eight ranks, and that nothing of a run is left, whoever is killed."""
+
+import json
+import os
+import re
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import SCRIPTS, ddpctl, node_log, outcome_of, processes_of, start, wait_until
+from tests.wording import Wording
+
+IDLE = str(SCRIPTS / "idle.py")
+
+
+def ranks_up(tmp_path: Path, run: str, nodes: int) -> list[int]:
+    return [
+        int(rank)
+        for node in range(nodes)
+        for rank in re.findall(r"rank (\d) of \d idles", node_log(tmp_path, run, node))
+    ]
+
+
+def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: Wording) -> None:
+    launched = ddpctl("launch", "--nodes", "2", "--gpus", "4", "--detach", "--name", "eight", "--", IDLE)
+    assert (launched.returncode, launched.stdout) == (0, "eight\n")
+    (note,) = [line for line in launched.stderr.splitlines() if "gloo" in line]
+    wording(note)
+    wait_until(lambda: sorted(ranks_up(tmp_path, "eight", 2)) == list(range(8)), "eight ranks")
+
+    listed = ddpctl("ps").stdout.splitlines()
+    assert listed[0].split() == ["RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM"]
+    assert re.fullmatch(rf"eight  training  -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
+
+    status = json.loads(ddpctl("status", "eight", "--json").stdout)
+    assert (status["state"], status["code"]) == ("training", None)
+    assert [[rank["rank"] for rank in report["state"]["ranks"]] for report in status["node_reports"]] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+
+    one = ddpctl("logs", "eight", "--rank", "5").stdout
+    assert re.fullmatch(r"\[node1 rank5\] rank 5 of 8 idles, child \d+\n", one)
+    following = start("logs", "-f", "eight")
+    stopped = ddpctl("stop", "eight")
+    assert (stopped.returncode, processes_of("eight")) == (0, {})
+    output, _ = following.communicate(timeout=20)
+    assert following.returncode == 0
+    assert sorted(re.findall(r"^\[node\d rank\d\] rank (\d) of 8", output, re.M)) == list("01234567")
+    assert json.loads(ddpctl("status", "eight", "--json").stdout)["code"] == 143
+    again = ddpctl("stop", "eight")
+    assert again.returncode == 0
+    wording(again.stderr)
+
+
+@pytest.mark.parametrize("victim", ["ddpctl", "ddprun", "rank"])
+def test_nothing_is_left_whoever_is_killed(tmp_path: Path, victim: str) -> None:
+    config = tmp_path / "once.yaml"
+    config.write_text("job: {max_restarts: 0}\n")
+    process = start("launch", "-f", str(config), "--nodes", "2", "--gpus", "2", "--name", "killed", "--", IDLE)
+    wait_until(lambda: len(ranks_up(tmp_path, "killed", 2)) == 4, "four ranks")
+    (report, _) = json.loads(ddpctl("status", "killed", "--json").stdout)["node_reports"]
+    pid = {"ddpctl": process.pid, "ddprun": report["state"]["pid"], "rank": report["state"]["ranks"][1]["pid"]}[victim]
+    os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_until(lambda: not processes_of("killed"), "the run's end", timeout_s=45)
+    assert process.returncode == (-9 if victim == "ddpctl" else 137)
+    status = json.loads(ddpctl("status", "killed", "--json").stdout)
+    if victim == "rank":
+        assert (status["outcome"]["cause"], status["outcome"]["rank"], status["outcome"]["node"]) == ("killed", 1, 0)
+    if victim == "ddpctl":
+        assert (status["state"], status["code"]) == ("stopped", 143)
+
+
+def test_a_detached_run_outlives_its_ddpctl(tmp_path: Path) -> None:
+    process = start("launch", "--detach", "--name", "apart", "--", IDLE)
+    process.communicate(timeout=30)
+    with_group_gone = time.monotonic() + 1.5
+    wait_until(lambda: ranks_up(tmp_path, "apart", 1) == [0], "the rank")
+    wait_until(lambda: time.monotonic() > with_group_gone, "a while")
+    assert json.loads(ddpctl("status", "apart", "--json").stdout)["state"] == "training"
+    assert ddpctl("stop", "apart", "--kill").returncode == 0
+
+
+def test_a_rank_that_exits_with_3(tmp_path: Path, wording: Wording) -> None:
+    script = str(SCRIPTS / "exit_with.py")
+    done = ddpctl("launch", "--nodes", "2", "--gpus", "2", "--name", "three", "--", script, "2", "3")
+    assert done.returncode == 3, done.stdout + done.stderr
+    outcome = outcome_of(tmp_path, "three")
+    assert (outcome.code, outcome.cause, outcome.rank, outcome.node, outcome.retry) == (3, "error", 2, 1, False)
+    assert outcome.message in done.stderr
+    status = json.loads(ddpctl("status", "three", "--json").stdout)
+    assert (status["state"], status["code"], status["outcome"]) == ("failed", 3, asdict(outcome))
+    wording(ddpctl("status", "three").stdout.splitlines()[0])
+
+
+def test_a_script_written_for_torchrun_runs_unchanged() -> None:
+    script = str(Path(__file__).parent.parent.parent / "examples/plain_ddp.py")
+    done = ddpctl("launch", "--nodes", "2", "--gpus", "2", "--name", "plain", "--", script, "--epochs", "3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = re.findall(r"^\[node0 rank0\] epoch \d/3 loss ([0-9.]+) on 4 ranks$", done.stdout, re.M)
+    assert len(losses) == 3
+    assert float(losses[2]) < 0.5 * float(losses[0])

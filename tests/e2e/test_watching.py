@@ -1,0 +1,94 @@
+"""A real training, looked at while it runs and afterwards: top, timeline, report."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import SCRIPTS, ddpctl, node_log, wait_until
+from tests.wording import Wording
+
+from ddpwire.metrics import STEP_PHASES
+
+
+def test_a_run_while_it_trains_and_when_it_has_ended(tmp_path: Path, wording: Wording) -> None:
+    launch = ("launch", "--detach", "--nodes", "2", "--device", "cpu", "--name", "seen")
+    assert ddpctl(*launch, "--", "--epochs", "5000").returncode == 0
+    try:
+        wait_until(lambda: re.search(r"epoch\s+2/", node_log(tmp_path, "seen")), "the second epoch", timeout_s=200)
+        look_at_it(wording)
+    finally:
+        stopped = ddpctl("stop", "seen")
+    assert stopped.returncode == 0, stopped.stderr
+    look_back(tmp_path, wording)
+
+
+def look_at_it(compare: Wording) -> None:
+    done = ddpctl("top", "seen", "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    view = json.loads(done.stdout)
+    assert (view["run"], view["state"], view["ranks_alive"], view["world_size"]) == ("seen", "training", 2, 2)
+    assert view["step"] >= 45
+    assert view["loss"] > 0
+    assert 0 < view["goodput"] < 1
+    assert [(row["rank"], row["node"]) for row in view["ranks"]] == [(0, 0), (1, 1)]
+    for row in view["ranks"]:
+        assert row["step_s"] >= row["own_s"] > 0
+        assert list(row["phases"]) == list(STEP_PHASES)
+        assert 0.99 < sum(row["phases"].values()) < 1.01
+    title, steps, *_ = ddpctl("top", "seen", "--once").stdout.splitlines()
+    assert steps.startswith("step ")
+    compare(title)
+
+
+def look_back(tmp_path: Path, compare: Wording) -> None:
+    ended = ddpctl("top", "seen")
+    assert (ended.returncode, ended.stdout[:14]) == (0, "seen  stopped:"), ended.stdout
+    document = json.loads(ddpctl("timeline", "seen", "--json").stdout)
+    assert (document["run"], document["state"]) == ("seen", "stopped")
+    spans = document["spans"]
+    assert [before["end"] for before in spans[:-1]] == [after["begin"] for after in spans[1:]]
+    assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training", "end"}
+    assert "lost" not in document["seconds"], "a stop that was asked for loses nothing"
+    drawn = ddpctl("timeline", "seen").stdout.splitlines()
+    compare(re.sub(r"143: \d.* since", "143: {time} since", drawn[0]))
+    path = tmp_path / "sub" / "seen.html"
+    refused = ddpctl("report", "seen", "--output", str(path))
+    assert (refused.returncode, refused.stdout) == (73, "")
+    compare(refused.stderr)
+    path.parent.mkdir()
+    written = ddpctl("report", "seen", "--output", str(path))
+    assert (written.returncode, written.stdout) == (0, f"{path}\n"), written.stderr
+    compare("\n".join(re.findall("<h2>(.*?)</h2>", path.read_text())))
+
+
+def test_the_report_of_a_failure_has_the_last_words_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setenv("HF_SESSION", "very-secret-value")
+    (tmp_path / "fails.py").write_text(
+        "import os\nprint('with', os.environ['HF_SESSION'], 'and token=abc')\nraise SystemExit(3)\n"
+    )
+    (tmp_path / "ddpctl.yaml").write_text("job:\n  secrets: [HF_SESSION]\n  env: {MY_PASSWORD: hunter22}\n")
+    done = ddpctl("launch", "--device", "cpu", "--name", "fails", "--", "fails.py", "--api-key", "k-1", cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    assert (written.stdout, written.stderr) == (f"{tmp_path}/fails.html\n", "")
+    page = (tmp_path / "fails.html").read_text()
+    (heading,) = re.findall(r"<h2>([^<]*)</h2>\n<pre>with \[REDACTED\] and token=\[REDACTED\]</pre>", page)
+    wording(heading)
+    assert "fails.py --api-key &#x27;[REDACTED]&#x27;" in page
+    assert [word for word in ("very-secret-value", "hunter22", "k-1", "token=abc") if word in page] == []
+    monkeypatch.delenv("HF_SESSION")
+    written = ddpctl("report", "fails", cwd=tmp_path)
+    wording(written.stderr)
+    (section,) = re.findall(r"<h2>[^<]*</h2>\n<p>HF_SESSION: [^<]*", (tmp_path / "fails.html").read_text())
+    wording(section)
+
+
+def test_top_and_timeline_of_a_script_that_reports_nothing(wording: Wording) -> None:
+    assert ddpctl("launch", "--name", "mute", "--", str(SCRIPTS / "ends.py")).returncode == 0
+    wording(ddpctl("top", "mute").stdout)
+    found = json.loads(ddpctl("timeline", "mute", "--json").stdout)
+    assert list(found["seconds"])[:3] == ["start", "preflight", "rendezvous"]
+    assert list(found["seconds"])[3:] == ["import", "running"]

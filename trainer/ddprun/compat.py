@@ -1,0 +1,79 @@
+"""Every private interface of CPython and prometheus_client that ddprun uses, each with a check and a plain fallback.
+
+No library is imported before it is used: a process that is forked imports as little as it can.
+"""
+
+import atexit
+import contextlib
+import inspect
+import io
+import runpy
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+FORK_NAMES = ((runpy, "_run_module_as_main"), (threading, "_shutdown"), (atexit, "_run_exitfuncs"))
+
+WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_value
+
+
+def missing_for_fork() -> str:
+    """Return what this Python lacks for a forked rank to behave as an executed one; empty: nothing.
+
+    The fallback is to execute ranks.
+    """
+    return ", ".join(f"{module.__name__}.{name}" for module, name in FORK_NAMES if not hasattr(module, name))
+
+
+def run_module_as_main(name: str, *, alter_argv: bool = True) -> None:
+    """Run a module, a folder or a zip file as ``__main__``, as CPython's pymain_run_module does."""
+    runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
+
+
+def finalizers() -> Sequence[Callable[[], object]]:
+    """Return what Py_FinalizeEx calls first: join the threads, then call the exit functions."""
+    return threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
+
+
+def import_dynamo() -> None:
+    """Import torch._dynamo, which takes a rank a second when it needs it. The fallback: each rank imports it."""
+    with contextlib.suppress(Exception):  # a rank that needs it reports the error
+        import torch._dynamo  # noqa: F401
+
+
+def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
+    """Return the metrics in prometheus_client's files of one process each, added up. Raises its errors if torn."""
+    from prometheus_client.multiprocess import MultiProcessCollector
+
+    return list(MultiProcessCollector.merge(files, accumulate=accumulate))  # type: ignore[no-untyped-call]
+
+
+def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
+    """Write metrics into a file in prometheus_client's format, which exists with enough zero bytes.
+
+    Return False where this version's format is not known. The fallback is to leave the files unmerged: they are read
+    one by one at each scrape.
+    """
+    from prometheus_client import mmap_dict
+
+    mmap_key: Any = getattr(mmap_dict, "mmap_key", None)
+    write = getattr(mmap_dict.MmapedDict, "write_value", None)
+    if mmap_key is None or write is None or [*inspect.signature(write).parameters] != WRITE_PARAMETERS:
+        return False
+    kept: Any = mmap_dict.MmapedDict(str(path))  # type: ignore[no-untyped-call]
+    for metric in metrics:
+        for sample in metric.samples:
+            labels = sample.labels
+            key = mmap_key(metric.name, sample.name, list(labels), list(labels.values()), metric.documentation)
+            kept.write_value(key, sample.value, 0.0)
+    kept.close()
+    return True
+
+
+def file_base() -> type:
+    """Return the base class of all files. ``io.IOBase`` would ask each object for its class, which may run its code."""
+    return getattr(getattr(io, "_io", None), "_IOBase", io.IOBase)

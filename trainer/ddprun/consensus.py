@@ -1,0 +1,354 @@
+"""How the nodes agree on the end of an attempt: each posts what happens to its ranks, node 0 decides, all follow.
+
+It works over the control store, with threads and connections of its own, and waits for keys, so that a decision reaches
+all nodes within milliseconds. ``restart_policy`` says which failure counts and whether there is another attempt; the
+agent acts on the decision.
+
+Keys of attempt N: ``N/news`` counts the posts and so orders them, ``N/news/I`` is one post: a failure, or a node whose
+ranks all ended with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it. ``beat/NODE``
+is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its ranks.
+"""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
+    DistNetworkError,
+    DistStoreError,
+    Store,
+)
+
+from ddprun import stores
+from ddprun.errors import store_lost_error
+from ddprun.heartbeat_monitor import RankStatus, describe_hang, find_hung_rank
+from ddprun.requeue import Requeues
+from ddprun.restart_policy import (
+    NODE_LOST_AFTER_FAILURE_S,
+    NODE_LOST_S,
+    SETTLE_S,
+    Decision,
+    FailedAttempt,
+    Failure,
+    decide,
+    find_root_failure,
+    outcome_of,
+)
+from ddpwire.run_files import Outcome, read_outcome
+
+HEARTBEAT_INTERVAL_S = 0.25
+POLL_S = 0.05
+
+
+@dataclass(kw_only=True)
+class NodeLiveness:
+    """The last heartbeat of a node, and for how long it has not changed."""
+
+    value: bytes = b""
+    silent_s: float = 0.0
+    num_changes: int = 0
+    changes_at_failure: int = 0
+    is_lost: bool = False
+
+
+def _read_heartbeat(value: Any) -> tuple[int, tuple[RankStatus, ...]]:
+    return int(value["attempt"]), tuple(RankStatus(**status) for status in value["signs"])
+
+
+def _read_decision(value: Any) -> Decision:
+    return Decision(outcome=read_outcome(json.dumps(value["outcome"])), restart=bool(value["restart"]))
+
+
+def _read_post(value: Any) -> Failure | int:
+    """Return a failure, or the node whose ranks are done."""
+    return int(value["done"]) if "done" in value else Failure(**value["failure"])
+
+
+class LivenessTracker:
+    """Node 0's view of the nodes: which of them are alive, and the status of their ranks.
+
+    A node whose heartbeat does not change for long is lost: its claim is removed, so that a ddprun started in its place
+    can join. Silence is measured by node 0's own updates: if node 0 itself could not run, no node was silent.
+    """
+
+    def __init__(self, store: Store, max_nodes: int) -> None:
+        self._store = store
+        self._nodes = {node: NodeLiveness() for node in range(max_nodes)}
+        self._attempt = 0
+        self._members: tuple[int, ...] = ()
+        self._updated_at = 0.0
+        self.statuses: tuple[RankStatus, ...] = ()  # of all ranks of the attempt
+        self.step: int | None = None  # the highest in the attempt
+
+    def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
+        """Start an attempt. All its members have just been heard."""
+        self._attempt, self._members = attempt, members
+        self.statuses, self.step = (), None
+        for node in members:
+            self._nodes[node].silent_s = 0.0
+
+    def mark_failure(self) -> None:
+        """Record a failure: a node whose heartbeat changes from now on was alive after it."""
+        for liveness in self._nodes.values():
+            liveness.changes_at_failure = liveness.num_changes
+
+    def all_alive_since_failure(self) -> bool:
+        """Whether each other member was heard twice since: the first heartbeat may have been sent before."""
+        others = (self._nodes[node] for node in self._members if node)
+        return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
+
+    @property
+    def silent_s(self) -> dict[int, float]:
+        """For how long each other member has been silent."""
+        return {node: self._nodes[node].silent_s for node in self._members if node}
+
+    def update(self, now_s: float) -> None:
+        """Read the heartbeats of all nodes. Called every HEARTBEAT_INTERVAL_S."""
+        passed_s = min(now_s - self._updated_at, 2 * HEARTBEAT_INTERVAL_S)
+        self._updated_at = now_s
+        statuses: list[RankStatus] = []
+        for node, liveness in self._nodes.items():
+            value = self._store.get(f"beat/{node}") if self._store.check([f"beat/{node}"]) else b""
+            if value != liveness.value:
+                liveness.value, liveness.silent_s, liveness.is_lost = value, 0.0, False
+                liveness.num_changes += 1
+            elif node and value:
+                liveness.silent_s += passed_s
+            if liveness.silent_s > NODE_LOST_S and not liveness.is_lost:
+                liveness.is_lost = True
+                self._store.delete_key(f"claim/{node}")
+            if value and not liveness.is_lost:
+                attempt, signs = stores.decode(f"beat/{node}", value, _read_heartbeat)
+                statuses += signs if attempt == self._attempt else ()
+        self.statuses = tuple(statuses)
+        steps = [status.step for status in statuses if status.step is not None]
+        self.step = max((*steps, *(() if self.step is None else (self.step,))), default=None)
+
+
+class Consensus:
+    """One node's part in the agreement: it posts, waits for the decision, and on node 0 makes it."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        node: int,
+        max_nodes: int,
+        max_restarts: int,
+        restarts_errors: bool,
+        hang_timeout_s: float,
+        read_statuses: Callable[[], Sequence[RankStatus]],
+        requeues: Requeues | None = None,
+    ) -> None:
+        """``read_statuses`` returns the status of this node's ranks. Raises NodeError."""
+        try:
+            self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
+        except RuntimeError:
+            raise store_lost_error() from None
+        self._node = node
+        self._is_leader = node == 0
+        self._max_restarts = max_restarts
+        self._restarts_errors = restarts_errors
+        self._hang_timeout_s = hang_timeout_s
+        self._read_statuses = read_statuses
+        self._requeues = requeues
+        self._liveness = LivenessTracker(self._store, max_nodes) if self._is_leader else None
+        self._posting = threading.Lock()
+        self._wake = threading.Event()  # a new attempt has begun
+        self._decided = threading.Event()
+        self._num_loops = 0
+        self._heartbeat_due = 0.0
+        self._node_0_lost = False  # and the store with it
+        self._history: list[FailedAttempt] = []  # all attempts that failed; on node 0 only
+        self._attempt = 0
+        self._members: tuple[int, ...] = ()
+        self._decision: Decision | None = None
+        self._failures: list[Failure] = []
+        self._done: set[int] = set()
+        self._num_posts = 0
+        self._began_at = self._failed_at = 0.0
+        self._try_store(self._send_heartbeat)
+
+    def start(self) -> None:
+        """Send heartbeats from now on, until the process ends."""
+        threading.Thread(target=self._run, name="consensus", daemon=True).start()
+        if not self._is_leader:
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
+        """Start an attempt and forget the one before."""
+        with self._posting:
+            self._attempt, self._members, self._decision = attempt, members, None
+            self._failures, self._done, self._num_posts = [], set(), 0
+            self._began_at = time.monotonic()
+            self._decided.clear()
+            if self._liveness:
+                self._liveness.begin_attempt(attempt, members)
+        if self._node_0_lost:
+            self._mark_node_0_lost()
+        self._wake.set()
+
+    @property
+    def decision(self) -> Decision | None:
+        """What all nodes agreed on; None: the attempt is still running."""
+        return self._decision
+
+    def wait(self, timeout_s: float) -> Decision | None:
+        """Return the decision as soon as there is one; None after ``timeout_s``."""
+        self._decided.wait(timeout_s)
+        return self._decision
+
+    def post_failure(self, failure: Failure) -> None:
+        """Post a failure of this node, at once: the order of the failures matters."""
+        self._try_store(lambda: self._post({"failure": asdict(failure)}))
+
+    def post_done(self) -> None:
+        """Post that all ranks of this node ended with 0."""
+        self._try_store(lambda: self._post({"done": self._node}))
+
+    def post_gone(self) -> None:
+        """Post that this node's ranks have ended after the decision."""
+        self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
+
+    def wait_until_all_gone(self, timeout_s: float) -> None:
+        """On node 0: wait until no other living node needs the stores any more."""
+        deadline = time.monotonic() + timeout_s
+        while self._liveness and time.monotonic() < deadline:
+            with self._posting:
+                num_gone = self._store.add(f"{self._attempt}/gone", 0)
+            silent = sum(seconds > NODE_LOST_AFTER_FAILURE_S for seconds in self._liveness.silent_s.values())
+            if num_gone + silent >= len(self._members):
+                return
+            time.sleep(POLL_S)
+
+    def _post(self, post: dict[str, object]) -> None:
+        number = self._store.add(f"{self._attempt}/news", 1)
+        self._store.set(f"{self._attempt}/news/{number}", json.dumps(post))
+
+    def _try_store(self, act: Callable[[], object]) -> None:
+        """Call ``act``, which uses the store; do nothing once node 0, which serves it, is lost."""
+        if self._node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
+            return
+        try:
+            act()
+        except RuntimeError:  # torch's DistNetworkError
+            self._mark_node_0_lost()
+        finally:
+            self._posting.release()
+
+    def _mark_node_0_lost(self) -> None:
+        self._node_0_lost = True
+        lost = Failure(node=0, rank=None, status=-signal.SIGKILL)
+        self._set_decision(self._decision or Decision(outcome=outcome_of(lost, attempt=max(1, self._attempt))))
+
+    def _watch(self) -> None:
+        """Detect a node 0 that vanished without closing its connections (power, cable): then every call blocks.
+
+        It counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
+        """
+        last, num_stalled = -1, 0
+        while not self._node_0_lost:
+            num_stalled = num_stalled + 1 if last == self._num_loops else 0
+            last = self._num_loops
+            if num_stalled * HEARTBEAT_INTERVAL_S > NODE_LOST_S:
+                self._mark_node_0_lost()
+            time.sleep(HEARTBEAT_INTERVAL_S)
+
+    def _run(self) -> None:
+        while not self._node_0_lost:
+            self._num_loops += 1
+            if time.monotonic() >= self._heartbeat_due:
+                self._heartbeat_due = time.monotonic() + HEARTBEAT_INTERVAL_S
+                self._try_store(self._send_heartbeat)
+            rest_s = max(0.001, self._heartbeat_due - time.monotonic())
+            attempt = self._attempt
+            if not attempt or self._decision:
+                self._wake.wait(rest_s)
+                self._wake.clear()
+                continue
+            try:
+                key = f"{attempt}/news/{self._num_posts + 1}" if self._is_leader else f"{attempt}/verdict"
+                self._wait_store.wait([key], timedelta(seconds=rest_s))
+            except DistNetworkError:
+                self._mark_node_0_lost()
+                return
+            except DistStoreError:
+                pass  # no new post; time may still decide
+            if attempt == self._attempt:
+                self._try_store(self._decide if self._is_leader else self._receive_decision)
+
+    def _send_heartbeat(self) -> None:
+        statuses = [asdict(status) for status in self._read_statuses()]
+        self._store.set(
+            f"beat/{self._node}", json.dumps({"at": time.monotonic(), "attempt": self._attempt, "signs": statuses})
+        )
+        if self._liveness:
+            self._liveness.update(time.monotonic())
+
+    def _receive_decision(self) -> None:
+        if self._store.check([key := f"{self._attempt}/verdict"]):
+            self._set_decision(stores.decode(key, self._store.get(key), _read_decision))
+
+    def _decide(self) -> None:
+        assert self._liveness is not None, "only node 0 decides"  # noqa: S101
+        self._read_posts()
+        if len(self._done) == len(self._members) and not self._failures:
+            self._publish(
+                Decision(outcome=Outcome(code=0, cause="ok", message="every rank exited with 0", attempt=self._attempt))
+            )
+            return
+        settled = self._liveness.all_alive_since_failure() and all(
+            time.monotonic() - self._failed_at >= SETTLE_S.get(failure.code, 0.0) for failure in self._failures[:1]
+        )
+        failure = (
+            find_root_failure(tuple(self._failures), silent_s=self._liveness.silent_s, settled=settled)
+            or self._find_hang()
+        )
+        if failure:
+            now = time.monotonic()
+            steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
+            ended = FailedAttempt(
+                outcome=outcome_of(failure, attempt=self._attempt),
+                step=max(steps, default=None),
+                lived_s=now - self._began_at,
+            )
+            self._history.append(ended)
+            decision = decide(self._history, max_restarts=self._max_restarts, restarts_errors=self._restarts_errors)
+            if self._requeues and not decision.restart:
+                decision = Decision(outcome=self._requeues.limit(decision.outcome))
+            self._publish(decision)
+
+    def _read_posts(self) -> None:
+        assert self._liveness is not None, "only node 0 reads"  # noqa: S101
+        while self._store.check([key := f"{self._attempt}/news/{self._num_posts + 1}"]):
+            self._num_posts += 1
+            post = stores.decode(key, self._store.get(key), _read_post)
+            if isinstance(post, int):
+                self._done.add(post)
+                continue
+            if not self._failures:
+                self._failed_at = time.monotonic()
+                self._liveness.mark_failure()
+            self._failures.append(post)
+
+    def _find_hang(self) -> Failure | None:
+        if self._failures or self._liveness is None:
+            return None
+        status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
+        if status is None:
+            return None
+        why = describe_hang(status, self._hang_timeout_s)
+        return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
+
+    def _publish(self, decision: Decision) -> None:
+        self._store.set(f"{self._attempt}/verdict", json.dumps(decision.as_dict()))
+        self._set_decision(decision)
+
+    def _set_decision(self, decision: Decision) -> None:
+        self._decision = decision
+        self._decided.set()

@@ -1,0 +1,336 @@
+"""The fork server: the supervisor as a fork of ddprun that has imported torch, so that ranks start by a fork alone.
+
+ddprun imports torch before it starts a thread, and forks; the fork imports the rest while ddprun meets the other nodes.
+The imports happen in ddprun's environment, from which the ranks' environment is made: what Python and torch read at
+their start is the same. So rank_environment.py may set for a single rank only what is read later. CUDA must not be
+initialised before.
+
+Importing torch starts no threads (2.15, tried) except those of numpy's OpenBLAS, which ends them itself before a fork.
+"""
+
+import builtins
+import contextlib
+import faulthandler
+import gc
+import importlib
+import io
+import itertools
+import os
+import pkgutil
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import BuiltinImporter, SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import NoReturn
+
+from ddprun import compat, processes, supervisor
+from ddpwire.exits import Exit
+from ddpwire.run_files import write_error
+
+HARMLESS_OPTIONS = ("-P", "-u")  # of the interpreter: their effect is set up again for each rank
+
+
+class CannotForkError(Exception):
+    """ddprun cannot be forked; the message says why."""
+
+
+def preload_torch(num_threads: int) -> None:
+    """Import torch as a rank would, with thread pools of ``num_threads`` unless the environment sets another size."""
+    unset = "OMP_NUM_THREADS" not in os.environ
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))
+    import torch.distributed  # noqa: F401
+
+    if unset:
+        del os.environ["OMP_NUM_THREADS"]
+
+
+def fork_supervisor(lock_fd: int, control: socket.socket) -> int:
+    """Fork the supervisor, which holds the node's lock and serves ``control``; return its pid.
+
+    Raises CannotForkError.
+    """
+    if threads := threading.enumerate()[1:]:
+        raise CannotForkError(f"ddprun has threads ({', '.join(thread.name for thread in threads)})")
+    parent = os.getpid()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        raise CannotForkError(f"ddprun cannot be forked: {error.strerror}") from None
+    if pid == 0:
+        try:
+            _run_supervisor(parent, lock_fd, control)
+        finally:
+            os._exit(1)  # never return into ddprun's own frames
+    return pid
+
+
+def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    for number in supervisor.BLOCKED_SIGNALS:  # blocked here; in the ranks as Python sets them
+        if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    first, second = sorted((lock_fd, control.fileno()))
+    os.closerange(3, first)
+    os.closerange(first + 1, second)
+    os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    processes.die_with_parent(parent)  # the control socket is not read during the imports
+    compat.import_dynamo()
+    with contextlib.suppress(Exception):  # a rank that needs it reports the error
+        import torch.nn.parallel  # noqa: F401
+    processes.die_with_parent(None)
+    gc.freeze()  # otherwise a collection in a rank copies every page
+    supervisor.serve(control, fork_rank)
+
+
+def fork_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int
+) -> tuple[int, str]:
+    """Fork a rank that runs ``argv``, or execute it if a fork would behave differently; return its pid and why."""
+    reason = fork_obstacle(argv, cwd)
+    if reason:
+        return supervisor.exec_rank(argv, env, cwd, cores, output)[0], reason
+    supervisor_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run_rank(argv, env, cwd, cores, output, supervisor_pid)
+    return pid, ""
+
+
+def _run_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int, supervisor_pid: int
+) -> NoReturn:
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        threading.excepthook = threading.__excepthook__  # ddprun's own ends the node
+        supervisor.set_up_rank(cwd, cores, output, supervisor_pid)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        run_python(argv, env)
+    except OSError as error:
+        supervisor.exit_not_started(argv, error)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(Exit.SOFTWARE)  # never return into the supervisor's own frames
+
+
+def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
+    """Return why a fork would behave differently from an execution; empty: it would not."""
+    if missing := compat.missing_for_fork():
+        return f"this Python has no {missing}"
+    options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
+    if {*options} - {*HARMLESS_OPTIONS}:
+        return f"ddprun's Python was started with options of its own ({' '.join(options)})"
+    if threading.active_count() > 1:
+        return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
+    if any(path.startswith("/dev/nvidia") for path in _open_files()):
+        return "an import has opened the GPU"
+    script = Path(cwd, argv[1])
+    folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
+    with contextlib.suppress(OSError):  # there is no such script: the rank reports it
+        for path in sorted(folder.iterdir()):
+            module = sys.modules.get(path.name.partition(".")[0])
+            if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
+                return f"{path} would hide a module that is already imported"
+    return ""
+
+
+def _open_files() -> list[str]:
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))  # noqa: PTH208
+    return [str(link.readlink()) for link in links if link.is_symlink()]
+
+
+def _is_module(path: Path) -> bool:
+    return path.suffix in (".py", ".so") or (path / "__init__.py").is_file()
+
+
+def _is_from(folder: Path, module: object) -> bool:
+    file = getattr(module, "__file__", None)
+    return file is not None and folder in Path(file).resolve().parents
+
+
+# ---- A forked rank as ``python script.py``: what an interpreter does between its start and its end.
+#
+# It follows CPython's pymain_run_python and Py_FinalizeEx; tests/ddprun/test_fork_server.py compares it with what
+# ``python`` prints and exits with. One intended difference: the process ends with os._exit, so that no C++ destructor
+# runs (7 of 32 gloo processes that ran them aborted). Nor is ``__del__`` called on objects that are still alive, which
+# Python does not promise either.
+
+
+def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Behave as the interpreter that ``argv`` would have started, until its end."""
+    os.environ.clear()
+    os.environ.update(env)
+    _, *words = argv
+    if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
+        os.execve(argv[0], list(argv), env)  # noqa: S606 (the interpreter reports the error itself)
+    sys.orig_argv = list(argv)
+    if not sys.flags.safe_path:
+        del sys.path[0]  # ddprun's own
+    _reopen_streams()
+    _reset_state(env)
+    if env.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # a handler would run instead
+    if uncaught:
+        write_error(describe_uncaught(uncaught), env)
+    _exit(code)
+
+
+def _run_module(words: Sequence[str], safe: bool) -> None:
+    sys.argv = ["-m", *words[1:]]
+    if not safe:
+        sys.path.insert(0, str(Path.cwd()))
+    _new_main()
+    compat.run_module_as_main(words[0])
+
+
+def _run_script(words: Sequence[str], safe: bool) -> None:
+    sys.argv = list(words)
+    script = os.path.join(Path.cwd(), words[0])  # noqa: PTH118 (as it is in tracebacks: not normalised)
+    if pkgutil.get_importer(script) is not None:  # a folder or a zip file
+        sys.path.insert(0, script)
+        _new_main()
+        compat.run_module_as_main("__main__", alter_argv=False)
+        return
+    if not safe:
+        sys.path.insert(0, str(Path(script).resolve().parent))
+    main = _new_main()
+    main.__dict__.update(__file__=script, __cached__=None, __loader__=SourceFileLoader("__main__", script))
+    exec(compile(Path(script).read_bytes(), script, "exec", dont_inherit=True), main.__dict__)  # noqa: S102
+
+
+def _new_main() -> ModuleType:
+    """Install an empty ``__main__``, where pickle and multiprocessing look for it."""
+    main = ModuleType("__main__")
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=BuiltinImporter)
+    sys.modules["__main__"] = main
+    importlib.invalidate_caches()
+    return main
+
+
+def _reopen_streams() -> None:
+    """Make the streams that Python makes for a pipe under PYTHONUNBUFFERED, which ddprun sets."""
+    for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        old = getattr(sys, f"__{name}__")
+        raw = io.FileIO(descriptor, mode, closefd=False)
+        raw.name = f"<{name}>"
+        text = io.TextIOWrapper(
+            io.BufferedReader(raw) if mode == "r" else raw,
+            encoding=getattr(old, "encoding", "utf-8"),
+            errors=getattr(old, "errors", "strict"),
+            newline="\n",
+            write_through=True,
+        )
+        text.mode = mode  # type: ignore[misc]
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+
+
+def _reset_state(env: Mapping[str, str]) -> None:
+    """Reset what a new process would have seeded or read itself. Python's own ``random`` does this by itself."""
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    if multiprocessing := sys.modules.get("multiprocessing"):
+        multiprocessing.current_process().authkey = os.urandom(32)
+    if tempfile := sys.modules.get("tempfile"):
+        tempfile.tempdir = None  # type: ignore[attr-defined]  # the script may set TMPDIR
+    if torch := sys.modules.get("torch"):
+        torch.default_generator.seed()  # random in each process; the GPUs' generators start with a fixed seed
+        threads = env.get("OMP_NUM_THREADS", "")
+        if threads.isdecimal() and int(threads) not in (0, torch.get_num_threads()):
+            torch.set_num_threads(int(threads))
+
+
+def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
+    """Run ``main``; return its exit code, or minus the signal to die of, and what has ended it."""
+    uncaught = None
+    try:
+        main()
+    except BaseException as error:
+        uncaught = error
+    try:
+        code = _report_uncaught(uncaught) if uncaught else 0
+    except SystemExit as second:  # of a signal's handler: Slurm signals each process, and so does ddprun
+        code = _exit_code(second.code)
+    for last in compat.finalizers():
+        try:
+            last()
+        except BaseException as error:  # Ctrl-C while threads are joined
+            where = f"Exception ignored in: {sys.modules[last.__module__]!r}\nTraceback (most recent call last):\n"
+            frames = "".join(traceback.format_tb(_script_traceback(error)))
+            print(f"{where}{frames}{type(error).__name__}: {error}", file=sys.stderr)
+    return code, uncaught
+
+
+def _report_uncaught(error: BaseException) -> int:
+    """Print an uncaught exception as Python does; return the exit code."""
+    if isinstance(error, SystemExit):
+        return _exit_code(error.code)
+    frames = _script_traceback(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    try:
+        sys.excepthook(type(error), error, frames)
+    except SystemExit as leaving:
+        return _exit_code(leaving.code)
+    except BaseException as nested:
+        print("Error in sys.excepthook:", file=sys.stderr)
+        sys.__excepthook__(type(nested), nested, _script_traceback(nested))
+        print("\nOriginal exception was:", file=sys.stderr)
+        sys.__excepthook__(type(error), error, frames)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def describe_uncaught(error: BaseException) -> str:
+    """Return an uncaught exception in one line: ``ValueError: bad label 17``; empty for an exit with a number."""
+    if isinstance(error, SystemExit):
+        return error.code.strip().partition("\n")[0] if isinstance(error.code, str) else ""
+    kind = type(error)
+    name = (
+        kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+    )
+    try:
+        words = str(error).strip().partition("\n")[0]
+    except Exception:  # its __str__ is the script's own
+        words = ""
+    return f"{name}: {words}" if words else name
+
+
+def _script_traceback(error: BaseException) -> TracebackType | None:
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename in (__file__, compat.__file__):
+        frames = frames.tb_next
+    error.__traceback__ = frames
+    return frames
+
+
+def _exit_code(value: object) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    print(value, file=sys.stderr)
+    return 1
+
+
+def _exit(code: int) -> NoReturn:
+    for thing in gc.get_objects():
+        if issubclass(type(thing), compat.file_base()):
+            with contextlib.suppress(Exception):  # it is closed
+                thing.flush()  # a file that the script left open
+    if processes.LIBC:
+        processes.LIBC.fflush(None)  # what C has printed
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)

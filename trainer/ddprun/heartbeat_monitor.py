@@ -1,0 +1,185 @@
+"""Heartbeats and process states of this node's ranks, which rank of all hangs, and a dump of the ranks' stacks.
+
+Reading the status has effects, finding the hung rank is pure. A rank's silence begins with its last heartbeat; that of
+a stopped rank (SIGSTOP) when it was seen stopped, also if it never sent a heartbeat. Before its first heartbeat a
+running rank has all the time it needs: to import, to compile, to load.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddprun.workers import Workers
+from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
+from ddpwire.run_files import RankProcess, rank_heartbeat
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, takes a whole one
+DUMP_TIMEOUT_S = 1.0
+PROC_FILES = ("status", "wchan", "stack")
+STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStatus:
+    """The present state of a rank, as its node sees it. Its fields are posted in the node's heartbeat."""
+
+    rank: int
+    node: int
+    step: int | None  # None: no heartbeat yet
+    silent_s: float
+    stopped: bool  # frozen by SIGSTOP
+    busy: bool  # took CPU time since its last heartbeat
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastChange:
+    """When the step of a rank, or whether it is stopped, last changed."""
+
+    key: tuple[int | None, bool]  # step, stopped
+    at_s: float
+    cpu_s: float
+
+
+class HeartbeatMonitor:
+    """Reads the heartbeats and process states of the ranks of the present attempt."""
+
+    def __init__(self, node_dir: Path, node: int) -> None:
+        self._node_dir = node_dir
+        self._node = node
+        self._changes: dict[int, LastChange] = {}
+        self._ranks: tuple[RankProcess, ...] = ()
+
+    def track(self, ranks: tuple[RankProcess, ...]) -> None:
+        """Watch the ranks of a new attempt."""
+        self._changes = {}
+        self._ranks = ranks
+
+    def step(self, rank: int) -> int | None:
+        """Return the last step of a rank, also after its end."""
+        beat = self.beat(rank)
+        return beat.step if beat else None
+
+    def stopped_for(self, rank: int) -> int | None:
+        """Return the rank that received the stop signal, as the rank ``rank`` has recorded it; None: it has not."""
+        return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+
+    def beat(self, rank: int) -> Beat | None:
+        """Return the last heartbeat of a rank, also after its end."""
+        return read_beat(self._node_dir / rank_heartbeat(rank))
+
+    def beats(self) -> dict[int, Beat]:
+        """Return the last heartbeats of the ranks of the present attempt that have sent any."""
+        return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """Return the status of each rank that is alive."""
+        return tuple(status for rank in self._ranks if (status := self._status(rank, time.monotonic())))
+
+    def _status(self, process: RankProcess, now_s: float) -> RankStatus | None:
+        seen = _stat(process.pid)
+        if seen is None:
+            return None
+        stopped, cpu_s = seen
+        beat = self.beat(process.rank)
+        key = (beat.step if beat else None, stopped)
+        change = self._changes.get(process.rank)
+        if change is None or change.key != key:
+            change = self._changes[process.rank] = LastChange(key=key, at_s=now_s, cpu_s=cpu_s)
+        since_s = now_s - change.at_s
+        silent_s = now_s - beat.at_s if beat else since_s if stopped else 0.0
+        busy = cpu_s - change.cpu_s > BUSY_CORES * since_s
+        return RankStatus(
+            rank=process.rank, node=self._node, step=key[0], silent_s=silent_s, stopped=stopped, busy=busy
+        )
+
+
+def _stat(pid: int) -> tuple[bool, float] | None:
+    """Whether a process is stopped, and its CPU seconds (proc(5)); None: it has ended, or there is no /proc."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
+    """Return the rank that hangs and blocks the others; None: none hangs, or it cannot be determined.
+
+    Ranks wait for each other, so when one hangs all fall silent: as long as one of them sends heartbeats, none hangs. A
+    stopped rank counts as hung even if the others are not silent.
+    """
+    if not timeout_s:
+        return None
+    stopped = [status for status in statuses if status.stopped and status.silent_s > timeout_s]
+    beating = [status for status in statuses if status.step is not None]
+    if not stopped and not (beating and all(status.silent_s > timeout_s for status in beating)):
+        return None
+    last = min((status.step for status in stopped or beating if status.step is not None), default=None)
+    behind = [status for status in stopped or beating if status.step == last]
+    num_busy = sum(status.busy for status in behind)
+    odd = 2 * num_busy < len(behind) and num_busy > 0  # one computes while the others wait, or vice versa
+    return min(behind, key=lambda status: (not status.stopped, status.busy != odd, status.rank))
+
+
+def describe_hang(status: RankStatus, timeout_s: float) -> str:
+    """Describe how the hang shows."""
+    where = "before its first step" if status.step is None else f"after step {status.step}"
+    what = "is stopped (SIGSTOP)" if status.stopped else "takes CPU time" if status.busy else "takes no CPU time"
+    return f"no sign of life for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+
+
+def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers) -> None:
+    """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
+
+    The ranks print the stacks themselves: with PYTHONFAULTHANDLER, which ddprun sets, a Python that receives SIGABRT
+    writes the stacks of its threads to stderr and ends, also if its main thread is in C++. A stopped rank does so when
+    it is continued. If the disk is full, only this file is lost.
+    """
+    notes = [_proc_state(rank) for rank in processes]
+    logs = [Path(rank.log) for rank in processes]
+    sizes = [log.stat().st_size if log.exists() else 0 for log in logs]
+    for rank in processes:
+        _disable_core_dump(rank.pid)
+    workers.signal(signal.SIGABRT)
+    workers.signal(signal.SIGCONT)
+    deadline = time.monotonic() + DUMP_TIMEOUT_S
+    while workers.alive and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)  # their output is still in the pipe
+    try:
+        with path.open("wb") as file:
+            for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
+                file.write(f"==== rank {rank.rank} (pid {rank.pid})\n{note}".encode())
+                with log.open("rb") as stream:
+                    stream.seek(size)
+                    file.write(stream.read() + b"\n")
+    except OSError:
+        path.unlink(missing_ok=True)
+
+
+def _disable_core_dump(pid: int) -> None:
+    """Let the process dump no core: it is large and adds nothing to the stacks."""
+    with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is not Linux
+        resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
+
+
+def _proc_state(rank: RankProcess) -> str:
+    """Return what /proc says of a rank; only root can read the kernel's stack."""
+    lines = []
+    for name in PROC_FILES:
+        try:
+            text = Path(f"/proc/{rank.pid}/{name}").read_text().strip()
+        except OSError:
+            continue
+        for line in text.splitlines():
+            if name != "status":
+                lines.append(f"{name}: {line}")
+            elif line.partition(":")[0] in STATUS_FIELDS:
+                lines.append(line)
+    return "".join(f"{line}\n" for line in lines)

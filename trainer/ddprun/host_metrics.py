@@ -1,0 +1,111 @@
+"""The metrics of the machine under a node: cores, memory, network, and GPUs if NVML finds any, read on each scrape.
+
+Nodes on the same machine report the same values. It knows nothing of ranks.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric as Family
+from prometheus_client.registry import Collector
+
+from ddprun.network import interface_of
+from ddpwire import metrics
+
+HOST = (metrics.HOST_CPU, metrics.HOST_MEMORY, metrics.HOST_NETWORK)
+DEVICES = (
+    metrics.DEVICE_UTILIZATION,
+    metrics.DEVICE_MEMORY_USED,
+    metrics.DEVICE_POWER,
+    metrics.DEVICE_TEMPERATURE,
+)
+SERIES = (*HOST, *DEVICES)
+MAX_DEVICES = 16  # four series each
+
+
+class HostSeries(Collector):
+    """The machine's series, without GPUs."""
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each family with its present values."""
+        yield family(metrics.HOST_CPU, cpu_seconds())
+        yield family(metrics.HOST_MEMORY, memory_bytes())
+        yield family(metrics.HOST_NETWORK, network_bytes())
+
+
+def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
+    """Return the family of a metric with one label; ``values`` are pairs of its label's value and the number."""
+    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = kind(metric.name, metric.help, labels=tuple(metric.labels))
+    for label, value in values:
+        made.add_metric([label], value)
+    return made
+
+
+def cpu_seconds() -> list[tuple[str, float]]:
+    """Return CPU seconds by mode; 0 for modes that the system does not count."""
+    times = psutil.cpu_times()
+    return [(mode, getattr(times, mode, 0.0)) for mode in metrics.HOST_CPU.labels["mode"]]
+
+
+def memory_bytes() -> list[tuple[str, float]]:
+    """Return the memory of the machine, whatever a container's limit is."""
+    memory = psutil.virtual_memory()
+    return [("total", memory.total), ("available", memory.available)]
+
+
+def network_bytes() -> list[tuple[str, float]]:
+    """Return the bytes of all interfaces together, without the loopback."""
+    loopback = interface_of("127.0.0.1")
+    counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
+    return [
+        ("received", sum(count.bytes_recv for count in counts)),
+        ("sent", sum(count.bytes_sent for count in counts)),
+    ]
+
+
+class DeviceSeries(Collector):
+    """The series of the machine's GPUs, numbered as NVML does; series that a device does not support are left out."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._devices = {}
+        for index in range(min(nvml.nvmlDeviceGetCount(), MAX_DEVICES)):
+            with contextlib.suppress(nvml.NVMLError):  # lost, or not permitted: the others are read
+                self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each family with its present values."""
+        nvml = self._nvml
+        yield self._read_each(
+            metrics.DEVICE_UTILIZATION, lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
+        )
+        yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
+        yield self._read_each(metrics.DEVICE_POWER, lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1000)
+        yield self._read_each(
+            metrics.DEVICE_TEMPERATURE,
+            lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+        )
+
+    def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:
+        values = []
+        for index, device in self._devices.items():
+            try:
+                values.append((str(index), read(device)))
+            except self._nvml.NVMLError:  # not supported here, or the device is lost
+                continue
+        return family(metric, values)
+
+
+def collectors() -> list[Collector]:
+    """Return the collectors for this machine."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return [HostSeries(), DeviceSeries(pynvml)]
+    except Exception:  # no driver, or no library: NVML has an error for each
+        return [HostSeries()]

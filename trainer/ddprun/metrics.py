@@ -1,0 +1,344 @@
+"""The node's /metrics: its own series, and what its ranks count with prometheus_client; history.csv and the snapshot.
+
+A rank writes the files of prometheus_client's multiprocess mode into a folder of its own; here they are read and get
+the label ``rank`` instead of the library's ``pid``. Counters of processes that have ended are kept, merged into one
+file, so that a scrape of a run that was started a hundred times costs no more than that of any other. Gauges describe
+the present: those of a rank that has ended are set aside, for the final snapshot alone.
+"""
+
+import contextlib
+import platform
+import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from ddprun import compat, host_metrics, node_facts, registration
+from ddprun.heartbeat_monitor import HeartbeatMonitor
+from ddprun.node_config import NodeConfig
+from ddprun.node_dir import Journal
+from ddpwire import metrics, names
+from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
+from ddpwire.run_files import METRICS, SNAPSHOT, write_atomic
+from ddpwire.version import __version__
+
+RANK_PREFIX = "rank-"
+KEPT_KINDS = ("counter", "histogram", "summary")
+LAST_GAUGE_SUFFIX = ".last"
+FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and while they are replaced
+CACHE_S = 0.25  # for how long a page is reused
+SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
+ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
+IDLE_RATIO = 50  # the pause is at least so many times as long as a row takes to collect
+ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
+
+
+def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
+    """Exclude the gauges of a rank that has ended from scrapes."""
+    for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
+        with contextlib.suppress(OSError):
+            path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
+
+
+def prepare_rank_dir(folder: Path) -> None:
+    """Prepare the folder of a rank that is about to be started: its earlier processes have ended."""
+    for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
+        path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError, ValueError, RuntimeError, struct.error):  # a torn file: then nothing is merged
+        merge_rank_files(folder)
+
+
+def merge_rank_files(folder: Path) -> None:
+    """Merge the files of ended processes into one of each kind. Raises the library's errors on torn files."""
+    for kind in KEPT_KINDS:
+        files = sorted(folder.glob(f"{kind}_*.db"))
+        if len(files) < 2:
+            continue
+        merged = compat.merge_files(map(str, files), accumulate=False)
+        new = folder / f"{kind}.new"
+        new.write_bytes(
+            bytes(2 * max(file.stat().st_size for file in files))
+        )  # no sparse file: writing to its map on a full disk is a SIGBUS
+        if not compat.write_merged(merged, new):
+            new.unlink()
+            return
+        with FILES_LOCK:
+            for file in files:
+                file.unlink()
+            new.rename(folder / f"{kind}_0.db")
+
+
+class RankSeries(Collector):
+    """Collects the series of all ranks that have written any."""
+
+    def __init__(self, metrics_dir: Path) -> None:
+        self._metrics_dir = metrics_dir
+        self.with_last_gauges = False
+
+    def collect(self) -> Iterator[Family]:
+        """Yield each family once, with the samples of all ranks."""
+        families: dict[str, Family] = {}
+        for folder in sorted(self._metrics_dir.glob(f"{RANK_PREFIX}*")):
+            for family in read_rank(folder, with_last_gauges=self.with_last_gauges):
+                merged = families.setdefault(family.name, Family(family.name, family.documentation, family.type))
+                if merged.type == family.type:  # if two ranks disagree about a type, the first one counts
+                    merged.samples += label_rank(family.samples, folder.name.removeprefix(RANK_PREFIX))
+        yield from families.values()
+
+
+def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
+    """Return what a rank's processes have written, added up by the library; nothing while it cannot be read."""
+    patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
+    try:
+        with FILES_LOCK:
+            files = [str(path) for pattern in patterns for path in folder.glob(pattern)]
+            return compat.merge_files(files)
+    except (OSError, ValueError, KeyError, RuntimeError, struct.error):
+        return []  # a file that is being created: the next scrape has it
+
+
+def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
+    """Replace the samples' pid by their rank; of two processes with the same gauge the later one counts."""
+    unique = {}
+    for sample in samples:
+        labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
+        unique[sample.name, tuple(sorted(labels.items()))] = sample._replace(labels=labels)
+    return list(unique.values())
+
+
+class HeartbeatSeries(Collector):
+    """Collects the times of the last heartbeats of the present attempt's ranks."""
+
+    def __init__(self, heartbeats: HeartbeatMonitor) -> None:
+        self._heartbeats = heartbeats
+
+    def collect(self) -> Iterator[Family]:
+        """Yield them for the ranks that have sent any."""
+        since_epoch = time.time() - time.monotonic()
+        beats = [(str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._heartbeats.beats().items())]
+        yield host_metrics.family(metrics.HEARTBEAT, beats)
+
+
+class NodeSeries:
+    """ddprun's own series, all of which exist from the start; host_metrics.py has the machine's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        kinds = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
+        self._series: dict[str, Any] = {}
+        for metric in metrics.CATALOGUE:
+            if metric.set_by == "ddprun" and metric not in (*host_metrics.SERIES, metrics.HEARTBEAT):
+                series = kinds[metric.kind](metric.name, metric.help, tuple(metric.labels), registry=registry)
+                self._series[metric.name] = series
+                for label, values in metric.labels.items() if len(metric.labels) == 1 else ():
+                    for value in values:
+                        series.labels(**{label: value})
+
+    def info(self, metric: metrics.Metric, **labels: str) -> None:
+        """Set a gauge that is always 1 and only carries labels."""
+        self._series[metric.name].labels(**labels).set(1)
+
+    def set(self, metric: metrics.Metric, value: float, **labels: str) -> None:
+        """Set a gauge."""
+        self._of(metric, labels).set(value)
+
+    def count(self, metric: metrics.Metric, number: int = 1, **labels: str) -> None:
+        """Increase a counter."""
+        self._of(metric, labels).inc(number)
+
+    def _of(self, metric: metrics.Metric, labels: dict[str, str]) -> Any:
+        series = self._series[metric.name]
+        return series.labels(**labels) if labels else series
+
+    def state(self, state: str) -> None:
+        """Set the state of this node, one of the catalogue's."""
+        for other in metrics.JOB_STATES:
+            self._series[metrics.JOB_STATE.name].labels(state=other).set(other == state)
+
+
+class Page:
+    """The page that is served. It is reused for a moment, so that many scrapers cost no more than one."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._body, self._made_at = b"", 0.0
+
+    def body(self) -> bytes:
+        """Return the page."""
+        with self._lock:
+            if not self._body or time.monotonic() - self._made_at > CACHE_S:
+                self._body, self._made_at = generate_latest(self._registry), time.monotonic()
+            return self._body
+
+
+def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
+    """Serve scrapes from a thread, on ``port`` or, if it is taken, on a free one; return the port. Raises OSError."""
+    page = Page(registry)
+
+    class Handler(BaseHTTPRequestHandler):
+        timeout = SCRAPE_TIMEOUT_S
+
+        def do_GET(self) -> None:
+            body = page.body()
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, *_: object) -> None:
+            pass  # a scraper that went away
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError:
+        server = Server((host, 0), Handler)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server.server_address[1]
+
+
+class MetricHistory:
+    """Writes history.csv (see ddpwire.history): a row of the registry's values every few seconds.
+
+    A row costs as much as a scrape, in a thread of ddprun's; no rank waits for it. A full disk stops no training.
+    """
+
+    def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
+        self._path = node_dir / HISTORY
+        self._registry = registry
+        self._lock = threading.Lock()
+        self._every_s = ROW_INTERVAL_S
+        self._rows = self._read_earlier()
+
+    def start(self) -> None:
+        """Add rows from now on, until the process ends."""
+        threading.Thread(target=self._run, name="history", daemon=True).start()
+
+    def add_row(self) -> None:
+        """Add a row of the present values."""
+        samples = (
+            (sample.name, sample.labels, sample.value)
+            for family in self._registry.collect()
+            for sample in family.samples
+        )
+        row = line(time.time(), fold(samples))
+        with self._lock, contextlib.suppress(OSError):
+            if len(self._rows) >= MAX_ROWS:
+                self._thin()
+            self._rows.append(row)
+            with self._path.open("a") as file:
+                file.write(f"{row}\n")
+
+    def _run(self) -> None:
+        while True:
+            began = time.monotonic()
+            self.add_row()
+            time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
+
+    def _thin(self) -> None:
+        """Drop every other row, and halve the frequency of the next ones."""
+        self._rows = self._rows[1::2]
+        self._every_s *= 2
+        self._write()
+
+    def _read_earlier(self) -> list[str]:
+        """Return the rows of an earlier ddprun of this node, if its columns are the same; else start a new file."""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            header, *rows = self._path.read_text().splitlines() or [""]
+            if header == HEADER:
+                whole = [row for row in rows if row.count(",") == header.count(",")]
+                self._every_s = ROW_INTERVAL_S * max(1.0, _span_s(whole) / MAX_ROWS)
+                self._rows = whole
+                self._write()  # without a torn last line
+                return whole
+        self._rows = []
+        with contextlib.suppress(OSError):
+            self._write()
+        return []
+
+    def _write(self) -> None:
+        write_atomic(self._path, "\n".join([HEADER, *self._rows, ""]).encode())
+
+
+def _span_s(rows: list[str]) -> float:
+    try:
+        return float(rows[-1].partition(",")[0]) - float(rows[0].partition(",")[0]) if rows else 0.0
+    except ValueError:
+        return 0.0
+
+
+class NodeMetrics:
+    """All series of a node and of its ranks: the registry, its endpoint, history and snapshot."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        node_dir: Path,
+        journal: Journal,
+        heartbeats: HeartbeatMonitor,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._journal = journal
+        self._registry = CollectorRegistry()
+        self.series = NodeSeries(self._registry)
+        self._ranks = RankSeries(node_dir / METRICS)
+        for collector in (self._ranks, HeartbeatSeries(heartbeats), *host_metrics.collectors()):
+            self._registry.register(collector)
+        self.series.info(
+            metrics.BUILD_INFO,
+            version=__version__,
+            torch_version=metadata.version("torch"),
+            python_version=platform.python_version(),
+            image_digest=node_facts.image_digest(environ.get(names.IMAGE, "")),
+        )
+        digest = node_facts.config_sha256(config.command)
+        self.series.info(metrics.RUN_INFO, run_id=config.run_id, config_sha256=digest)
+        self.series.set(metrics.JOB_START, journal.state.started)
+        self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
+        self.history = MetricHistory(node_dir, self._registry)
+
+    def serve(self, config: NodeConfig, own: str) -> None:
+        """Serve the series at the configured address, or the node's ``own``, and log it.
+
+        A port that is taken, or an address that cannot be bound, stops no training.
+        """
+        host, log = config.metrics_host or own, self._journal.log
+        try:
+            port = serve_registry(self._registry, host, config.metrics_port)
+        except OSError as error:
+            log(f"no metrics: {host} cannot be bound: {error.strerror}")
+            return
+        if config.metrics_port not in (0, port):
+            log(f"port {config.metrics_port} is taken: the metrics are on {port} instead")
+        url = f"http://{own if host in ANY_ADDRESS else host}:{port}/metrics"
+        log(f"metrics at {url}")
+        self._journal.update(metrics=url)
+        try:
+            registration.register(config, url)
+        except OSError as error:
+            log(f"Prometheus is not told where the metrics are: {error.filename}: {error.strerror}")
+
+    def write_snapshot(self, node_dir: Path) -> None:
+        """Write the final values, including the ranks' gauges, for those who come too late to scrape them."""
+        self._ranks.with_last_gauges = True
+        self.history.add_row()
+        with contextlib.suppress(OSError):
+            write_atomic(node_dir / SNAPSHOT, generate_latest(self._registry))

@@ -1,0 +1,352 @@
+"""The configuration of a node: what the launcher and the flags set, checked, as one frozen value.
+
+Pure, except ``watch_deadline``. Contradictions are refused by name; nothing falls back to localhost.
+"""
+
+import argparse
+import importlib.util
+import math
+import re
+import reprlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from ddprun import launchers, machine
+from ddprun.errors import NodeError, config_error, node_error
+from ddprun.launchers import Setting, Settings
+from ddpwire import kaggle, names
+from ddpwire.exits import Exit
+from ddpwire.machine import MAX_PORT
+
+MARGIN_S = 5.0  # from the end of the last rank to that of ddprun
+SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
+SLURM_END_TIME = "SLURM_JOB_END_TIME"
+MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
+MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
+HANG_TIMEOUT_S = 300.0
+MASTER_SETTINGS: tuple[Setting, ...] = ("master_addr", "master_port")
+PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadline:
+    """When the run is ended from outside: ``at`` (seconds since the epoch), or ``after_s`` after ddprun's start.
+
+    Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
+    to the ranks. So ddprun stops them earlier, with a SIGTERM and their grace period.
+    """
+
+    source: str  # the flag, variable or launcher that sets it
+    at: float | None = None
+    after_s: float = 0.0
+    margin_s: float = MARGIN_S
+
+    def seconds_left(self, *, started: float, now: float) -> float:
+        """Return the seconds until the deadline."""
+        return (started + self.after_s if self.at is None else self.at) - now
+
+
+def read_deadline(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
+    """Return the deadline of this node; None: there is none. ``now``: seconds since the epoch. Raises NodeError."""
+    for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
+        if text:
+            return _parse_deadline(source, text, grace_s, now)
+    end = environ.get(SLURM_END_TIME)
+    if end and end.isdecimal():
+        return Deadline(source=SLURM_END_TIME, at=float(end), margin_s=SLURM_MARGIN_S)
+    ends = kaggle.ends_at(environ, started=kaggle.container_start()) if kaggle.session(environ) else None
+    return None if ends is None else Deadline(source="the Kaggle session's end", at=ends, margin_s=kaggle.MARGIN_S)
+
+
+def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadline:
+    at: float | None = None
+    try:
+        after_s = float(text)
+    except ValueError:
+        try:
+            at = datetime.fromisoformat(text).timestamp()
+            after_s = at - now
+        except (ValueError, OverflowError):
+            after_s = -1.0
+    if at is not None and after_s <= 0:
+        raise config_error(f"{source} is {text!r}, which is over", hint="give a time to come")
+    if not 0 <= after_s < float("inf"):
+        raise config_error(
+            f"{source} is {text!r}: seconds from the start, or a time as 2030-01-31T08:00:00+00:00, is allowed"
+        )
+    if after_s <= grace_s + MARGIN_S:
+        from_now = " s from now" if at is not None else ""
+        raise config_error(
+            f"{source} is {text}, but ranks get {grace_s:g} s to save, and ddprun needs {MARGIN_S:g} s more",
+            hint=f"give more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
+        )
+    return Deadline(source=source, after_s=after_s) if at is None else Deadline(source=source, at=at)
+
+
+def watch_deadline(
+    deadline: Deadline, *, started: float, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
+) -> None:
+    """Call ``request_stop`` once, from a thread, so early that the grace period and the margin fit."""
+
+    def expire() -> None:
+        left_s = max(0, math.ceil(deadline.seconds_left(started=started, now=time.time())))
+        log(f"the deadline ({deadline.source}) is in {left_s} s: the ranks are asked to save and stop")
+        request_stop()
+
+    left_s = deadline.seconds_left(started=started, now=time.time())
+    wait_s = left_s - grace_s - deadline.margin_s
+    timer = threading.Timer(min(max(0.0, wait_s), threading.TIMEOUT_MAX), expire)
+    timer.daemon = True
+    timer.start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """What one node has to do, and with which others."""
+
+    command: tuple[str, ...]  # a rank's argv
+    forks: bool  # ranks are forked from a process that has imported torch
+    min_nodes: int
+    max_nodes: int
+    local_world_size: int
+    node_rank: int
+    master_addr: str
+    master_port: int  # 0: a free one, which only a single node can choose
+    run_id: str
+    run_dir: Path | None  # None: a temporary one
+    checkpoint_dir: str | None
+    max_restarts: int
+    restarts_errors: bool  # whether ranks start again after a failure of the script, too
+    hang_timeout_s: float  # 0: no limit
+    grace_s: float
+    deadline: Deadline | None  # None: the run is not ended from outside
+    join_timeout_s: float
+    metrics_host: str | None  # None: the address from which node 0 is reached
+    metrics_port: int  # 0: a free one
+    targets_dir: Path | None  # the folder for the target file of its metrics; None: none
+    launcher: str
+    pushgateway: str | None  # gets the outcome; None: none
+    nodes_here: int  # nodes of the run that share this machine's cores
+    lifeline_fd: int | None  # at its end of file this node stops
+    local_addr: str | None  # None: the address from which node 0 is reached
+    slurm_job: str | None  # the number of the Slurm job; None: it is none
+    num_requeues: int  # how often Slurm has put this job into its queue again
+    retries_network: bool  # names and networks may become available later (Kubernetes)
+    check_only: bool  # only the preflight, no ranks
+    numa_binding: machine.BindingMode | None  # None: the default of machine.plan_affinity
+
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all nodes are simulated on this machine."""
+        return machine.is_loopback(self.master_addr)
+
+
+def read_config(
+    options: argparse.Namespace, environ: Mapping[str, str], count: Callable[[str], int], *, now: float = 0.0
+) -> NodeConfig:
+    """Return the configuration. ``count`` says how many ranks 'gpu' and 'cpu' mean. Raises NodeError."""
+    settings = launchers.read_settings(options, environ)
+    min_nodes, max_nodes = _nnodes(settings)
+    node_rank = _node_rank(settings, max_nodes)
+    master_addr, master_port = _master(settings, max_nodes)
+    here = machine.is_loopback(master_addr)
+    grace_s = _seconds("--grace", options.grace, 30.0)
+    default_s = launchers.join_timeout_s(environ, on_one_machine=here)
+    timeout_from, timeout = settings.get("join_timeout", ("", None))
+    if options.join_timeout is not None:
+        timeout_from, timeout = "--join-timeout", options.join_timeout
+    run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
+    return NodeConfig(
+        command=_command(options, environ),
+        forks=sys.platform == "linux"
+        and not (options.exec or options.no_python),  # the libraries of macOS do not survive a fork
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        local_world_size=_local_world_size(settings, environ, count),
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        run_id=settings.get("run_id", ("", "none"))[1],
+        run_dir=Path(run_dir).absolute() if run_dir else None,
+        checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
+        max_restarts=_max_restarts(options, settings),
+        restarts_errors=options.max_restarts is not None,
+        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, HANG_TIMEOUT_S),
+        grace_s=grace_s,
+        deadline=read_deadline(options.deadline, environ, grace_s=grace_s, now=now),
+        join_timeout_s=_seconds(timeout_from, timeout, default_s),
+        metrics_host=environ.get(names.METRICS_HOST) or None,
+        metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
+        targets_dir=Path(environ[names.TARGETS_DIR]).absolute() if environ.get(names.TARGETS_DIR) else None,
+        launcher=environ.get(names.LAUNCHER) or "ddprun",
+        pushgateway=_url("--pushgateway", options.pushgateway)
+        or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
+        nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),
+        lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
+        local_addr=settings.get("local_addr", ("", None))[1],
+        slurm_job=environ.get("SLURM_JOB_ID") or None,
+        num_requeues=launchers.slurm_number(environ, "SLURM_RESTART_COUNT", 0),
+        retries_network="KUBERNETES_SERVICE_HOST" in environ,
+        check_only=options.check_only,
+        numa_binding=_numa_binding(options.numa_binding),
+    )
+
+
+def check_program(config: NodeConfig, *, alone: bool = False) -> None:
+    """Look for the script, or the module's first part. Raises NodeError (66).
+
+    A single node (``alone``) does so before anything starts, several once they have met: else one would keep the others
+    waiting. A program that is no Python script is looked for when it is executed.
+    """
+    command = config.command
+    if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
+        return
+    if command[1] != "-m":
+        if not Path(command[1]).exists():
+            raise _no_program(f"{command[1]}: there is no such script in {Path.cwd()}")
+        return
+    name = command[2].partition(".")[0]
+    try:
+        found = name and (importlib.util.find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())]))
+    except ValueError:  # it is loaded, and says not from where
+        return
+    if found is None:
+        raise _no_program(f"-m {command[2]}: there is no module {name}, neither installed nor in {Path.cwd()}")
+
+
+def _no_program(message: str) -> NodeError:
+    return node_error(Exit.NO_INPUT, "config", message)
+
+
+def _nnodes(settings: Settings) -> tuple[int, int]:
+    source, text = settings.get("nnodes", ("", "1"))
+    least, _, most = text.partition(":")
+    if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", text):
+        raise config_error(f"{source} is {text!r}: a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4")
+    min_nodes, max_nodes = int(least), int(most or least)
+    if not 1 <= min_nodes <= max_nodes:
+        raise config_error(f"{source} is {text!r}: at least 1 node, and MIN not above MAX, is allowed")
+    return min_nodes, max_nodes
+
+
+def _node_rank(settings: Settings, max_nodes: int) -> int:
+    if "node_rank" not in settings and max_nodes > 1:
+        raise config_error(
+            f"{max_nodes} nodes, and which one this is was not said",
+            hint=f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}",
+        )
+    rank = _number(settings, "node_rank", 0)
+    if rank >= max_nodes:
+        raise config_error(
+            f"{settings['node_rank'][0]} is {rank}, but the job has {max_nodes} node{'s' * (max_nodes > 1)}: "
+            f"{f'0 to {max_nodes - 1}' if max_nodes > 1 else 'only 0'} is allowed"
+        )
+    return rank
+
+
+def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
+    sources = [settings[setting][0] for setting in MASTER_SETTINGS if setting in settings]
+    if max_nodes == 1 and all(source in PLAIN_VARIABLES for source in sources):
+        return "127.0.0.1", 0  # MASTER_* left over in a shell do not matter to a single node
+    for setting, flag, variable, what in (
+        ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
+        ("master_port", "--master-port", names.NODE_MASTER_PORT, "a free port of node 0"),
+    ):
+        if setting not in settings and max_nodes > 1:
+            raise config_error(
+                f"{max_nodes} nodes, and {what} was not said", hint=f"give {flag} or {variable}, the same on every node"
+            )
+    port = _port(*settings.get("master_port", ("", "0")))
+    if port == 0 and max_nodes > 1:
+        raise config_error(
+            f"{settings['master_port'][0]} is 0, but {max_nodes} nodes must know the port: 1 to {MAX_PORT}"
+        )
+    return settings.get("master_addr", ("", "127.0.0.1"))[1], port
+
+
+def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Callable[[str], int]) -> int:
+    source, text = settings.get("local_world_size", ("", "1"))
+    if text in ("auto", "gpu", "cpu"):
+        if text == "auto":
+            text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
+        num_ranks = count(text)
+        if not num_ranks:
+            raise config_error(f"{source} is 'gpu', but this node has no GPU: a number, auto or cpu is allowed")
+        return num_ranks
+    num_ranks = _number(settings, "local_world_size", 1)
+    if not num_ranks:
+        raise config_error(f"{source} is 0: at least 1 rank a node is allowed")
+    return num_ranks
+
+
+def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
+    if options.max_restarts is None and options.restart_limit is not None:
+        settings = {"max_restarts": ("--restart-limit", options.restart_limit)}
+    return _number(settings, "max_restarts", MAX_RESTARTS)
+
+
+def _number(settings: Settings, setting: Setting, default: int) -> int:
+    source, text = settings.get(setting, ("", str(default)))
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        auto = ", auto, gpu or cpu" if setting == "local_world_size" else ""
+        raise config_error(f"{source} is {reprlib.repr(text)}: a whole number from 0{auto} is allowed")
+    return int(text)
+
+
+def _port(source: str, text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > MAX_PORT:
+        raise config_error(f"{source} is {text!r}: a port from 1 to {MAX_PORT}, or 0 for a free one, is allowed")
+    return int(text)
+
+
+def _url(source: str, text: str | None) -> str | None:
+    if text and not re.fullmatch(r"(https?://)?[^\s/:]+(:[0-9]+)?(/\S*)?", text):
+        raise config_error(f"{source} is {text!r}: an address such as http://pushgateway:9091 is allowed")
+    return text or None
+
+
+def _nodes_here(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
+        raise config_error(f"{names.NODES_HERE} is {text!r}: a whole number from 1 is allowed")
+    return int(text)
+
+
+def _descriptor(text: str | None) -> int | None:
+    if not text:
+        return None
+    if not text.isdecimal():
+        raise config_error(f"{names.LIFELINE_FD} is {text!r}: the number of an open descriptor is allowed")
+    return int(text)
+
+
+def _numa_binding(text: str | None) -> machine.BindingMode | None:
+    for mode in machine.BINDING_MODES:
+        if text == mode:
+            return mode
+    if text is not None:
+        raise config_error(f"--numa-binding is {text!r}: {', '.join(machine.BINDING_MODES)} is allowed")
+    return None
+
+
+def _seconds(flag: str, text: str | None, default: float) -> float:
+    try:
+        seconds = float(text) if text is not None else default
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_SECONDS:
+        raise config_error(f"{flag} is {text!r}: a number of seconds from 0 to {MAX_SECONDS} is allowed")
+    return seconds
+
+
+def _command(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    arguments = options.script_args
+    if options.no_python or environ.get("PET_NO_PYTHON") == "1":
+        return (options.script, *arguments)
+    is_module = options.module or environ.get("PET_MODULE") == "1"
+    return (sys.executable, *(("-m",) if is_module else ()), options.script, *arguments)

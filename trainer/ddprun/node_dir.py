@@ -1,0 +1,156 @@
+"""The node's folder: claimed and locked, what the previous run left in it, and what this node writes into it.
+
+A queue starts a run again after a preemption, Kubernetes a pod after the loss of its node. Then what the ranks have
+counted continues, so that goodput is that of the run and not of the last start. Files of another run are removed.
+"""
+
+import contextlib
+import re
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddprun import process_discovery
+from ddprun.errors import config_error, node_error
+from ddprun.logs import Console
+from ddprun.node_config import NodeConfig
+from ddprun.requeue import Requeues, count_requeues
+from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
+from ddpwire.exits import Exit
+from ddpwire.heartbeat import read_beat
+from ddpwire.history import HISTORY
+from ddpwire.run_files import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT, NodeState, Outcome, node_name
+
+EVENTS_TAIL_BYTES = 65536  # of the events in which the highest step is searched
+DEFAULT_RUN_ID = "none"  # the id of runs without a given one: each is a different run
+RUN_ID_FILE = f"{METRICS}/run"  # of the run whose counts are kept; a batch script may remove node.json
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviousRun:
+    """An earlier start of the same run on this node."""
+
+    heard_at: float  # when it last wrote a file, in seconds since the epoch
+    step: int | None  # the highest step of all attempts, if known
+
+
+def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
+    """Return the previous run, and remove what must not be mistaken for this start's; None: there was none.
+
+    Raises OSError.
+    """
+    previous_run = _read_previous(node_dir, run_id)
+    if previous_run is None:
+        shutil.rmtree(node_dir / METRICS, ignore_errors=True)
+        for name in (EVENTS, EVENTS_BEFORE, HISTORY):
+            (node_dir / name).unlink(missing_ok=True)
+    for gauges in node_dir.glob(f"{METRICS}/*/gauge_*"):
+        gauges.unlink(missing_ok=True)
+    for name in (OUTCOME, SNAPSHOT):
+        (node_dir / name).unlink(missing_ok=True)
+    (node_dir / METRICS).mkdir(exist_ok=True)
+    (node_dir / RUN_ID_FILE).write_text(run_id)
+    return previous_run
+
+
+def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
+    try:
+        if (node_dir / RUN_ID_FILE).read_text() != run_id or run_id == DEFAULT_RUN_ID:
+            return None
+    except (OSError, ValueError):
+        return None
+    changed = []
+    for name in (RUN_ID_FILE, NODE, EVENTS, NODE_LOG, OUTCOME):
+        with contextlib.suppress(OSError):
+            changed.append((node_dir / name).stat().st_mtime)
+    beats = [read_beat(path) for path in node_dir.glob(f"{HEARTBEAT}/rank-*")]
+    steps = [beat.step for beat in beats if beat]
+    steps += [event.step for event in read_events(_tail(node_dir / EVENTS)) if isinstance(event.step, int)]
+    return PreviousRun(heard_at=max(changed), step=max(steps, default=None))
+
+
+def _tail(path: Path) -> str:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - EVENTS_TAIL_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDir:
+    """A folder that belongs to this node for as long as ``lock_fd`` is open."""
+
+    path: Path
+    lock_fd: int
+    is_temporary: bool  # no run folder was given: it is removed after a success
+    previous_run: PreviousRun | None  # None: this is the first start
+    requeues: Requeues | None  # of a Slurm job, on node 0
+
+
+def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
+    """Write the outcome of a node that could not start, where its launcher looks for it, if that is known."""
+    if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
+        path = Path(run_dir) / node_name(int(node_rank))
+        with contextlib.suppress(OSError):
+            path.mkdir(parents=True, exist_ok=True)
+            if not process_discovery.is_locked(path):  # else it belongs to another node
+                outcome.write(path)
+
+
+def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
+    """Create and lock the folder, and write node.json. Rank logs of a previous run stay. Raises NodeError."""
+    try:
+        run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
+        path = run_dir / node_name(config.node_rank)
+        path.mkdir(parents=True, exist_ok=True)
+        lock_fd = process_discovery.take_lock(path)
+        if lock_fd is None:
+            raise config_error(
+                f"{path} belongs to another ddprun that is still alive: "
+                f"give each node its own --node-rank, or this run its own --run-dir"
+            )
+        previous_run = read_previous_run(path, config.run_id)
+        state.write(path)
+    except OSError as error:
+        message = f"the node's folder cannot be made: {error.filename}: {error.strerror}"
+        raise node_error(Exit.CANNOT_WRITE, "unavailable", message) from None
+    return NodeDir(
+        path=path,
+        lock_fd=lock_fd,
+        is_temporary=config.run_dir is None,
+        previous_run=previous_run,
+        requeues=count_requeues(config),
+    )
+
+
+class Journal:
+    """The node's state in node.json, its events, and its log lines. ``claim_node_dir`` has written the first state."""
+
+    def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
+        self._node_dir = node_dir
+        self._lock = threading.Lock()
+        self._events = EventLog(node_dir / EVENTS, node=state.node)
+        self.state = state
+        self.log = console.log
+        self.emit = self._events.emit
+
+    def emit_failure(self, outcome: Outcome) -> None:
+        """Emit the failure of an attempt, as agreed by all nodes."""
+        self.emit(
+            "failed",
+            rank=outcome.rank,
+            node=outcome.node,
+            step=outcome.step,
+            cause=outcome.cause,
+            message=outcome.message,
+        )
+
+    def update(self, **changes: Any) -> None:
+        """Change fields of the state and write it. If the disk is full, the old file stays and the training goes on."""
+        with self._lock, contextlib.suppress(OSError):
+            self.state = replace(self.state, **changes)
+            self._events.attempt = self.state.attempt
+            self.state.write(self._node_dir)

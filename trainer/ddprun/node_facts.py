@@ -1,0 +1,218 @@
+"""Facts about this node: what must be the same on all nodes, and the inventory in environment.json.
+
+All nodes need the same builds, script, configuration and number of ranks. The inventory describes machine and builds
+for readers of the run when both are gone; it contains no environment variables. Nothing of CUDA is initialised here: a
+rank that is forked later could not use it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddprun import machine
+from ddprun.node_config import NodeConfig
+from ddpwire import names
+from ddpwire.machine import usable_cores
+from ddpwire.run_files import ENVIRONMENT, write_atomic
+from ddpwire.version import __version__
+
+MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
+NONE = "none"
+PLACEMENT_WORDS = (
+    "rank",
+    "node",
+    "host",
+    "addr",
+    "local",
+    "device",
+)  # in the names of arguments that differ by design
+GIB = 1 << 30
+
+
+def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts to compare, by name. CPU ranks need no driver."""
+    return {
+        "--check-only": "given" if config.check_only else "not given",
+        "torch": _torch(),
+        "NCCL": _nccl(),
+        "driver": (environ.get(names.DEVICE) != "cpu" and machine.driver_version()) or NONE,
+        "python": platform.python_version(),
+        "image": environ.get(names.IMAGE) or NONE,
+        "number of ranks": str(config.local_world_size),
+    } | {f"sha256 of {path.name}": _sha256(path) for path in _compared_files(config.command)}
+
+
+def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
+    """Return both values of each fact that differs between ``node`` and node 0; empty: none does."""
+    return "; ".join(
+        f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
+        for what in dict.fromkeys((*node_0, *mine))
+        if _compared(what, mine.get(what, NONE)) != _compared(what, node_0.get(what, NONE))
+    )
+
+
+def _compared(what: str, value: str) -> str:
+    """Return the part of a fact that must be the same: of the driver its branch, 570 of 570.86.15."""
+    return value.partition(".")[0] if what == "driver" else value
+
+
+def argument_hashes(command: tuple[str, ...]) -> list[str]:
+    """Return a hash of each argument of the script: an argument may hold a secret."""
+    return [
+        hashlib.sha256(word.encode(errors="surrogateescape")).hexdigest()[:12] for word in _script_arguments(command)
+    ]
+
+
+def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
+    """Return which argument of the script differs from node 0's; empty: none but placement arguments.
+
+    The argument is named, its value is not. There may be reasons for a difference, so this never fails a node.
+    """
+    words = _script_arguments(command)
+    if len(words) != len(node_0):
+        return (
+            f"the script has {len(words)} argument{'s' * (len(words) != 1)} on node {node}, but {len(node_0)} on node 0"
+        )
+    for index, (mine, first) in enumerate(zip(argument_hashes(command), node_0, strict=True)):
+        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+        name = words[index].partition("=")[0] if words[index].startswith("-") else before
+        if mine != first and not any(word in name.lower() for word in PLACEMENT_WORDS):
+            return f"{name or f'argument {index + 1}'} of the script is not the same on node {node} as on node 0"
+    return ""
+
+
+def config_sha256(command: tuple[str, ...]) -> str:
+    """Return a hash of the configuration: the script, its files, its arguments without placement."""
+    words = _script_arguments(command)
+    module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
+    digest = hashlib.sha256(module.encode())
+    for path in _compared_files(command):
+        digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
+    for index, word in enumerate(words):
+        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+        name = word.partition("=")[0] if word.startswith("-") else before
+        if not any(part in name.lower() for part in PLACEMENT_WORDS):
+            digest.update(word.encode(errors="surrogateescape") + b"\0")
+    return digest.hexdigest()[:12]
+
+
+def image_digest(image: str) -> str:
+    """Return the digest in an image's name, else the name: ``name@sha256:...``; "none": no image."""
+    return image.rpartition("@")[2] or NONE
+
+
+def _script_arguments(command: tuple[str, ...]) -> tuple[str, ...]:
+    rest = command[1:] if Path(command[0]).name.startswith("python") else command
+    return rest[2:] if rest[0] == "-m" else rest[1:]
+
+
+def summarize_builds(facts: Mapping[str, str]) -> str:
+    """Summarize the builds in one line."""
+    builds = ("torch", "NCCL", "driver", "python", "image")
+    return ", ".join(f"{what} {facts[what]}" for what in builds if facts[what] != NONE)
+
+
+def _torch() -> str:
+    import torch
+
+    return str(torch.__version__)
+
+
+def _nccl() -> str:
+    import torch
+
+    if not torch.version.cuda:
+        return NONE
+    with contextlib.suppress(Exception):  # a CUDA build without NCCL may raise any error
+        return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    return NONE
+
+
+def _compared_files(command: tuple[str, ...]) -> list[Path]:
+    """Return the script and its --config files; other files, such as a former run's output, are not compared."""
+    _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]
+    return [path for path in map(Path, [*words[:1], *configurations]) if _is_file(path)]
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # an argument may be no path
+        return path.is_file() and path.stat().st_size <= MAX_HASHED_BYTES
+    return False
+
+
+def _sha256(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        return f"not readable ({error.strerror})"
+
+
+def write_inventory(node_dir: Path, config: NodeConfig, environ: Mapping[str, str]) -> None:
+    """Write environment.json. A full disk stops no training."""
+    text = json.dumps(inventory(config, environ), indent=1) + "\n"
+    with contextlib.suppress(OSError):
+        write_atomic(node_dir / ENVIRONMENT, text.encode(errors="replace"))
+
+
+def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return machine and builds, by name; unknown values are left out."""
+    cores, usable = os.cpu_count() or 1, usable_cores()
+    found = {
+        "host": socket.gethostname(),
+        "system": f"{_describe_system()}, kernel {platform.release()}, {platform.machine()}",
+        "CPU": _describe_cpu(),
+        "cores": f"{cores}" if usable == cores else f"{usable} of {cores}",
+        "memory": f"{psutil.virtual_memory().total / GIB:.1f} GiB",
+        "GPUs": _describe_gpus(),
+        "ddpctl": __version__,
+    }
+    facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
+    facts["driver"] = machine.driver_version() or NONE  # the machine's, whatever its ranks need
+    return {key: value for key, value in (found | facts).items() if value not in ("", NONE)}
+
+
+def _describe_system() -> str:
+    with contextlib.suppress(OSError):
+        return platform.freedesktop_os_release().get("PRETTY_NAME", platform.system())
+    return platform.system()
+
+
+def _describe_cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return " ".join(line.partition(":")[2].split())
+    return platform.processor()
+
+
+def _describe_gpus() -> str:
+    """Return each kind of GPU and how many there are of it: 7 x NVIDIA H200 (140 GiB), 1 x unreadable."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        kinds = [_describe_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except Exception:  # no driver, or no library: NVML has an error for each
+        return ""
+    return ", ".join(f"{kinds.count(kind)} x {kind}" for kind in dict.fromkeys(kinds))
+
+
+def _describe_gpu(nvml: Any, index: int) -> str:
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        name = nvml.nvmlDeviceGetName(handle)
+        text = name.decode() if isinstance(name, bytes) else name
+        return f"{text} ({nvml.nvmlDeviceGetMemoryInfo(handle).total / GIB:.0f} GiB)"
+    except nvml.NVMLError:  # lost, or not permitted
+        return "unreadable"

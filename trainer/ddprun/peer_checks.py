@@ -1,0 +1,142 @@
+"""Checks against node 0 when the nodes meet: builds, arguments and clocks; and who takes part.
+
+Keys of the control store: ``facts`` is what node 0 has, ``arguments`` what it gives the script, ``checked`` counts the
+nodes that have finished a --check-only. ``clock/asked`` numbers the clock requests, ``clock/ask/I`` is one,
+``clock/answer/I`` node 0's time.
+"""
+
+import contextlib
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
+
+from ddprun import node_facts, stores
+from ddprun.errors import node_error
+from ddprun.metrics import NodeSeries
+from ddprun.node_config import NodeConfig, check_program
+from ddprun.preflight import PreflightReport, node_label
+from ddpwire import metrics
+from ddpwire.exits import Exit
+
+MAX_CLOCK_OFFSET_S = 2.0
+LEAVE_TIMEOUT_S = 5.0
+POLL_S = 0.05
+NUM_CLOCK_REQUESTS = 3
+CLOCK_WAIT = timedelta(days=30)  # the thread is a daemon: it ends with ddprun, or with the store
+
+
+class PeerChecks:
+    """The checks of a node when it meets the others for the first time."""
+
+    def __init__(
+        self, config: NodeConfig, report: PreflightReport, series: NodeSeries, environ: Mapping[str, str]
+    ) -> None:
+        self._config = config
+        self._report = report
+        self._series = series
+        self._facts = node_facts.read_facts(config, environ)
+        self._has_compared = self._has_reported = False
+
+    def report_store(self, where: str) -> None:
+        """Report that the control store was reached; node 0 serves it itself."""
+        if self._config.node_rank:
+            self._report.done(f"{where} answers")
+
+    def compare(self, control: Store) -> None:
+        """Compare this node with node 0. Raises NodeError, and RuntimeError if the store is lost."""
+        if self._has_compared:
+            return
+        self._has_compared = True
+        self._report.begin("compare")
+        if self._config.node_rank == 0:
+            control.set("facts", json.dumps(self._facts))
+            control.set("arguments", json.dumps(node_facts.argument_hashes(self._config.command)))
+            answer_clock_requests(control.clone())
+            self._report.done(node_facts.summarize_builds(self._facts))
+        else:
+            self._compare_facts(stores.decode("facts", control.get("facts"), _read_facts))
+            hashes = stores.decode("arguments", control.get("arguments"), list)
+            other = node_facts.differing_argument(self._config.command, hashes, self._config.node_rank)
+            if other:
+                self._report.warn(other)
+            self._report.done(node_facts.summarize_builds(self._facts), "warning" if other else "ok")
+            self._report.begin("clock")
+            self._set_clock_offset(clock_offset_s(control))
+        check_program(self._config)
+        self._report.begin("meet")
+
+    def report_members(self, members: tuple[int, ...]) -> None:
+        """Report that all members have arrived."""
+        if self._has_reported:
+            return
+        self._has_reported = True
+        self._report.done(f"{len(members)} of {self._config.max_nodes} nodes")
+        for step in self._report.steps:
+            self._series.set(metrics.PREFLIGHT_DURATION, step.seconds, step=step.name)
+        self._report.sum_up()
+
+    def leave(self, control: Store) -> None:
+        """End a preflight without ranks: node 0, which serves the store, ends last."""
+        deadline = time.monotonic() + LEAVE_TIMEOUT_S
+        with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
+            num_done = control.add("checked", 1)
+            while self._config.node_rank == 0 and num_done < self._config.max_nodes and time.monotonic() < deadline:
+                time.sleep(POLL_S)
+                num_done = control.add("checked", 0)
+
+    def _compare_facts(self, node_0: Mapping[str, str]) -> None:
+        node = self._config.node_rank
+        if differences := node_facts.differences(self._facts, node_0, node):
+            message = f"the nodes do not match: {differences}; give all the same"
+            raise node_error(Exit.CONFIG, "config", message, node=node)
+
+    def _set_clock_offset(self, offset_s: float) -> None:
+        self._series.set(metrics.CLOCK_OFFSET, offset_s)
+        ahead = "ahead of" if offset_s > 0 else "behind"
+        what = f"{abs(offset_s):.3f} s {ahead} node 0's"
+        if abs(offset_s) <= MAX_CLOCK_OFFSET_S:
+            self._report.done(what)
+            return
+        clock = f"the clock of {node_label(self._config.node_rank)}"
+        what = f"{clock} is {what}: times in logs and metrics will mislead (NTP?)"
+        self._report.warn(what)
+        self._report.done(what, "warning")
+
+
+def _read_facts(value: Any) -> dict[str, str]:
+    return {str(name): str(fact) for name, fact in value.items()}
+
+
+def answer_clock_requests(store: Store, now: Callable[[], float] = time.time) -> None:
+    """On node 0: answer clock requests from a thread; ``store`` is a connection of its own."""
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
+            for number in itertools.count(1):
+                store.wait([f"clock/ask/{number}"], CLOCK_WAIT)
+                store.set(f"clock/answer/{number}", repr(now()))
+
+    threading.Thread(target=run, name="clock", daemon=True).start()
+
+
+def clock_offset_s(store: Store, now: Callable[[], float] = time.time) -> float:
+    """Return how far this clock is ahead of node 0's, in s, by the quickest of a few round trips.
+
+    As in NTP, node 0's time is taken for that of the middle of the round trip. Raises RuntimeError.
+    """
+    trips = []
+    for _ in range(NUM_CLOCK_REQUESTS):
+        number = store.add("clock/asked", 1)
+        asked = now()
+        store.set(f"clock/ask/{number}", "")
+        key = f"clock/answer/{number}"
+        node_0_time = stores.decode(key, store.get(key), float)
+        answered = now()
+        trips.append((answered - asked, (asked + answered) / 2 - node_0_time))
+    return min(trips)[1]

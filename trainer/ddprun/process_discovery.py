@@ -1,0 +1,94 @@
+"""Which processes of a run are alive on this machine: a node's ddprun, one that is starting, what either left behind.
+
+A node's lock shows its ddprun: ddprun takes it first and hands it down to its supervisor, so it is free only when
+neither is alive, and so no rank is. Before ddprun has the lock, and for processes that escaped a killed supervisor,
+there is the environment that every process of a run was started with, if the system shows it (/proc).
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ddprun import processes
+from ddpwire import names
+from ddpwire.run_files import LOCK, NODE, OUTCOME
+
+LOCK_TIMEOUT_S = 3.0  # is_locked holds it for an instant, and processes of an earlier ddprun end within 2 s
+POLL_S = 0.02
+
+
+def take_lock(node_dir: Path) -> int | None:
+    """Lock the node; return the descriptor that holds the lock, None if another ddprun has it. Raises OSError."""
+    descriptor = os.open(node_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES) and time.monotonic() < deadline:
+                time.sleep(0.02)
+                continue
+            os.close(descriptor)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return None
+            raise
+        return descriptor
+
+
+def is_locked(node_dir: Path) -> bool:
+    """Whether the node's ddprun, or its supervisor, is alive."""
+    try:
+        descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def is_alive(node_dir: Path) -> bool:
+    """Whether the node's ddprun is alive, or has been started and not written a file yet."""
+    if is_locked(node_dir):
+        return True
+    has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
+    return not has_written and any(starting_processes(node_dir))
+
+
+def starting_processes(node_dir: Path) -> Iterator[int]:
+    """Yield the pids of processes that were started as this node's ddprun."""
+    match = re.fullmatch(r"node-(\d+)", node_dir.name)
+    variable = f"{names.NODE_RANK}={match[1] if match else ''}".encode()
+    yield from (pid for pid, environ in run_processes(node_dir.parent) if variable in environ)
+
+
+def run_processes(run_dir: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each living process of the run with its environment; never the caller or its parent."""
+    mark = f"{names.RUN_DIR}={run_dir}".encode()
+    for process in processes.list_processes():
+        if process.alive and process.pid not in (os.getpid(), os.getppid()):
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+                if mark in environ:
+                    yield process.pid, environ
+
+
+def kill_run_processes(run_dir: Path, *, timeout_s: float) -> bool:
+    """SIGKILL all processes of the run, also orphans. False: some are left after the timeout."""
+    deadline = time.monotonic() + timeout_s
+    while left := [pid for pid, _ in run_processes(run_dir)]:
+        if time.monotonic() > deadline:
+            return False
+        for pid in left:
+            processes.kill(pid, signal.SIGKILL)
+        time.sleep(POLL_S)
+    return True

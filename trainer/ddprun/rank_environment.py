@@ -1,0 +1,177 @@
+"""What each rank gets from its node: its environment variables, threads, and the cores that it is bound to.
+
+``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets what torchrun sets and ddprun's
+own variables, and removes what would mislead the script.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddprun import machine
+from ddprun.node_config import NodeConfig
+from ddpwire import kaggle, names
+from ddpwire.events import EVENTS, EVENTS_FILE
+from ddpwire.heartbeat import HEARTBEAT_FILE
+from ddpwire.machine import usable_cores
+from ddpwire.run_files import CHECKPOINTS, rank_error, rank_heartbeat, rank_metrics
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResourceAllocation:
+    """The share of this machine that each rank of this node gets."""
+
+    threads: int  # OMP_NUM_THREADS, the same for all: all are forked from one process that has read it
+    bound: tuple[machine.Cores, ...]  # by local rank; empty: a rank may run on all cores of this node
+
+    def cores(self, local_rank: int) -> machine.Cores:
+        """Return the cores that the rank is bound to; none: it is not bound."""
+        return self.bound[local_rank] if self.bound else frozenset()
+
+
+def allocate_resources(
+    config: NodeConfig, environ: Mapping[str, str], sysfs: Path = machine.SYSFS
+) -> ResourceAllocation:
+    """Divide the cgroup's quota and the affinity mask evenly among the ranks."""
+    threads = usable_cores() // config.nodes_here // config.local_world_size
+    is_on_gpus = environ.get(names.DEVICE) != "cpu"
+    bound: tuple[machine.Cores, ...] = ()
+    if config.nodes_here == 1:  # else the ranks of other nodes would be bound to the same cores
+        find_gpus = machine.pci_addresses if is_on_gpus else tuple
+        bound = machine.plan_affinity(config.numa_binding, config.local_world_size, find_gpus, environ, sysfs)
+    return ResourceAllocation(threads=max(1, min([threads, *map(len, bound)])), bound=bound)
+
+
+def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> str:
+    """Describe the binding in one line; empty: there is nothing to log."""
+    asked = config.numa_binding
+    if resources.bound:
+        return machine.describe_affinity(resources.bound)
+    if asked in (None, "none"):
+        return ""
+    why = "there are fewer cores than ranks, or this machine does not tell its NUMA nodes"
+    if config.nodes_here > 1:
+        why = f"{config.nodes_here} nodes share this machine's cores"
+    return f"--numa-binding {asked} changes nothing here: {why}"
+
+
+# This node's own settings: a launcher that the script starts must not take them for its own.
+NOT_FOR_RANKS = (
+    names.DEADLINE,
+    names.LIFELINE_FD,
+    names.METRICS_HOST,
+    names.METRICS_PORT,
+    names.NODES_HERE,
+    names.PUSHGATEWAY,
+    names.TARGETS_DIR,
+    names.LAUNCHER,
+    names.STEPS_BEFORE,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankInfo:
+    """The position of a rank in its attempt."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    role_rank: int
+    role_world_size: int
+    node_rank: int  # as configured
+    group_rank: int  # consecutive among the members
+    group_world_size: int
+    master_addr: str  # of the attempt's store
+    master_port: int
+    attempt: int
+
+
+def rank_info(group: Any, worker: Any, node_rank: int, attempt: int) -> RankInfo:
+    """Return the position of one of the workers of torch elastic's group."""
+    return RankInfo(
+        rank=worker.global_rank,
+        world_size=worker.world_size,
+        local_rank=worker.local_rank,
+        local_world_size=group.spec.local_world_size,
+        role_rank=worker.role_rank,
+        role_world_size=worker.role_world_size,
+        node_rank=node_rank,
+        group_rank=group.group_rank,
+        group_world_size=group.group_world_size,
+        master_addr=group.master_addr,
+        master_port=group.master_port,
+        attempt=attempt,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreviousAttempts:
+    """What the attempts before have reached and lost; the ranks count it in their goodput."""
+
+    step: int | None  # the highest step of all
+    lost: str  # in the format of ddpwire.names.LOST_BEFORE
+
+
+def rank_environment(
+    info: RankInfo,
+    config: NodeConfig,
+    previous: PreviousAttempts,
+    node_dir: Path,
+    base: Mapping[str, str],
+    *,
+    threads: int,
+    interface: str | None,
+) -> dict[str, str]:
+    """Return the environment of the rank ``info``, made from ddprun's own, ``base``.
+
+    ``threads``: of each rank. ``interface``: towards node 0; the loopback's if all nodes are on this machine.
+    """
+    env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
+    env |= {
+        names.RANK: str(info.rank),
+        names.WORLD_SIZE: str(info.world_size),
+        names.LOCAL_RANK: str(info.local_rank),
+        names.LOCAL_WORLD_SIZE: str(info.local_world_size),
+        names.GROUP_RANK: str(info.group_rank),
+        names.GROUP_WORLD_SIZE: str(info.group_world_size),
+        names.RANKS_NODE: str(info.node_rank),
+        names.MASTER_ADDR: info.master_addr,
+        names.MASTER_PORT: str(info.master_port),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(info.role_rank),
+        "ROLE_WORLD_SIZE": str(info.role_world_size),
+        "TORCHELASTIC_RUN_ID": config.run_id,
+        "TORCHELASTIC_RESTART_COUNT": str(info.attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
+        # A single rank serves its own store, as do processes that it spawns, at an address of their choice.
+        "TORCHELASTIC_USE_AGENT_STORE": str(info.world_size > 1),
+        names.RUN_ID: config.run_id,
+        names.ATTEMPT: str(info.attempt),
+        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(info.rank)),
+        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(info.rank)),
+        EVENTS_FILE: str(node_dir / EVENTS),
+        names.ERROR_FILE: str(node_dir / rank_error(info.rank)),
+        names.LOST_BEFORE: previous.lost,
+        "PYTHONUNBUFFERED": "1",  # else the last output of a killed rank is lost
+    }
+    defaults = {
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts; CUDA's own order is the fastest first
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{info.attempt}-rank-"),
+        "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (heartbeat_monitor.py), print the stacks
+        "OMP_NUM_THREADS": str(threads),
+    }
+    if previous.step is not None:
+        env[names.STEPS_BEFORE] = str(previous.step)
+    if interface:
+        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and missing on many laptops; NCCL the
+        # first interface by name. NCCL's "=" means exactly this name, not every name with this prefix.
+        defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    if kaggle.session(base):
+        defaults |= kaggle.NCCL
+    if config.run_dir:
+        env[names.RUN_DIR] = str(config.run_dir)
+        defaults[names.CHECKPOINT_DIR] = config.checkpoint_dir or str(config.run_dir / CHECKPOINTS)
+    return defaults | env

@@ -1,0 +1,199 @@
+"""The restart policy: which failure of several was the first, its outcome, and whether there is another attempt. Pure.
+
+A rank that dies makes its peers fail too: a Python peer ends with 1 (a traceback about a closed connection), one inside
+gloo or NCCL aborts with 134, ddptrain exits with 142. Such an exit may be the consequence of a failure that is not
+known yet.
+
+Restarts are not limited by number but by progress: preemptions and lost nodes may come again and again as long as the
+training advances in between. Progress is a higher step in any rank's heartbeat than in all attempts before; a script
+that sends no heartbeats has made progress if its ranks lived for a while. Node 0 decides, and all nodes follow.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ddpwire.exits import Exit, of_status, worth_a_retry
+from ddpwire.run_files import Outcome
+
+# How long to wait for the cause of such an exit: Python takes time to exit.
+SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
+NODE_LOST_S = 4.0  # a node is lost if it has been silent for so long,
+NODE_LOST_AFTER_FAILURE_S = 3.0  # or for so long if there is a failure to explain
+
+# Crashes are the fault of the script or a library: they would happen again.
+CRASH_CODES = tuple(
+    128 + number
+    for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
+)
+STOP_CODES = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", int(Exit.INTERRUPTED): "SIGINT"}
+EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
+NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no start mends
+MAX_WITHOUT_PROGRESS = 3  # attempts without progress, after which a run gives up
+MIN_LIFETIME_S = 60.0  # what counts as progress of a script without heartbeats
+MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A rank that did not exit with 0, or hangs, or a node that was lost (``rank`` is None)."""
+
+    node: int
+    rank: int | None
+    status: int  # subprocess' return code: 3, or -9 for SIGKILL
+    stopped_by: int = 0  # the signal that this node had sent to its ranks before
+    killed_here: bool = False  # ddprun killed it after its grace period
+    step: int | None = None
+    stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
+    oom: str = ""  # it was killed for memory; how much there is
+    hung: str = ""  # it is alive but hangs; how that shows
+    error: str = ""  # what it wrote of its error: ValueError: bad label 17
+
+    @property
+    def code(self) -> int:
+        """The exit code as in a shell; of the stop signal if ddprun killed the rank."""
+        if self.hung:
+            return Exit.HUNG
+        return 128 + self.stopped_by if self.killed_here else of_status(self.status)
+
+
+def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
+    """Return the failure that explains the others; None: it is not known yet, or there is none.
+
+    ``failures`` are in the order in which they happened. ``silent_s`` is how long each unfinished node has been silent,
+    ``settled`` whether every node was heard since the first failure.
+    """
+    own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
+    if own and (own.status < 0 or settled):  # a rank with another exit code may have caught the loss of a node
+        return own
+    limit_s = NODE_LOST_AFTER_FAILURE_S if failures else NODE_LOST_S
+    for node, seconds in sorted(silent_s.items()):
+        if seconds > limit_s:
+            return Failure(node=node, rank=None, status=-signal.SIGKILL)
+    return failures[0] if failures and settled else None
+
+
+def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
+    """Return the outcome of ``failure``, the same on all nodes."""
+    node: int | None = failure.node
+    rank = failure.rank
+    who = f"rank {rank} on node {failure.node}"
+    how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
+    message = f"{who} {how}"
+    if failure.rank is None:
+        cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
+        if failure.node == 0:
+            message = "node 0 was lost, and with it the store of the run: start the run again"
+    elif failure.hung:
+        cause, message = "hang", f"{who} hung: {failure.hung}"
+    elif failure.killed_here:
+        cause, message = (
+            "stopped",
+            f"stopped by {_signal_name(failure.stopped_by)}: {who} did not end in time and was killed",
+        )
+    elif _was_requested(failure):
+        cause, message = "stopped", f"stopped by {_signal_name(failure.stopped_by)}: {message}"
+    elif failure.status in STOP_CODES:
+        cause, message = (
+            "stopped",
+            f"{message}: it was told to stop by {STOP_CODES[failure.status]}, or stopped by itself",
+        )
+        if failure.stopped_for is not None:
+            node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
+            message = f"rank {rank} was told to stop by {STOP_CODES[failure.status]}, and all stopped with it"
+    elif failure.oom:
+        cause, message = (
+            "oom",
+            f"{who} was killed for memory: {failure.oom}; give the job more, or each rank less to do",
+        )
+    elif failure.status < 0:
+        cause = "killed"
+    else:
+        cause, message = "error", f"{message}: {failure.error}" if failure.error else message
+    return Outcome(
+        code=failure.code,
+        cause=cause,  # type: ignore[arg-type]  # each of them is a Cause
+        message=message,
+        node=node,
+        rank=rank,
+        step=failure.step,
+        retry=worth_a_retry(failure.code) and failure.code not in CRASH_CODES,
+        attempt=attempt,
+    )
+
+
+def may_restart(outcome: Outcome) -> bool:
+    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script."""
+    return outcome.cause in EXTERNAL_CAUSES and outcome.code not in CRASH_CODES
+
+
+def _was_requested(failure: Failure) -> bool:
+    """Whether the exit follows a stop: a rank that saved exits with 128 + any of the stop signals."""
+    return bool(failure.stopped_by) and failure.code in (
+        128 + failure.stopped_by,
+        *STOP_CODES,
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedAttempt:
+    """An attempt that failed."""
+
+    outcome: Outcome
+    step: int | None  # the highest in any rank's heartbeat; None: there was none
+    lived_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """How an attempt ended, and whether there is another."""
+
+    outcome: Outcome
+    restart: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as a dict for the store."""
+        return asdict(self)
+
+
+def decide(attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False) -> Decision:
+    """Decide after the failure of the last of ``attempts``, which are all attempts of the run.
+
+    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop.
+    """
+    outcome = attempts[-1].outcome
+    if restarts_errors:
+        again = outcome.cause in (*EXTERNAL_CAUSES, "error") and outcome.code not in NEVER_AGAIN
+        return Decision(outcome=outcome, restart=again and len(attempts) <= max_restarts)
+    if not may_restart(outcome):
+        return Decision(outcome=outcome)
+    if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
+        return Decision(outcome=replace(outcome, message=f"{outcome.message} (again)", retry=False))
+    without_progress = attempts[len(attempts) - num_without_progress(attempts) :]
+    if len(attempts) > 1 and len(without_progress) >= MAX_WITHOUT_PROGRESS:
+        return Decision(outcome=_gave_up(without_progress, outcome))
+    return Decision(outcome=outcome, restart=len(attempts) <= max_restarts)
+
+
+def num_without_progress(attempts: Sequence[FailedAttempt]) -> int:
+    """Return how many of the last attempts made no progress."""
+    best, number = -1, 0
+    for attempt in attempts:
+        progress = attempt.lived_s > MIN_LIFETIME_S if attempt.step is None else attempt.step > best
+        best = max(best, best if attempt.step is None else attempt.step)
+        number = 0 if progress else number + 1
+    return number
+
+
+def _gave_up(without_progress: Sequence[FailedAttempt], last: Outcome) -> Outcome:
+    what = "; ".join(f"attempt {ended.outcome.attempt}: {ended.outcome.message}" for ended in without_progress)
+    message = f"gave up after {len(without_progress)} attempts without progress: {what}"
+    return replace(last, code=Exit.GAVE_UP, cause="gave_up", message=message, retry=False)

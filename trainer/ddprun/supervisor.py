@@ -1,0 +1,170 @@
+"""The supervisor: the parent of a node's ranks, a small process that starts them, reaps them and leaves none behind.
+
+It exists so that ranks have a parent without threads (it may fork safely, and the kernel kills them when it dies), and
+so that a process is left to clean up when ddprun is SIGKILLed: at the end of file of the control socket it kills all
+its descendants and ends. Standard library only; it knows processes, not training.
+
+The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with one
+descriptor for the rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
+{"started": tag, "pid", "plain"} (why the rank was executed although it was to be forked, see fork_server.py);
+{"exited": tag, "status"} as soon as waitpid returns (subprocess' return code); {"cleared": true} when no descendant is
+left.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from ddprun import processes
+
+CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
+# argv, env, cwd, cores, output → the pid, and why the rank was executed although it was to be forked
+StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], int], tuple[int, str]]
+# A signal to a whole process group or job step is for the ranks; ddprun forwards it to them. Blocked, not ignored: a
+# signal that reaches a rank between fork and exec must not be lost. ddprun starts the supervisor with this mask.
+BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Supervisor:
+    """The ranks that are alive, and the socket over which ddprun controls them."""
+
+    def __init__(self, control: socket.socket, start: StartRank) -> None:
+        self._control = control
+        self._start = start
+        self._descriptors: deque[int] = deque()  # received, one for each start request that is still to be read
+        self._ranks: dict[int, str] = {}  # pid → tag
+        self._rest = b""
+
+    def run(self, wakeups: socket.socket) -> None:
+        """Serve until ddprun is gone, then kill all that is left."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._control, selectors.EVENT_READ)
+            selector.register(wakeups, selectors.EVENT_READ)
+            while True:
+                ready = {key.fileobj for key, _ in selector.select()}
+                if wakeups in ready:
+                    wakeups.recv(4096)
+                    self._reap()
+                if self._control in ready and not self._serve():
+                    break
+        self._clear(timeout_s=60.0)
+
+    def _serve(self) -> bool:
+        """Handle the requests that have arrived. False at the end of file: ddprun is gone."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
+        except ConnectionError:
+            return False
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self._descriptors.extend(descriptors)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._do(json.loads(line))
+        return bool(data)
+
+    def _do(self, request: dict[str, Any]) -> None:
+        if request["do"] == "start":
+            output = self._descriptors.popleft()
+            pid, plain = self._start(request["argv"], request["env"], request["cwd"], request["cores"], output)
+            os.close(output)
+            self._ranks[pid] = request["tag"]
+            self._send({"started": request["tag"], "pid": pid, "plain": plain})
+        elif request["do"] == "signal":
+            for pid in (pid for pid, tag in self._ranks.items() if tag == request["tag"]):
+                processes.kill(pid, request["signal"])
+        else:
+            self._clear(timeout_s=CLEAR_TIMEOUT_S)
+            self._send({"cleared": True})
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                tag = self._ranks.pop(pid, None)
+                if tag is not None:  # else an adopted orphan
+                    self._send({"exited": tag, "status": os.waitstatus_to_exitcode(status)})
+                    processes.kill_session(pid)
+
+    def _clear(self, *, timeout_s: float) -> None:
+        """Kill all descendants; report the exit of each rank before returning."""
+        deadline = time.monotonic() + timeout_s
+        for pid in self._ranks:
+            processes.kill(pid, signal.SIGKILL)
+        processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=self._reap)
+        while self._ranks and time.monotonic() < deadline:  # waitpid does not return a zombie whose threads still end
+            time.sleep(0.002)
+            self._reap()
+
+    def _send(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # ddprun is gone: the end of file follows
+            self._control.sendall(json.dumps(event).encode() + b"\n")
+
+
+def exec_rank(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int
+) -> tuple[int, str]:
+    """Fork and execute a rank, the leader of a session of its own; return its pid."""
+    supervisor_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
+                signal.signal(number, signal.SIG_DFL)
+            set_up_rank(cwd, cores, output, supervisor_pid)
+            os.execvpe(argv[0], list(argv), env)  # noqa: S606 (the command is the user's)
+        except OSError as error:
+            exit_not_started(argv, error)
+    return pid, ""
+
+
+def set_up_rank(cwd: str, cores: Sequence[int], output: int, supervisor_pid: int) -> None:
+    """Prepare the forked child: its streams, session, cores, working directory, and death with the supervisor.
+
+    Raises OSError.
+    """
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.setsid()
+    processes.die_with_parent(supervisor_pid)
+    if cores and sys.platform == "linux":
+        with contextlib.suppress(OSError):  # the cgroup has lost them meanwhile: train on others
+            os.sched_setaffinity(0, cores)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # pending signals are delivered now
+    os.chdir(cwd)
+
+
+def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
+    """End the child that could not be started, with a shell's message and exit code."""
+    os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
+    os._exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def serve(control: socket.socket, start: StartRank) -> None:
+    """Supervise ranks for the process at the other end of ``control``, until it is gone and they are."""
+    processes.adopt_orphans()
+    wakeups, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    Supervisor(control, start).run(wakeups)
+
+
+def main() -> None:
+    """Supervise executed ranks; the last arguments are the descriptors of the node's lock and of the socket."""
+    for descriptor in map(int, sys.argv[-2:]):  # not for the ranks
+        os.set_inheritable(descriptor, False)
+    with socket.socket(fileno=int(sys.argv[-1])) as control:
+        serve(control, exec_rank)

@@ -1,0 +1,227 @@
+"""How a node ends: the signals it receives, the stop of its ranks, and kills by the kernel when memory runs out.
+
+``Signals`` turns signals, and the end of the lifeline, into calls; ``Stop`` ends the ranks with a signal, a grace
+period and SIGKILL; ``OomMonitor`` reads the kernel's count of OOM kills.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ddprun.errors import NodeError, config_error
+from ddprun.workers import Workers
+from ddpwire import names
+from ddpwire.exits import worth_a_retry
+from ddpwire.run_files import Outcome
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+POLL_S = 0.01
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+RANK_OOM_SCORE = 500  # added to oom_score_adj, of at most 1000 (proc(5))
+
+
+class Signals:
+    """Calls ``on_stop`` and ``on_forward`` for signals, from its creation on. The owner may replace the callbacks.
+
+    Until ``listen`` there is no thread, so that the process may be forked: the calls are made in the main thread. Then
+    they are made in a thread of their own, whatever the main thread is doing: Python runs a handler between two
+    bytecodes of the main thread, so not while that waits in C++, but the kernel's signal number arrives through
+    ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
+    """
+
+    def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
+        self.on_stop = on_stop
+        self.on_forward = on_forward
+        self._listening = False
+        self._stop_requested = False
+        self._lifelines: list[int] = []
+        self._read, write = socket.socketpair()
+        write.setblocking(False)
+        self._write = write  # kept open
+        signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS):
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # as nohup sets it
+                signal.signal(number, lambda number, _: self._handle_now(number))
+
+    def listen(self) -> None:
+        """Handle signals in a thread from now on."""
+        self._listening = True
+        for descriptor in self._lifelines:
+            threading.Thread(target=self._watch, args=(descriptor,), name="lifeline", daemon=True).start()
+        threading.Thread(target=self._listen, name="signals", daemon=True).start()
+
+    def stop(self) -> None:
+        """Act as on a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
+        if self._stop_requested:
+            return
+        self._write.send(bytes([signal.SIGTERM]))
+
+    def _handle_now(self, number: int) -> None:
+        if not self._listening:
+            self._read.recv(1)  # the thread would have read it
+            self._dispatch(number)
+
+    def watch_lifeline(self, descriptor: int) -> None:
+        """Treat the end of file of ``descriptor`` as a SIGTERM: the process at its other end is gone."""
+        try:
+            os.set_inheritable(descriptor, False)
+        except (OSError, OverflowError):
+            raise config_error(f"{names.LIFELINE_FD} is {descriptor}: no such descriptor is open") from None
+        self._lifelines.append(descriptor)
+
+    def _watch(self, descriptor: int) -> None:
+        try:
+            select.select([descriptor], [], [])
+            while os.read(descriptor, 4096):
+                pass
+        except OSError:
+            return  # it is not readable: no lifeline
+        self.stop()
+
+    def _listen(self) -> None:
+        while numbers := self._read.recv(64):
+            for number in numbers:
+                self._dispatch(number)
+
+    def _dispatch(self, number: int) -> None:
+        if number in STOP_SIGNALS:
+            self._stop_requested = True
+            self.on_stop(signal.SIGTERM if number == signal.SIGHUP else number)
+        elif number in FORWARDED_SIGNALS:
+            self.on_forward(number)
+
+
+def stopped_before_start(number: int, node: int) -> Outcome:
+    """Return the outcome of a stop that was requested before there were ranks."""
+    code, name = 128 + number, signal.Signals(number).name
+    message = f"stopped by {name} before the ranks had started"
+    return Outcome(code=code, cause="stopped", message=message, node=node, retry=worth_a_retry(code))
+
+
+class Stop:
+    """Ends the ranks of this node, and knows whether a stop was requested."""
+
+    def __init__(self, workers: Workers, *, node: int, grace_s: float, log: Callable[[str], None]) -> None:
+        self._workers = workers
+        self._node = node
+        self._grace_s = grace_s
+        self._log = log
+        self._sent = 0  # the stop signal sent to the ranks of this attempt; 0: none
+        self._deadline = 0.0
+        self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
+        self.requested = 0  # the signal that requested the stop; 0: none
+        self.forwarded = 0  # the last signal that was forwarded to the ranks
+        self.killed = False  # whether ranks were killed after their grace period
+
+    def request(self, number: int) -> None:
+        """Stop this node: with a grace period on the first request, at once on the second."""
+        name = signal.Signals(number).name
+        if self.requested:
+            self._log(f"{name} again: the ranks are killed")
+            self._kill()
+            return
+        self.requested = self.forwarded = number
+        self._log(f"{name}: the ranks have {self._grace_s:g} s to end")
+        with self.starting:
+            self._signal_ranks(number, self._grace_s)
+        timer = threading.Timer(self._grace_s, self._kill)
+        timer.daemon = True
+        timer.start()
+
+    def forward(self, number: int) -> None:
+        """Forward a signal to the ranks, whatever they do on it: save, dump, or end."""
+        self.forwarded = number
+        with self.starting:
+            self._workers.signal(number)
+
+    def check(self) -> None:
+        """Raise NodeError if a stop was requested."""
+        if self.requested:
+            raise NodeError(stopped_before_start(self.requested, self._node))
+
+    def new_attempt(self) -> None:
+        """Start an attempt: its ranks have received no signal."""
+        self._sent = 0
+        self.forwarded = self.requested
+
+    def end_ranks(self, grace_s: float) -> None:
+        """End all ranks, after ``grace_s`` or the rest of the grace period that has begun."""
+        if not self._sent:
+            self._signal_ranks(signal.SIGTERM, grace_s)
+        while self._workers.alive and time.monotonic() < self._deadline:
+            time.sleep(POLL_S)
+        self._workers.clear()
+
+    def _signal_ranks(self, number: int, grace_s: float) -> None:
+        if not self._sent:
+            self._sent = number
+            self._deadline = time.monotonic() + grace_s
+            self._workers.signal(number)
+
+    def _kill(self) -> None:
+        self.killed = True
+        self._workers.clear()
+
+
+class OomMonitor:
+    """Tells whether the kernel has killed a process of this node's memory cgroup.
+
+    cgroup v2 counts kills in memory.events, v1 in memory.oom_control, both also if there is no limit.
+    """
+
+    def __init__(self, root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
+        self._cgroup = memory_cgroup(root, own)
+        self._kills = self._read()
+
+    def killed(self) -> bool:
+        """Whether a process was killed since the last call."""
+        before, self._kills = self._kills, self._read()
+        return self._kills > before
+
+    def limit(self) -> str:
+        """Describe how much memory there is."""
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            text = _read_text(self._cgroup / name) if self._cgroup else ""
+            if text.isdecimal() and int(text) < 1 << 60:  # v1 writes a number just below 2^63 for no limit
+                return f"its cgroup has {int(text) / (1 << 30):.3g} GiB"
+        return "the machine had no more"
+
+    def _read(self) -> int:
+        for name in ("memory.events", "memory.oom_control"):
+            for line in (_read_text(self._cgroup / name) if self._cgroup else "").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill" and value.isdecimal():
+                    return int(value)
+        return 0
+
+
+def prefer_as_oom_victim(pid: int) -> None:
+    """Let the kernel kill this rank, and its children, before ddprun, which also has torch in memory."""
+    own = _read_text(Path("/proc/self/oom_score_adj"))
+    with contextlib.suppress(OSError, ValueError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))
+
+
+def memory_cgroup(root: Path, own: Path) -> Path | None:
+    """Return the memory cgroup of this process; None: there is none. A container sees its own as the root."""
+    for line in _read_text(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        mount = root if not controllers else root / "memory" if controllers == "memory" else None
+        for folder in (mount / path.lstrip("/"), mount) if mount else ():
+            if any((folder / name).exists() for name in ("memory.events", "memory.oom_control")):
+                return folder
+    return None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

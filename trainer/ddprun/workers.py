@@ -1,0 +1,166 @@
+"""The rank processes of this node as ddprun controls them, through the supervisor: start, signal, exit."""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddprun import fork_server, processes
+from ddprun.progress import Progress
+from ddprun.supervisor import BLOCKED_SIGNALS
+
+ROOT = str(Path(__file__).parents[1])
+# Isolated and without site-packages: it starts in 20 ms, whatever the user's environment contains.
+SUPERVISOR_CODE = "import sys; sys.path.append(sys.argv[1]); from ddprun.supervisor import main; main()"
+ANSWER_TIMEOUT_S = 60.0  # replies are immediate,
+IMPORT_TIMEOUT_S = 300.0  # except the first: the fork server imports from a cold disk, or on a busy machine
+POLL_S = 1.0
+KILLED_STATUS = -9
+
+
+class SupervisorLostError(Exception):
+    """The supervisor ended, and so have its ranks; or it does not reply."""
+
+
+class Workers:
+    """The rank processes of this node, each identified by the tag it was started with."""
+
+    on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
+    on_supervisor_lost: Callable[[], None]
+    on_exec_fallback: Callable[[str], None]  # why ranks are executed although they were to be forked; called once
+    log: Callable[[str], None]  # prints progress while the supervisor is slow
+
+    def __init__(self, *, lock_fd: int, fork: bool) -> None:
+        """Start the supervisor. The owner sets the callbacks before the first rank is started.
+
+        ``fork``: the supervisor is a fork of this process, which must not have a thread yet, and forks the ranks.
+        """
+        self.on_supervisor_lost = lambda: None
+        self.log = lambda _: None
+        self._lock_fd = lock_fd
+        self._fork = fork
+        self._exec_reason = ""
+        self._reported_exec = self._has_replied = False
+        self._alive: set[str] = set()
+        self._send_lock = threading.Lock()
+        self._request_lock = threading.Lock()  # one request at a time: replies have no identity
+        self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._open()
+
+    def _open(self) -> None:
+        processes.adopt_orphans()  # if the supervisor is killed, its children become ours to kill
+        self._control, theirs = socket.socketpair()
+        old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
+        with theirs:
+            self._start_supervisor(theirs)
+        signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
+        self._replies = queue.Queue()
+        self._lost = False
+        threading.Thread(target=self._listen, args=(self._control,), name="supervisor", daemon=True).start()
+
+    def _start_supervisor(self, control: socket.socket) -> None:
+        if self._fork:
+            try:
+                fork_server.fork_supervisor(self._lock_fd, control)
+                return
+            except fork_server.CannotForkError as error:
+                self._fork, self._exec_reason = False, str(error)
+        descriptors = (self._lock_fd, control.fileno())
+        command = [sys.executable, "-I", "-S", "-c", SUPERVISOR_CODE, ROOT, *map(str, descriptors)]
+        subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    @property
+    def alive(self) -> frozenset[str]:
+        """The tags of the ranks that have not ended."""
+        return frozenset(self._alive)
+
+    def start(
+        self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int, cores: Collection[int] = ()
+    ) -> int:
+        """Start a rank whose stdout and stderr are ``output``; return its pid. Raises SupervisorLostError.
+
+        ``cores``: those that it may run on; none: those of this process.
+        """
+        if self._lost:
+            if self._fork:  # this process has threads now
+                self._fork, self._exec_reason = False, "the process that had torch was killed"
+            self._open()
+        self._alive.add(tag)
+        options = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
+        request = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env)} | options
+        reply = self._request(request, (output,))
+        self._exec_reason = self._exec_reason or reply["plain"]
+        if self._exec_reason and not self._reported_exec:
+            self._reported_exec = True
+            self.on_exec_fallback(self._exec_reason)
+        return int(reply["pid"])
+
+    def signal(self, number: int) -> None:
+        """Signal every rank that is alive."""
+        for tag in self.alive:
+            self._send({"do": "signal", "tag": tag, "signal": number})
+
+    def clear(self) -> None:
+        """SIGKILL the ranks and all that they started; return when they are gone."""
+        if not self._lost:
+            with contextlib.suppress(SupervisorLostError):  # then no rank is left
+                self._request({"do": "clear"})
+
+    def _request(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
+        with self._request_lock:
+            self._send(request, descriptors)
+            reply = self._await_reply()
+        if reply is None:
+            raise SupervisorLostError("the supervisor of the ranks was killed")
+        return reply
+
+    def _await_reply(self) -> dict[str, Any] | None:
+        imports = self._fork and not self._has_replied
+        limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
+        progress = Progress(self.log, "importing what the ranks need of torch")
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(queue.Empty):
+                reply = self._replies.get(timeout=POLL_S)
+                self._has_replied = True
+                return reply
+            if imports:
+                progress.update()
+        raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
+
+    def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        data = json.dumps(request).encode() + b"\n"
+        with self._send_lock, contextlib.suppress(OSError):  # the supervisor is gone: _listen handles it
+            sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
+            self._control.sendall(data[sent:])
+
+    def _listen(self, control: socket.socket) -> None:
+        with (
+            control.makefile("rb") as lines,
+            contextlib.suppress(ConnectionError),
+        ):  # it was killed with requests unread
+            for line in lines:
+                event = json.loads(line)
+                if "exited" in event:
+                    self._handle_exit(event["exited"], event["status"])
+                else:
+                    self._replies.put(event)
+        self._lost = True
+        processes.kill_descendants(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
+        self.on_supervisor_lost()
+        for tag in self.alive:
+            self._handle_exit(tag, KILLED_STATUS)
+        self._replies.put(None)
+
+    def _handle_exit(self, tag: str, status: int) -> None:
+        self._alive.discard(tag)
+        self.on_exit(tag, status)

@@ -1,0 +1,383 @@
+"""What runs around the steps of the training loop.
+
+`NonFiniteGuard` finds NaN and infinite losses and gradients, `StopVote` lets the ranks agree on when to stop,
+`ProgressDisplay` reports on stdout; `Callbacks` holds these and all else that is called before and after a step.
+"""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from ddptrain.distributed import RankInfo
+from ddptrain.errors import TrainError
+from ddptrain.goodput import Goodput
+from ddptrain.metrics import Metrics
+from ddptrain.step_timing import Overlap, Phases, Tracer
+from ddptrain.straggler import StragglerDetector
+from ddpwire.events import EventLog
+from ddpwire.exits import Exit
+from ddpwire.heartbeat import Heart
+from ddpwire.signals import Signals
+from ddpwire.streams import leave_lost
+from ddpwire.vote import Vote
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+MAX_OVERFLOWS = 20  # in a row: a scale of 65,536 is below 1 by then
+LOG_EVERY_S = 30.0
+NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
+TIMES_EVERY_S = 0.5
+DEVICE_EVERY_S = 5.0
+
+
+class NonFinite(Exception):  # noqa: N818 - a fact about a step, not ours to report
+    """Step number ``step``, from 1, was not taken: its loss or gradient is not finite."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(step)
+        self.step = step
+
+
+class NonFiniteGuard:
+    """Finds NaN and infinity before the optimizer's step, so that they reach no weight and no checkpoint.
+
+    A loss that is not finite on one rank gets a NaN gradient, which the all-reduce brings to every rank: all ranks see
+    it after the same step, without further communication. On a CPU the step is not taken and NonFinite is raised. A GPU
+    is not waited for: a flag on it, once set, keeps every later step from changing anything (``found_inf``, with which
+    torch's fused optimizers support GradScaler), and is read when its copy has arrived, a step or more later.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._norm: Tensor | None = None  # of the last gradient, not waited for
+        self._overflows = torch.zeros((), device=device, dtype=torch.int64)
+        self._no_more: Tensor | None = None  # NaN once a scaler's overflows have set the flag, 0 before
+        self._flag: Tensor | None = None
+        if device.type == "cuda":
+            self._flag = torch.zeros((), device=device)  # 1: a step was not finite, and no more are taken
+            self._step = torch.zeros((), device=device, dtype=torch.int64)  # its number
+            self._seen = torch.zeros((), dtype=torch.int64, pin_memory=True)  # its copy on the host
+            self._copied: torch.cuda.Event | None = None
+            self._known = False  # whether a copy that has arrived was not 0
+
+    def with_nan_gradient(self, loss: Tensor) -> Tensor:
+        """Return the same loss; its gradient is NaN if the loss is not finite, or no more steps are to be taken."""
+        factor = 1 + (loss - loss).detach()
+        return loss * (factor if self._no_more is None else factor + self._no_more)
+
+    def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
+        """Check the gradient's norm before the optimizer's step number ``step``, from 1. Raise NonFinite.
+
+        ``scaled``: by a GradScaler, which skips a step that overflowed and reduces its scale; then only MAX_OVERFLOWS
+        such steps in a row are an error.
+        """
+        self._norm = norm
+        if scaled:
+            self._overflows = (self._overflows + 1) * ~norm.isfinite()
+            norm = torch.where(self._overflows < MAX_OVERFLOWS, 0.0, math.nan)
+        if self._flag is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+            if not math.isfinite(norm.item()):
+                raise NonFinite(step)
+            return
+        bad = ~norm.isfinite()
+        self._step += (bad & (self._flag == 0)) * step
+        torch.maximum(self._flag, bad.float(), out=self._flag)
+        if scaled:  # the scaler sets found_inf, from the gradients
+            self._no_more = torch.where(self._flag > 0, math.nan, 0.0)
+        else:
+            optimizer.grad_scale, optimizer.found_inf = None, self._flag  # type: ignore[attr-defined]
+        if self._copied is None or self._copy_arrived():
+            self._seen.copy_(self._step, non_blocking=True)
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+
+    @property
+    def last_norm(self) -> float:
+        """The norm of the last gradient, NaN before the first; waits for the device."""
+        return math.nan if self._norm is None else self._norm.item()
+
+    @property
+    def detected(self) -> bool:
+        """Whether a step is known not to have been finite, without waiting for the device."""
+        if self._flag is None or self._copied is None:
+            return False
+        self._copy_arrived()
+        return self._known
+
+    @property
+    def tripped(self) -> bool:
+        """Whether a step was not finite; waits for the device."""
+        return self._flag is not None and bool(self._flag)
+
+    def raise_if_tripped(self) -> None:
+        """Wait for the device. Raise NonFinite if any step until now was not finite; every rank makes this call."""
+        if self._flag is not None and (step := int(self._step)):
+            raise NonFinite(step)
+
+    def _copy_arrived(self) -> bool:
+        """Return whether the last copy has arrived, and read it if so."""
+        if self._copied is None or not self._copied.query():  # type: ignore[no-untyped-call]
+            return False
+        self._known = self._known or bool(self._seen)
+        return True
+
+
+class StopVote:
+    """Agrees with the other ranks on when to stop: after a signal, ``--stop-after`` or a step that was not finite."""
+
+    def __init__(
+        self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
+    ) -> None:
+        self.timed_out = False  # --stop-after passed on this rank, before any signal
+        self._rank_info = rank_info
+        self._signals = signals
+        self._guard = guard
+        self._deadline = started + after_s if after_s else None
+        self._vote = Vote() if rank_info.size > 1 else None
+
+    def poll(self) -> int:
+        """Return the exit code that all ranks agree to stop with; 0: go on. Every rank calls it after every step.
+
+        NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
+        """
+        code = self._signals.code
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.timed_out = not code
+            code = max(code, Exit.SAVED_TERM)
+        if self._guard.detected:
+            code = NOT_FINITE
+        return self._vote.ask(code) if self._vote else code
+
+    @property
+    def requested_by(self) -> int | None:
+        """The rank that received the signal, once all have agreed to stop; None: --stop-after passed instead."""
+        if self.timed_out:
+            return None
+        return self._vote.asker if self._vote else self._rank_info.rank
+
+    @property
+    def requested_by_other(self) -> int | None:
+        """The same, unless this rank received a signal itself."""
+        return None if self._signals.code else self.requested_by
+
+    def close(self) -> None:
+        """Read the last vote, before the process group ends."""
+        if self._vote:
+            self._vote.answer()
+
+
+class ProgressDisplay(Protocol):
+    """Reports on stdout while the model trains; rank 0 alone does."""
+
+    def log(self, text: str) -> None:
+        """Print a line."""
+
+    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+        """Report a step; ``epoch`` reads like 3/10."""
+
+    def close(self) -> None:
+        """End the display."""
+
+
+class NoProgress:
+    """The display of all ranks but 0: none."""
+
+    def log(self, text: str) -> None:
+        """Do nothing."""
+
+    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class ProgressLines:
+    """For a file or a pipe: whole lines, and in a long epoch one every LOG_EVERY_S."""
+
+    def __init__(self) -> None:
+        self._logged_at = time.monotonic()
+
+    def log(self, text: str) -> None:
+        """Print a line."""
+        self._logged_at = time.monotonic()
+        try:
+            print(text, flush=True)
+        except OSError as error:  # the reader has exited (| head), or the disk is full: the training goes on
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not isinstance(error, BrokenPipeError):
+                print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+
+    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+        """Print a line if the last one is older than LOG_EVERY_S."""
+        if time.monotonic() - self._logged_at > LOG_EVERY_S:
+            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} images/s")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class ProgressBar:
+    """For a terminal: the lines, and a progress bar below them."""
+
+    def __init__(self) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        self._progress: Progress = Progress(
+            TextColumn("epoch {task.fields[epoch]}"),
+            BarColumn(),
+            TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
+            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            refresh_per_second=4,
+            transient=True,
+        )
+        self._task: TaskID | None = None
+
+    def log(self, text: str) -> None:
+        """Print a line above the bar."""
+        with _closed_terminal_ignored():
+            self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+        """Move the bar."""
+        if self._task is None:
+            self._task = self._progress.add_task("", total=num_steps, epoch=epoch, speed=images_per_s)
+            with _closed_terminal_ignored():
+                self._progress.start()
+        self._progress.update(self._task, completed=step, epoch=epoch, speed=images_per_s)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._task is not None:
+            with _closed_terminal_ignored():
+                self._progress.stop()
+            self._task = None
+
+
+@contextmanager
+def _closed_terminal_ignored() -> Iterator[None]:
+    """Go on when the terminal was closed."""
+    try:
+        yield
+    except OSError:
+        leave_lost()
+
+
+def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ) -> ProgressDisplay:
+    """Return the display for this rank and its stdout."""
+    if not first:
+        return NoProgress()
+    if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
+        try:
+            return ProgressBar()
+        except ImportError:  # rich is optional
+            pass
+    return ProgressLines()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """The callbacks of one rank, which take a few microseconds a step."""
+
+    poll_stop: Callable[[], int]  # StopVote.poll
+    heartbeat: Heart
+    metrics: Metrics
+    goodput: Goodput
+    phases: Phases
+    guard: NonFiniteGuard
+    stragglers: StragglerDetector
+    tracer: Tracer
+    progress: ProgressDisplay
+    overlap: Overlap
+    events: EventLog
+    on_gpu: bool
+    _last: dict[str, float] = field(default_factory=dict)  # when each periodic action last ran; the step, for "overlap"
+
+    def on_train_begin(self) -> None:
+        """Record the end of the start-up. Raises TrainError."""
+        self.goodput.mark_ready()
+        lost = self.goodput.lost_s
+        self.events.emit(
+            "training_began",
+            seconds=self.goodput.total_s,
+            startup_s=round(lost["startup"], 3),
+            restore_s=round(lost["restore"], 3),
+        )
+        self._export_times()
+        try:
+            self.tracer.begin()
+        except OSError as error:
+            raise TrainError(
+                Exit.CANNOT_WRITE, f"--profile-dir {self.tracer.folder} cannot be made: {error.strerror}"
+            ) from None
+
+    def on_step_begin(self) -> None:
+        """Start the timing of a step."""
+        self.phases.begin()
+
+    def on_step_end(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
+        """Record a step. Return the exit code to stop with, the same on every rank; 0: go on."""
+        code = self.poll_stop()
+        self.heartbeat.beat(step)
+        self._count_steps()
+        self.metrics.step(step=step, epoch=epoch, samples=samples, lr=lr)
+        if self.stragglers.after_step(step, self.phases.own_s) and self.stragglers.skew is not None:
+            self.metrics.skew(self.stragglers.skew.ratio, self.stragglers.speed)
+        self.tracer.step()
+        if self._every("times", TIMES_EVERY_S):
+            self._export_times()
+        if self._every("device", DEVICE_EVERY_S):
+            self._export_device(step)
+        self.phases.end(step)
+        return code
+
+    def on_train_end(self) -> None:
+        """Record the last steps and close the outputs."""
+        self.phases.begin()  # reads the events that the GPU has passed
+        self._count_steps()
+        self.tracer.end()
+        self.progress.close()
+        self.flush_metrics()
+
+    def flush_metrics(self) -> None:
+        """Write all metrics."""
+        self._export_times()
+        self._export_device(None)
+
+    def _count_steps(self) -> None:
+        while self.phases.completed:
+            step = self.phases.completed.popleft()
+            self.goodput.add_step(step.step, step.seconds)
+            self.metrics.step_duration(step.seconds)
+
+    def _export_times(self) -> None:
+        self.metrics.time_spent(self.phases.totals, self.goodput.productive_s, self.goodput.lost_s)
+        self.metrics.flush()
+
+    def _export_device(self, step: int | None) -> None:
+        if self.on_gpu:
+            self.metrics.memory(
+                allocated=torch.cuda.memory_allocated(),
+                reserved=torch.cuda.memory_reserved(),
+                peak=torch.cuda.max_memory_allocated(),
+            )
+        if self.metrics.enabled and step is not None:
+            self.metrics.comm_hidden(self.overlap.hidden_s() * (step - self._last.get("overlap", step)))
+            self._last["overlap"] = step
+
+    def _every(self, what: str, seconds: float) -> bool:
+        now = time.monotonic()
+        if now - self._last.get(what, 0.0) < seconds:
+            return False
+        self._last[what] = now
+        return True

@@ -1,0 +1,457 @@
+"""Saving and resuming: which checkpoint to resume from, when to save, and writing in the background.
+
+Rank 0 reads and writes; all ranks agree on the result.
+"""
+
+import errno
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddptrain import compat
+from ddptrain.checkpoint import (
+    Checkpoint,
+    CorruptCheckpoint,
+    OtherFormat,
+    UnusableCheckpoint,
+    load_checkpoint,
+    manifest_path,
+    parse_checkpoint,
+    write_checkpoint,
+)
+from ddptrain.checkpoint_directory import SUFFIX_BAD, CheckpointDirectory, step_of
+from ddptrain.config import CheckpointOptions, shaping_options
+from ddptrain.distributed import agree, broadcast, broadcast_state
+from ddptrain.errors import TrainError
+from ddptrain.goodput import Goodput
+from ddptrain.metrics import Metrics
+from ddptrain.optimizer import match_strides
+from ddptrain.training_state import Stateful, TrainingState
+from ddpwire import names
+from ddpwire.events import EventLog
+from ddpwire.exits import Exit
+from ddpwire.run_files import read_regular
+
+STUCK_S = 45.0  # without any progress of the disk
+POLL_S = 0.05
+READ_TRIES, READ_PAUSE_S = 3, 1.0
+PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # of a network file system
+
+
+class CheckpointManager:
+    """The checkpoints of one training. ``directory`` is None on all ranks but 0.
+
+    ``on_wait`` is called with the step while the loop waits for the disk.
+    """
+
+    def __init__(
+        self,
+        state: TrainingState,
+        directory: CheckpointDirectory | None,
+        metrics: Metrics,
+        goodput: Goodput,
+        events: EventLog,
+        *,
+        on_wait: Callable[[int], None],
+    ) -> None:
+        self._state = state
+        self._shaping = shaping_options(state.options, batch_size=state.batch_size)
+        self._epochs = state.options.training.epochs
+        self._resumed: Path | None = None
+        self._goodput = goodput
+        self._events = events
+        self._finder: CheckpointFinder | None = None
+        self._saver: CheckpointSaver | None = None
+        options = state.options.checkpoints
+        if directory is not None:
+            self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=log_warning)
+            self._saver = CheckpointSaver(directory, options, metrics, events=events, warn=log_warning, on_wait=on_wait)
+            self._path = directory.path
+
+    def resume(self) -> tuple[Path, int, int | None] | None:
+        """Load the checkpoint that ``--resume`` selects on every rank.
+
+        Return its file, the number of steps done, and the epochs of its training (None: not known); None: there is no
+        checkpoint, start at step 0. Raises TrainError.
+        """
+        rank_info = self._state.world.rank_info
+        with self._goodput.time_lost("restore"):
+            found = agree(rank_info, self._find)
+            parts = dict(found[1].parts) if found else {}
+            head = broadcast(rank_info, (found[0], found[1].step, found[1].shaping) if found else None)
+            del found  # the parts are freed one by one
+            if head is None and not self._epochs and not self._state.options.model.pretrained:
+                raise TrainError(
+                    Exit.NO_INPUT,
+                    f"--epochs 0 only evaluates, and {self._state.options.checkpoints.folder} holds no checkpoint",
+                    hint="give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
+                )
+            if head is None:
+                return None
+            path, step, shaping = head
+            self._resumed = path
+            for name, part in self._state.parts.items():
+                values = broadcast_state(rank_info, parts.pop(name, None))
+                agree(rank_info, partial(_load_part, path, name, part, values))
+                del values
+            if self._saver:
+                self._saver.newest = path
+        self._events.emit("checkpoint_loaded", step=step, seconds=self._goodput.lost_s["restore"], path=str(path))
+        return path, step, shaping.get("epochs")
+
+    def is_due(self, step: int) -> bool:
+        """Return whether to save after this step, in the middle of an epoch; False on all ranks but 0."""
+        return self._saver is not None and self._saver.is_due(step)
+
+    def save(self, step: int, accuracy: float | None) -> None:
+        """Write a checkpoint in the background on rank 0, unless there is one of this step."""
+        if self._saver and self._saver.newest != self._path(step):
+            with self._goodput.time_lost("checkpoint"):
+                parts = {name: part.state_dict() for name, part in self._state.parts.items()}
+                # The epochs shape the learning rate; a resumed training may change them, and reports it.
+                self._saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
+
+    def save_last(self, step: int, accuracy: float | None) -> Path | None:
+        """Save the last step, and return its file. Raises TrainError when it cannot be saved.
+
+        With ``--epochs 0`` nothing is written.
+        """
+        if not self._epochs:
+            return self._resumed
+        problem, path = "", Path()
+        if self._saver:
+            path = self._path(step)
+            written = self.wait_for_write(step)
+            if written and self._saver.newest != path:  # not started, or the disk has space again
+                self.save(step, accuracy)
+                written = self.wait_for_write(step)
+            if not written:
+                problem = f"step {step} could not be saved: the disk has not taken {path} for {STUCK_S:g} s"
+            elif self._saver.newest != path:
+                problem = f"step {step} could not be saved as {path}; the one before it is whole"
+        problem, path = broadcast(self._state.world.rank_info, (problem, path))
+        if problem:
+            raise TrainError(Exit.CANNOT_WRITE, problem)
+        return path
+
+    def wait_for_write(self, step: int | None = None) -> bool:
+        """Wait until what is being written is on the disk. Return False when the disk is stuck."""
+        with self._goodput.time_lost("checkpoint"):
+            return self._saver is None or self._saver.wait_for_write(step)
+
+    def _find(self) -> tuple[Path, Checkpoint] | None:
+        return self._finder.find(self._shaping) if self._finder else None
+
+
+def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
+    if values is None and isinstance(part, torch.amp.GradScaler):
+        return  # trained in another precision until now: fp16 begins with a fresh scale
+    try:
+        if values is None:
+            raise KeyError(name)
+        part.load_state_dict(values)
+        if isinstance(part, torch.optim.Optimizer):
+            match_strides(part)
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        raise TrainError(Exit.CONFIG, f"{path} does not fit this training: {reason}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointFinder:
+    """Selects the checkpoint to resume from. ``warn`` is called with a line for each one that cannot be used."""
+
+    directory: CheckpointDirectory
+    options: CheckpointOptions
+    metrics: Metrics
+    warn: Callable[[str], None]
+
+    def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
+        """Return what ``--resume`` selects; None: there is no checkpoint, start at step 0. Raises TrainError."""
+        resume = self.options.resume
+        started_again = os.environ.get(names.ATTEMPT, "1") != "1" and self.directory.checkpoints()
+        if resume not in ("auto", "never") and not started_again:
+            found: tuple[Path, Checkpoint] | None = self._given(Path(resume))
+        else:
+            paths = self.directory.checkpoints()
+            if resume == "never" and paths and not started_again:
+                raise TrainError(
+                    Exit.CONFIG,
+                    f"--resume never, but {self.directory.folder} holds {paths[0].name}",
+                    hint="give another --checkpoint-dir, or --resume auto",
+                )
+            found = self._newest(paths)
+        if found is not None:
+            self._check_same_config(*found, shaping)
+        return found
+
+    def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
+        """Return the first complete one, and set aside the corrupt ones before it.
+
+        What cannot be read may be complete: it keeps its name. If none is complete, all do.
+        """
+        bad: dict[Path, CorruptCheckpoint | OSError] = {}
+        for path in paths:
+            try:
+                checkpoint = self._load(path)
+            except OtherFormat as error:  # an older checkpoint would be followed by ones that replace it
+                raise _other_format(path, error) from None
+            except (CorruptCheckpoint, OSError) as error:
+                bad[path] = error
+                continue
+            for torn, why in bad.items():
+                how = "is passed over" if isinstance(why, OSError) else self.directory.set_aside(torn)
+                self.warn(f"{torn} {how}: {_reason(why)}")
+                self.metrics.checkpoint_fallback()
+            return path, checkpoint
+        for torn, why in bad.items():
+            self.warn(f"{torn} cannot be used: {_reason(why)}")
+        count = len(bad) + self.directory.num_bad()
+        if count:
+            raise TrainError(
+                Exit.DATA,
+                f"none of the {count} checkpoints in {self.directory.folder} is whole: to start at step 0, delete them "
+                f"(also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
+            )
+        return None
+
+    def _given(self, path: Path) -> tuple[Path, Checkpoint]:
+        """Return the checkpoint of a file; without a manifest its bytes are not verified."""
+        if not path.name:
+            raise TrainError(
+                Exit.NO_INPUT, f"--resume {self.options.resume!r} is no file; auto, never or a file are allowed"
+            )
+        try:
+            found = parse_checkpoint(read_regular(path)) if not manifest_path(path).exists() else self._load(path)
+        except OtherFormat as error:
+            raise _other_format(path, error) from None
+        except CorruptCheckpoint as error:
+            missing = error.reason == "missing"
+            raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error.message}") from None
+        except OSError as error:
+            raise TrainError(
+                Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
+            ) from None
+        newer = [other for other in self.directory.checkpoints() if (step_of(other) or 0) > found.step]
+        if newer:  # they would be resumed from, and this training's be deleted as older ones
+            raise TrainError(
+                Exit.CONFIG,
+                f"--resume {path} is of step {found.step}, and {self.directory.folder} holds {newer[0].name}",
+                hint="give another --checkpoint-dir for the new branch",
+            )
+        return path, found
+
+    def _load(self, path: Path) -> Checkpoint:
+        began = time.monotonic()
+        try:
+            checkpoint = _read_again(lambda: load_checkpoint(path))
+            if step_of(path) not in (None, checkpoint.step):
+                raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
+        except (UnusableCheckpoint, OSError) as error:
+            self.metrics.checkpoint_failed(
+                op="load", reason=error.reason if isinstance(error, UnusableCheckpoint) else "io"
+            )
+            raise
+        self.metrics.checkpoint_loaded(seconds=time.monotonic() - began)
+        return checkpoint
+
+    def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
+        """Raise TrainError if options that shape the weights have changed, unless --allow-changed-config is given."""
+        before = checkpoint.shaping
+        changed = [name for name in now if name in before and before[name] != now[name]]
+        if not changed:
+            return
+        changes = ", ".join(f"{name.replace('_', '-')} {before[name]}, not {now[name]}" for name in changed)
+        if not self.options.allow_changed:
+            self.metrics.checkpoint_failed(op="load", reason="incompatible")
+            raise TrainError(
+                Exit.CONFIG,
+                f"{path} was trained with {changes}",
+                hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
+            )
+        self.warn(f"{path} was trained with {changes}; going on (--allow-changed-config)")
+
+
+def _read_again(load: Callable[[], Checkpoint]) -> Checkpoint:
+    """Call ``load``, again after an error of the file system that may pass. Raises its errors."""
+    for _ in range(READ_TRIES - 1):
+        try:
+            return load()
+        except OSError as error:
+            if error.errno not in PASSING_ERRORS:
+                raise
+        time.sleep(READ_PAUSE_S)
+    return load()
+
+
+def _reason(error: CorruptCheckpoint | OSError) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else error.message
+
+
+def _other_format(path: Path, error: OtherFormat) -> TrainError:
+    return TrainError(
+        Exit.CONFIG,
+        f"{path} cannot be used: {error.message}",
+        hint="install the version that wrote it, or give another --checkpoint-dir",
+        path=str(path),
+        format=error.number,
+    )
+
+
+class CheckpointSaver:
+    """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes it to the disk.
+
+    ``warn`` is called with a line when a write fails: the training goes on, and the previous checkpoint is complete.
+    ``on_wait`` is called with the step while the loop waits for the disk.
+    """
+
+    def __init__(
+        self,
+        directory: CheckpointDirectory,
+        options: CheckpointOptions,
+        metrics: Metrics,
+        *,
+        events: EventLog,
+        warn: Callable[[str], None],
+        on_wait: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._directory = directory
+        self._options = options
+        self._metrics = metrics
+        self._events = events
+        self._warn = warn
+        self._on_wait = on_wait
+        self._snapshot = Snapshot()
+        self._writing: threading.Thread | None = None
+        self._written_at = 0.0
+        self._waited_s = 0.0  # of the loop for the copy
+        self._saved_at = time.monotonic()
+        self.newest: Path | None = None  # the last one that was written, or resumed from
+
+    def is_due(self, step: int) -> bool:
+        """Return whether the options ask for a checkpoint after this step, in the middle of an epoch."""
+        every, minutes = self._options.every, self._options.minutes
+        return bool((every and step % every == 0) or (minutes and time.monotonic() - self._saved_at >= 60 * minutes))
+
+    def save(self, step: int, parts: Mapping[str, Any], shaping: Mapping[str, Any], accuracy: float | None) -> None:
+        """Copy the state, and start writing it."""
+        if not self.wait_for_write(step):
+            self._metrics.checkpoint_failed(op="save", reason="io")
+            self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
+            return
+        began = self._saved_at = time.monotonic()
+        checkpoint = Checkpoint(step=step, shaping=shaping, parts=self._snapshot.take(parts), accuracy=accuracy)
+        self._on_write()
+        self._waited_s = time.monotonic() - began
+        self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
+        self._writing.start()
+
+    def wait_for_write(self, step: int | None = None) -> bool:
+        """Wait until what is being written is on the disk, or has failed. Return False when the disk is stuck.
+
+        ``step``: for ``on_wait``; None: it is not called, since the training is over.
+        """
+        while self._writing is not None and self._writing.is_alive():
+            if time.monotonic() - self._written_at > STUCK_S:
+                return False
+            self._writing.join(POLL_S)
+            if step is not None:
+                self._on_wait(step)
+        self._writing = None
+        return True
+
+    def _write(self, checkpoint: Checkpoint, began: float) -> None:
+        path = self._directory.path(checkpoint.step)
+        try:
+            self._snapshot.wait()
+            size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write)
+            self.newest = path
+            retained = self._directory.delete_old(
+                keep=self._options.keep, keep_best=self._options.keep_best, written=path
+            )
+        except Exception as error:  # no failed checkpoint ends the training
+            full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+            self._metrics.checkpoint_failed(op="save", reason="enospc" if full else "io")
+            reason = error.strerror if isinstance(error, OSError) else error
+            self._failed(checkpoint.step, f"{path}: {reason}")
+        else:
+            seconds = time.monotonic() - began
+            self._metrics.checkpoint_saved(
+                step=checkpoint.step, seconds=seconds, size_bytes=size_bytes, retained=retained
+            )
+            self._events.emit(
+                "checkpoint_saved",
+                step=checkpoint.step,
+                seconds=seconds,
+                waited_s=round(self._waited_s, 4),
+                bytes=size_bytes,
+                path=str(path),
+            )
+
+    def _failed(self, step: int, reason: str) -> None:
+        self._warn(f"no checkpoint of step {step}: {reason}")
+        self._events.emit("checkpoint_failed", step=step, message=reason)
+
+    def _on_write(self) -> None:
+        self._written_at = time.monotonic()
+
+
+class Snapshot:
+    """Copies a nested state to buffers on the CPU, which are reused, and pinned where tensors come from a GPU.
+
+    What ``take`` returned is valid until it is called again.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[object, ...], Tensor] = {}
+        self._copied: torch.cuda.Event | None = None
+
+    def take(self, state: Any) -> Any:
+        """Return the state with its tensors copied. From a GPU they are complete after ``wait``."""
+        sources: list[Tensor] = []
+        copies: list[Tensor] = []
+        copy = self._copy(state, (), sources, copies)
+        if sources:
+            # In the training's own stream: the next step cannot change a tensor before it is copied.
+            compat.copy_all(copies, sources)
+        if any(source.is_cuda for source in sources):
+            self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._copied.record()
+        return copy
+
+    def wait(self) -> None:
+        """Wait until the copies are complete. May be called from any thread."""
+        if self._copied is not None:
+            self._copied.synchronize()
+
+    def _copy(self, value: Any, path: tuple[object, ...], sources: list[Tensor], copies: list[Tensor]) -> Any:
+        if isinstance(value, Tensor):
+            sources.append(value.detach())
+            copies.append(self._buffer(path, sources[-1]))
+            return copies[-1]
+        if isinstance(value, Mapping):
+            return {key: self._copy(item, (*path, key), sources, copies) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._copy(item, (*path, index), sources, copies) for index, item in enumerate(value))
+        return value
+
+    def _buffer(self, path: tuple[object, ...], source: Tensor) -> Tensor:
+        kept = self._buffers.get(path)
+        if kept is None or (kept.shape, kept.dtype, kept.stride()) != (source.shape, source.dtype, source.stride()):
+            kept = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
+            self._buffers[path] = kept
+        return kept
+
+
+def log_warning(message: str) -> None:
+    """Print a warning about a checkpoint."""
+    print(f"ddptrain: warning: {message}", file=sys.stderr, flush=True)

@@ -1,0 +1,84 @@
+"""Every private interface of torch that ddptrain uses, each with a check and a plain fallback."""
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+
+class NoDispatchMode:
+    """A context that sees no function: then the operations of a step are not known."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave."""
+
+
+def _dispatch_mode() -> Any:
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        return NoDispatchMode
+    return TorchDispatchMode
+
+
+DispatchMode = _dispatch_mode()  # a context whose __torch_dispatch__ is called for each function of aten
+
+
+def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
+    """Move each tensor of ``averages`` by ``weight`` towards that of ``weights``, in one call for all on a GPU."""
+    if hasattr(torch, "_foreach_lerp_"):
+        torch._foreach_lerp_(averages, weights, weight)
+        return
+    for average, other in zip(averages, weights, strict=True):
+        average.lerp_(other, weight)
+
+
+def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each tensor, without waiting for the GPU, in one call for all."""
+    if hasattr(torch, "_foreach_copy_"):
+        torch._foreach_copy_(copies, sources, non_blocking=True)
+        return
+    for copy, source in zip(copies, sources, strict=True):
+        copy.copy_(source, non_blocking=True)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module keeps the statistics of batches."""
+    base = getattr(nn.modules.batchnorm, "_BatchNorm", None)
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) if base is None else base
+    return isinstance(module, kinds)
+
+
+def has_cpu_bf16() -> bool:
+    """Return whether the CPU has AVX-512 bf16 or AMX; False where torch cannot tell."""
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        is_supported = getattr(torch.cpu, name, None)
+        if is_supported is not None and is_supported():
+            return True
+    return False
+
+
+def flight_recorder_dump() -> Callable[[], Any] | None:
+    """Return the function that dumps gloo's last collectives as JSON; None: this torch has none."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+    except ImportError:
+        return None
+    dump: Callable[[], Any] = _dump_fr_trace_json
+    return dump
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that tensors with the same memory share, also those without data."""
+    storage = tensor.untyped_storage()
+    return int(getattr(storage, "_cdata", None) or storage.data_ptr())
+
+
+def ddp_overlap_ns(ddp: nn.Module) -> int:
+    """Return how long DDP's communication and the backward pass ran at once in a step, in ns; 0: not known."""
+    data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
+    return int(data.get("avg_backward_compute_comm_overlap_time", 0))

@@ -1,0 +1,575 @@
+"""The options of ddptrain, as groups of frozen dataclasses, and its command line.
+
+A field of a group carries its flag, help, type, default, and whether it shapes the weights. A value comes from a flag,
+else the environment, else the recipe, else the default. Nothing here imports torch, so that ``--help`` is instant.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, get_type_hints
+
+from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
+from ddpwire import commandline, names
+from ddpwire.exits import Exit
+from ddpwire.run_files import write_error
+
+DATA = tuple(RECIPES)
+MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet")
+SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
+DEVICES = ("auto", "cuda", "cpu")
+COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
+
+
+def option(
+    text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, boolean: bool = False, **argument: Any
+) -> Any:
+    """Return a dataclass field for an option; ``flag`` if it differs from the field's name, ``argument`` for argparse.
+
+    ``boolean``: --name and --no-name, as every option whose default is a bool.
+    ``shapes``: it shapes the weights, so a checkpoint with another value cannot be resumed.
+    Without a default, the recipe gives the value.
+    """
+    if boolean or isinstance(default, bool):
+        argument.setdefault("action", argparse.BooleanOptionalAction)
+    return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
+
+
+def flag_of(item: Field[Any]) -> str:
+    """Return the flag of a field."""
+    return item.metadata["flag"] or "--" + item.name.replace("_", "-")
+
+
+def key_of(item: Field[Any]) -> str:
+    """Return the name of a field that is unique among all groups: in a checkpoint, and in argparse."""
+    return flag_of(item).removeprefix("--").replace("-", "_")
+
+
+def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return an argparse type: whole numbers from ``lowest`` to ``highest``, by default what 64 bits hold."""
+
+    def parse_whole(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = lowest - 1
+        if not lowest <= value <= highest:
+            upto = f" to {highest}" if value > highest else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest}{upto}")
+        return value
+
+    return parse_whole
+
+
+def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
+    """Return an argparse type: numbers from ``lowest`` to under ``below``."""
+
+    def parse_real(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not lowest <= value < below:
+            upper = "" if below == math.inf else f" and below {below:g}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {lowest:g}{upper}")
+        return value
+
+    return parse_real
+
+
+def image_shape(text: str) -> tuple[int, int, int]:
+    """Parse an argument: CxHxW with H = W."""
+    parts = text.split("x")
+    if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts) or parts[1] != parts[2]:
+        raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxSIZExSIZE, such as 3x32x32")
+    return int(parts[0]), int(parts[1]), int(parts[2])
+
+
+def milestones(text: str) -> tuple[int, ...]:
+    """Return an argparse type: whole numbers that grow, with commas between them."""
+    parts = text.split(",")
+    values = tuple(int(part) for part in parts if part.isdecimal())
+    if len(values) != len(parts) or list(values) != sorted(set(values)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of epochs such as 30,60,80")
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions:
+    """The dataset, where it is, and how its images reach the model."""
+
+    name: str = option("data set: %(choices)s", flag="--data", shapes=True, default="digits", choices=DATA)
+    folder: Path = option(
+        "where mnist, cifar10 and cifar100 are read, and downloaded to if they are not there; for folder: holds "
+        "CLASS/*.png or *.jpg, or these under train and val",
+        flag="--data-dir",
+        type=Path,
+        default=Path("data"),
+        metavar="DIR",
+    )
+    image_size: int = option(
+        "for folder: images are cut to squares of so many pixels", shapes=True, type=whole(1), default=224, metavar="PX"
+    )
+    cache: Path | None = option(
+        "for folder: where decoded images are kept, 3 bytes a pixel (default: .ddptrain in --data-dir)",
+        flag="--cache-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+    )
+    synthetic_samples: int = option(
+        "training images of the synthetic data", shapes=True, type=whole(1), default=4096, metavar="N"
+    )
+    synthetic_shape: tuple[int, int, int] = option(
+        "their channels, height and width", shapes=True, type=image_shape, default=(1, 28, 28), metavar="CxHxW"
+    )
+    synthetic_classes: int = option("their classes", shapes=True, type=whole(2), default=10, metavar="N")
+    input: str = option(
+        "device: all images on the device as bytes; loader: read by worker processes; auto: on the device where they "
+        "fit. The order and the augmentation are the same",
+        choices=("auto", "device", "loader"),
+        default="auto",
+    )
+    workers: int = option("of the loader, a rank", type=whole(1), default=2, metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AugmentationOptions:
+    """The augmentation. It is a function of the seed, the epoch and the sample: the same on any number of ranks."""
+
+    augment: bool = option("the changes of this group, or none", shapes=True, default=True)
+    shift: int | None = option(
+        "crops of images padded by so many black pixels (default: the data set's: digits 1, cifar10 and cifar100 4)",
+        shapes=True,
+        type=whole(0),
+        default=None,
+        metavar="PX",
+    )
+    flip: bool | None = option(
+        "mirror half of them (default: the data set's: cifar10, cifar100, folder)",
+        shapes=True,
+        boolean=True,
+        default=None,
+    )
+    cutout: int = option(
+        "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"
+    )
+    erase: float = option(
+        "share of images with a grey rectangle of 2 to 33 %% of their area",
+        shapes=True,
+        type=real(0, 1.001),
+        default=0.0,
+        metavar="X",
+    )
+    mixup: float = option(
+        "blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0, metavar="X"
+    )
+    cutmix: float = option(
+        "paste a rectangle of another one into each, by Beta(X, X); 0: not; with --mixup: one or the other",
+        shapes=True,
+        type=real(0),
+        default=0.0,
+        metavar="X",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """The model and its initial weights."""
+
+    name: str = option(
+        f"{', '.join(MODELS)}, or a classifier of torchvision by its name: resnet50, torchvision:resnet18",
+        flag="--model",
+        shapes=True,
+        metavar="NAME",
+    )
+    pretrained: str | None = option(
+        "start from torchvision's ImageNet weights, or from those in a file, with a new head",
+        nargs="?",
+        const="imagenet",
+        default=None,
+        metavar="FILE",
+    )
+    stem: str = option(
+        "first layer of a ResNet: imagenet's shrinks images to a quarter, small not at all; auto: small up to 64 px",
+        shapes=True,
+        choices=("auto", "small", "imagenet"),
+        default="auto",
+    )
+    norm: str = option(
+        "of convnet and resnet18; group: an image is seen alone, whatever the batch",
+        shapes=True,
+        choices=("batch", "group"),
+        default="batch",
+    )
+    recompute: bool = option("keep fewer activations and compute them again in the backward pass", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """The length of the training, its batches, its loss and its evaluation."""
+
+    epochs: int = option(
+        "times through the training images; 0: only evaluate the checkpoint", type=whole(0), metavar="N"
+    )
+    batch_size: int = option(
+        "images an optimizer step, over ALL ranks together", shapes=True, type=whole(1), metavar="N"
+    )
+    batch_size_per_rank: int = option(
+        "images a step on each rank, in place of --batch-size; 0: --batch-size holds",
+        type=whole(0),
+        default=0,
+        metavar="N",
+    )
+    accumulate: int = option(
+        "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
+        shapes=True,
+        type=whole(1),
+        default=1,
+        metavar="N",
+    )
+    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), default=0.0, metavar="X")
+    ema: float = option(
+        "evaluate a moving average of the weights that keeps this share a step, such as 0.999; 0: the weights",
+        shapes=True,
+        type=real(0, 1),
+        default=0.0,
+        metavar="X",
+    )
+    test_flip: bool = option("evaluate each image and its mirror image together", default=False)
+    tensorboard: Path | None = option("write scalars of each epoch there", type=Path, default=None, metavar="DIR")
+    seed: int = option(
+        "of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0, metavar="N"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerOptions:
+    """The optimizer and its learning rate."""
+
+    name: str = option(
+        "SGD with Nesterov momentum, or AdamW", flag="--optimizer", shapes=True, choices=("sgd", "adamw"), default="sgd"
+    )
+    lr: float = option("peak learning rate", shapes=True, type=real(0.0), metavar="X")
+    scale_lr: bool = option(
+        "multiply --lr by the number of ranks, after a warm-up from --lr", shapes=True, default=False
+    )
+    schedule: str = option(
+        "of the learning rate: one-cycle goes up for 30 %% of the steps and down to 0, cosine down to 0, steps down by "
+        "--gamma at the --milestones",
+        shapes=True,
+        choices=SCHEDULES,
+        default="one-cycle",
+    )
+    warmup: float | None = option(
+        "epochs in which cosine, steps and constant go up to the peak (default: 0; with --scale-lr 5, or a quarter of "
+        "the epochs where that is less)",
+        shapes=True,
+        type=real(0.0),
+        default=None,
+        metavar="X",
+    )
+    milestones: tuple[int, ...] = option(
+        "epochs after which the rate is multiplied by --gamma",
+        shapes=True,
+        type=milestones,
+        default=(30, 60, 80),
+        metavar="N,N,...",
+    )
+    gamma: float = option("see --milestones", shapes=True, type=real(0.0), default=0.1, metavar="X")
+    momentum: float = option(
+        "0 to under 1; 0: plain SGD; AdamW's first beta", shapes=True, type=real(0, 1), default=0.9, metavar="X"
+    )
+    weight_decay: float = option(
+        "of the weights, not of norms and biases; 0: none", shapes=True, type=real(0.0), default=0.0, metavar="X"
+    )
+    clip: float = option(
+        "longest gradient, as a norm; a longer one is shortened; 0: none",
+        shapes=True,
+        type=real(0.0),
+        default=0.0,
+        metavar="X",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointOptions:
+    """Where and when checkpoints are saved, and resuming."""
+
+    folder: Path = option(
+        "where they are kept; rank 0 writes them",
+        flag="--checkpoint-dir",
+        type=Path,
+        default=Path("checkpoints"),
+        metavar="DIR",
+    )
+    every: int = option(
+        "also save every N steps; 0: only at the end of an epoch and when a signal asks to stop",
+        flag="--checkpoint-every",
+        type=whole(0),
+        default=0,
+        metavar="N",
+    )
+    minutes: float = option(
+        "also save when the last one is T minutes old; 0: never for that",
+        flag="--checkpoint-minutes",
+        type=real(0.0),
+        default=0.0,
+        metavar="T",
+    )
+    keep: int = option("newest checkpoints to keep; 0: all", type=whole(0), default=3, metavar="N")
+    keep_best: bool = option("keep the one of the highest test accuracy too", default=True)
+    resume: str = option(
+        "auto: go on from the newest that is whole; never: start anew, in a folder without any; PATH: from this file",
+        default="auto",
+        metavar="auto|never|PATH",
+    )
+    allow_changed: bool = option(
+        "go on though options that shape the weights have changed",
+        flag="--allow-changed-config",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineOptions:
+    """The device and its precision."""
+
+    device: str = option("%(choices)s", choices=DEVICES, default="auto")
+    precision: str = option(
+        "of the matrix products; auto: bf16 where the hardware has it, else fp16 on a GPU and fp32 on a CPU; fp32 with "
+        "--deterministic; fp64 is for comparing runs",
+        choices=("auto", "fp32", "bf16", "fp16", "fp64"),
+        default="auto",
+    )
+    channels_last: bool = option("keep images and features with their channels together", default=True)
+    compile: str = option(
+        "torch.compile, which takes a while before the first step; reduce-overhead: with CUDA graphs",
+        choices=COMPILE,
+        default="off",
+    )
+    deterministic: bool = option(
+        "one thread a rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give the same "
+        "weights bit for bit, also after a restart",
+        default=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankOptions:
+    """How the ranks meet, and DDP. ddprun and torchrun set a rank's variables: then no option is needed to meet."""
+
+    rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None, metavar="N")
+    world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None, metavar="N")
+    init_method: str = option(
+        "where the ranks meet: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, file:///PATH of a new file that "
+        "all ranks see",
+        default="env://",
+        metavar="URL",
+    )
+    spawn: int = option(
+        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1, 1024), default=1, metavar="N"
+    )
+    timeout_s: int = option(
+        "longest wait for the other ranks: to come, to download data, to answer",
+        flag="--timeout",
+        type=whole(1, 100_000_000),
+        default=300,
+        metavar="SECONDS",
+    )
+    strategy: str = option(
+        "ddp: DistributedDataParallel; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
+        choices=("ddp", "dp", "single"),
+        default="ddp",
+    )
+    backend: str = option(
+        "carries the gradients; auto: nccl on GPUs, gloo on CPUs",
+        choices=("auto", "nccl", "gloo", "mpi"),
+        default="auto",
+    )
+    sync_bn: bool = option("batch norms over all ranks' images (GPUs only)", shapes=True, default=False)
+    compress: str = option("what gradients travel as", choices=("none", "bf16", "fp16"), default="none", shapes=True)
+    bucket_mb: float = option("gradients that travel together", type=real(0.01), default=25.0, metavar="MB")
+    bucket_view: bool = option("gradients are views of the buckets: a copy less", default=True)
+    static_graph: bool = option("promise DDP that every step uses the same parameters in the same order", default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallbackOptions:
+    """Profiling, debugging, and a limit to the duration."""
+
+    profile: int = option(
+        "trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0, metavar="N"
+    )
+    profile_dir: Path = option("where the traces go", type=Path, default=Path("profile"), metavar="DIR")
+    debug: bool = option(
+        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
+        default=False,
+    )
+    stop_after: float = option(
+        "save and stop with exit code 143 after T minutes; 0: never. ddprun's --deadline does so for any script",
+        type=real(0.0),
+        default=0.0,
+        metavar="T",
+    )
+
+
+EPILOG = """\
+Examples:
+  ddptrain                                        digits, one process
+  ddptrain --spawn 2                              the same on two ranks of this machine
+  torchrun --nproc-per-node 2 -m ddptrain         the same, started by torchrun
+  ddprun --nproc-per-node 2 -m ddptrain --recipe mnist-simple --epochs 3
+  ddptrain --recipe folder-resnet18-pretrained --data-dir photos
+  ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
+  ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
+  ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
+
+Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
+Ctrl-C does so with 130, a terminal that is closed with 143. The same command goes on from
+there. The weights are those of a training that never stopped, up to rounding; with
+--deterministic bit for bit.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """The options of one training, with the recipe filled in; each group with its title in the help."""
+
+    data: Annotated[DataOptions, "what is trained on"]
+    augmentation: Annotated[AugmentationOptions, "how images are changed"]
+    model: Annotated[ModelOptions, "what is trained"]
+    training: Annotated[TrainingOptions, "how"]
+    optimizer: Annotated[OptimizerOptions, "how a gradient becomes a step"]
+    checkpoints: Annotated[CheckpointOptions, "checkpoints"]
+    machine: Annotated[MachineOptions, "the machine"]
+    ranks: Annotated[RankOptions, "the ranks"]
+    callbacks: Annotated[CallbackOptions, "what is seen of it"]
+
+
+GROUPS: dict[str, Any] = get_type_hints(Options)
+TITLES = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
+_VARIABLES = {"device": names.DEVICE, "checkpoint_dir": names.CHECKPOINT_DIR}  # options that the environment may give
+
+
+class Parser(commandline.Parser):
+    """A parser that prints errors on one rank only."""
+
+    quiet = False
+    source = ""  # a prefix of errors, when the arguments are not from the command line
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        write_error(f"{self.prog}: {self.with_suggestion(message)}", os.environ)
+        if self.quiet:
+            self.exit(Exit.USAGE)
+        super().error(message)
+
+    def with_suggestion(self, message: str) -> str:
+        """Return the message with its source."""
+        return self.source + super().with_suggestion(message)
+
+
+def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Return the options of a command line. Exit with 2 on a wrong one."""
+    parser = _parser(quiet=environ.get(names.RANK, "0") != "0")
+    given = vars(parser.parse_args(arguments))
+    if "batch_size" in given and given.get("batch_size_per_rank"):
+        parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
+    given_ranks = [flag for flag in ("rank", "world_size", "init_method") if flag in given]
+    if given.get("spawn", 1) > 1 and given_ranks:
+        parser.error(f"--spawn starts its ranks by itself: leave out --{given_ranks[0].replace('_', '-')}")
+    name = given.pop("recipe", None) or RECIPES[given.get("data", "digits")]
+    values = _recipe_values(name, parser) | _environment_values(environ, parser) | given
+    required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
+    if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
+        names_of_missing = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
+        parser.error(f"recipe {name}: {names_of_missing} {'are' if missing[1:] else 'is'} given nowhere")
+    return Options(**{group: _group(kind, values) for group, kind in GROUPS.items()})
+
+
+def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
+    """Return the values of a recipe, which is parsed as a command line."""
+    try:
+        recipe: Recipe = read_recipe(name)
+    except RecipeError as error:
+        parser.error(f"argument --recipe: {error}")
+    parser.source = f"recipe {name}: "
+    values = vars(parser.parse_args(recipe.arguments))
+    parser.source = ""
+    return values
+
+
+def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
+    """Return the options that shape the weights, which a resumed training must share; ``batch_size`` over all ranks.
+
+    The values are of types that torch.load reads. Not among them: the epochs, since a training may be made longer.
+    With ``--deterministic`` the options that change the rounding belong to them as well.
+    """
+    groups = [getattr(options, name) for name in GROUPS]
+    values = {
+        key_of(item): getattr(one, item.name) for one in groups for item in fields(one) if item.metadata["shapes"]
+    }
+    machine = options.machine
+    if machine.deterministic:
+        precision = "fp32" if machine.precision == "auto" else machine.precision
+        values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
+        values |= {"bucket_mb": options.ranks.bucket_mb}
+    return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
+
+
+def _group(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return a group; a field without a value has its default."""
+    return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
+
+
+def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
+    """Return the values that the launcher's variables give."""
+    values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
+    if values.get("device", "auto") not in DEVICES:
+        parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
+    if "checkpoint_dir" in values:
+        values["checkpoint_dir"] = Path(values["checkpoint_dir"])
+    return values
+
+
+def _parser(*, quiet: bool) -> Parser:
+    parser = Parser(
+        prog="ddptrain",
+        usage="ddptrain [OPTIONS]\n       ddptrain export SOURCE TARGET\n       ddptrain fit [OPTIONS]",
+        description="Train an image classifier with DistributedDataParallel: one rank of it, or all in one process.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.quiet = quiet
+    parser.add_argument(
+        "--recipe",
+        help=f"defaults for what follows: {', '.join(recipe_names())}, or a YAML file (default: the data set's)",
+        metavar="NAME",
+    )
+    for name, kind in GROUPS.items():
+        arguments = parser.add_argument_group(TITLES[name])
+        for one in fields(kind):
+            argument = dict(one.metadata["argument"])
+            argument["help"] += _default_text(one)
+            arguments.add_argument(flag_of(one), dest=key_of(one), default=argparse.SUPPRESS, **argument)
+    return parser
+
+
+def _default_text(item: Field[Any]) -> str:
+    """Return the end of an option's help: its default."""
+    key, default = key_of(item), item.default
+    if default is MISSING:
+        return " (default: the recipe's)"
+    if default is None:
+        return ""  # the help says what it means
+    if isinstance(default, bool):
+        return " (default)" if default else ""
+    if isinstance(default, tuple):
+        default = ("x" if key.endswith("shape") else ",").join(str(part) for part in default)
+    return f" (default: {f'${_VARIABLES[key]}, else ' if key in _VARIABLES else ''}{default})"

@@ -1,0 +1,319 @@
+# ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
+"""From samples to batches: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix, on the device.
+
+All that is random is a function of (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ddptrain.data import sampling
+from ddptrain.data.sampling import rehash, sample_hash
+
+MAX_COUNTED_BYTES = 100_000_000  # a larger set's mean is that of a part of it
+MAX_PART_BYTES = 1 << 26  # of images that are laid out at once
+SHORT_ROW = 64  # numbers; shorter rows are joined
+IMAGENET_MEAN_DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of torchvision's weights
+ERASE_AREA = (0.02, 0.33)  # share of the image; this and the ratio of the sides as in Z. Zhong et al. 2017,
+ERASE_RATIO = (0.3, 3.3)  # https://arxiv.org/abs/1708.04896
+Mark = Callable[[str], None]  # called at the end of a phase of a step, with its name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normalisation:
+    """Mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``.
+
+    Both of shape (C, 1, 1).
+    """
+
+    scale: Tensor
+    offset: Tensor
+    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # by number of pixels
+
+    def __call__(self, images_BHWC: Tensor) -> Tensor:
+        """Return normalised images of shape (B, C, H, W), channels last in memory, in the dtype of ``scale``."""
+        batch, height, width, channels = images_BHWC.shape
+        # Whole rows at a time, or whole images: a row of (C,) is too short for vector instructions (measured: 6 to 10
+        # times slower), one of 28 grey pixels too (4 times).
+        at_once = width if width * channels >= SHORT_ROW else height * width
+        if at_once not in self._repeated:
+            self._repeated[at_once] = self.scale.view(-1).repeat(at_once), self.offset.view(-1).repeat(at_once)
+        scale, offset = self._repeated[at_once]
+        rows = images_BHWC.reshape(batch, -1, at_once * channels).to(self.scale.dtype)
+        return torch.addcmul(offset, rows, scale).view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> "Normalisation":
+        """Return a copy on a device, in a dtype."""
+        return Normalisation(scale=self.scale.to(device, dtype), offset=self.offset.to(device, dtype))
+
+
+def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
+    """Return the normalisation of uint8 images: from integer counts, so bit for bit the same on every rank."""
+    per_image = images_NHWC[0].numel()
+    counted = images_NHWC[:: max(1, len(images_NHWC) * per_image // MAX_COUNTED_BYTES)]
+    values = torch.arange(256)
+    counts = torch.stack([torch.bincount(plane.flatten(), minlength=256) for plane in counted.unbind(3)])
+    total, sums, squares = counts.sum(1), (counts * values).sum(1), (counts * values**2).sum(1)
+    mean = sums / total
+    deviation = (squares / total - mean**2).clamp(min=1e-3).sqrt()  # a channel of one colour has none
+    return Normalisation(scale=(1 / deviation).view(-1, 1, 1), offset=(-mean / deviation).view(-1, 1, 1))
+
+
+def normalisation_of_imagenet(channels: int) -> Normalisation:
+    """Return ImageNet's normalisation; for grey images, the mean over its channels."""
+    mean, deviation = (torch.tensor(values) for values in IMAGENET_MEAN_DEVIATION)
+    if channels == 1:
+        mean, deviation = mean.mean().view(1), deviation.mean().view(1)
+    return Normalisation(scale=(1 / (255 * deviation)).view(-1, 1, 1), offset=(-mean / deviation).view(-1, 1, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pixels:
+    """Images as bytes, laid out so that a batch of shifted and mirrored crops is one gather. Crops are of ``crop_px``.
+
+    Images are padded once. Where memory allows, mirror images are stored too, so that a flip is another index.
+    """
+
+    squares_MHWC: Tensor  # M is N, or 2 N with each image's mirror image N further on
+    num_images: int
+    crop_px: int
+
+    @property
+    def choices(self) -> int:
+        """Positions of a crop in each direction."""
+        return self.squares_MHWC.shape[1] - self.crop_px + 1
+
+    def crops(self, index_B: Tensor, top_B: Tensor, left_B: Tensor, mirrored_B: Tensor | None) -> Tensor:
+        """Return crops of shape (B, crop_px, crop_px, C)."""
+        has_mirror_images = len(self.squares_MHWC) > self.num_images
+        if mirrored_B is not None and has_mirror_images:
+            index_B = index_B + self.num_images * mirrored_B
+            left_B = torch.where(mirrored_B.bool(), self.choices - 1 - left_B, left_B)
+        size, channels = self.crop_px, self.squares_MHWC.shape[3]
+        image, row, pixel, _ = self.squares_MHWC.stride()
+        corners = self.squares_MHWC.as_strided(
+            (len(self.squares_MHWC), self.choices, self.choices, size, size * channels), (image, row, pixel, row, 1)
+        )
+        crops_BHWC = corners[index_B, top_B, left_B].view(len(index_B), size, size, channels)
+        if mirrored_B is not None and not has_mirror_images:
+            crops_BHWC = torch.where(mirrored_B.bool()[:, None, None, None], crops_BHWC.flip(2), crops_BHWC)
+        return crops_BHWC
+
+    def centre_crops(self, index_B: Tensor) -> Tensor:
+        """Return the centre crops, which are whole images unless these are larger."""
+        middle_B = torch.full_like(index_B, (self.choices - 1) // 2)
+        return self.crops(index_B, middle_B, middle_B, None)
+
+
+def lay_out(
+    images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
+) -> Pixels:
+    """Return images as Pixels on ``device`` (None: theirs). Without padding and mirror images nothing is laid out anew.
+
+    A part of the images at a time, so that the device never holds much more than ``num_bytes_laid_out``.
+    """
+    num, height, width, channels = images_NHWC.shape
+    device = device or images_NHWC.device
+    if not shift_px and not mirrored:
+        return Pixels(squares_MHWC=images_NHWC.to(device).contiguous(), num_images=num, crop_px=crop_px)
+    shape = (2 * num if mirrored else num, height + 2 * shift_px, width + 2 * shift_px, channels)
+    squares_MHWC = torch.zeros(shape, dtype=images_NHWC.dtype, device=device)
+    inside_MHWC = squares_MHWC[:, shift_px : shift_px + height, shift_px : shift_px + width]
+    count = max(1, MAX_PART_BYTES // (height * width * channels))
+    for start in range(0, num, count):
+        part = images_NHWC[start : start + count].to(device)
+        inside_MHWC[start : start + len(part)] = part
+        if mirrored:
+            inside_MHWC[num + start : num + start + len(part)] = part.flip(2)
+    return Pixels(squares_MHWC=squares_MHWC, num_images=num, crop_px=crop_px)
+
+
+def num_bytes_laid_out(images_NHWC: Tensor, *, shift_px: int, mirrored: bool) -> int:
+    """Return the memory that ``lay_out`` needs."""
+    num, height, width, channels = images_NHWC.shape
+    return num * (height + 2 * shift_px) * (width + 2 * shift_px) * channels * (2 if mirrored else 1)
+
+
+def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, size_px: int) -> Tensor:
+    """Return the pixels inside a rectangle of each image, which may extend beyond it: bool of shape (B, 1, H, W)."""
+    at = torch.arange(size_px, device=top_B.device)
+    rows_BH = (at >= top_B[:, None]) & (at < bottom_B[:, None])
+    columns_BW = (at >= left_B[:, None]) & (at < right_B[:, None])
+    return (rows_BH[:, :, None] & columns_BW[:, None, :])[:, None]
+
+
+def side_around(middle_B: Tensor, side_B: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Return both ends of a side around a pixel."""
+    start_B = middle_B - side_B // 2
+    return start_B, start_B + side_B
+
+
+def cutout_mask(bits_B: Tensor, side_px: int, size_px: int) -> Tensor:
+    """Return a square around a random pixel of each image (T. DeVries, G. Taylor 2017, https://arxiv.org/abs/1708.04552)."""
+    top, bottom = side_around((sampling.uniform(bits_B, sampling.CUT_TOP) * size_px).long(), side_px)
+    left, right = side_around((sampling.uniform(bits_B, sampling.CUT_LEFT) * size_px).long(), side_px)
+    return box_mask(top, left, bottom, right, size_px)
+
+
+def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
+    """Return a rectangle inside the image, in that fraction of the images."""
+    low, high = ERASE_AREA
+    area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
+    first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
+    ratio = (first + (last - first) * sampling.uniform(bits_B, sampling.ERASE_SHAPE)).exp()
+    height = (area * ratio).sqrt().round().clamp(1, size_px).long()
+    width = (area / ratio).sqrt().round().clamp(1, size_px).long()
+    top = (sampling.uniform(bits_B, sampling.ERASE_TOP) * (size_px - height + 1)).long()
+    left = (sampling.uniform(bits_B, sampling.ERASE_LEFT) * (size_px - width + 1)).long()
+    chosen = sampling.uniform(bits_B, sampling.ERASE) < fraction
+    return box_mask(top, left, top + height * chosen, left + width * chosen, size_px)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixing:
+    """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
+
+    Each image is mixed with another one of the whole dataset, not only of the same batch. Both fields are quantiles of
+    a beta distribution, see sampling.beta_table; None: this method is not used. At least one is.
+    """
+
+    mixup: Tensor | None
+    cutmix: Tensor | None
+
+
+def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
+    """Return mixing by Beta(mixup, mixup) and Beta(cutmix, cutmix); 0: without this method. None: no mixing."""
+    tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
+    return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
+
+
+def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
+    """Return the sample that each one is mixed with."""
+    return rehash(bits_B, sampling.PARTNER) % num_samples
+
+
+def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mixed images, and the share of each one's own label, float32."""
+    size_px = images_BCHW.shape[2]
+    pasted_B = _pasted(mixing, bits_B)
+    own_B = torch.ones(len(bits_B), device=bits_B.device)
+    keep = torch.ones((), device=bits_B.device)
+    if mixing.mixup is not None:
+        own_B = torch.where(pasted_B, own_B, sampling.beta(sampling.uniform(bits_B, sampling.BLEND), mixing.mixup))
+        keep = own_B[:, None, None, None]
+    if mixing.cutmix is not None:
+        # The share of the image that is pasted over.
+        wanted_B = 1 - sampling.beta(sampling.uniform(bits_B, sampling.PASTE), mixing.cutmix)
+        side_B = (wanted_B.sqrt() * size_px).long() * pasted_B
+        top, bottom = side_around((sampling.uniform(bits_B, sampling.PASTE_TOP) * size_px).long(), side_B)
+        left, right = side_around((sampling.uniform(bits_B, sampling.PASTE_LEFT) * size_px).long(), side_B)
+        box = box_mask(top, left, bottom, right, size_px)
+        own_B = torch.where(pasted_B, 1 - box.float().mean((1, 2, 3)), own_B)
+        keep = torch.where(box, 0.0, keep)
+    return torch.lerp(others_BCHW, images_BCHW, keep.to(images_BCHW.dtype)), own_B
+
+
+def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
+    """Return which images cutmix takes; mixup takes the others."""
+    if mixing.mixup is None or mixing.cutmix is None:
+        return torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
+    return sampling.uniform(bits_B, sampling.WHICH) < 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Images and labels. A mixed image has label ``others_B`` too; ``own_B`` is the share of its own label."""
+
+    images_BCHW: Tensor
+    labels_B: Tensor
+    others_B: Tensor | None = None
+    own_B: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """Samples before augmentation: those at ``index_B`` of ``pixels``."""
+
+    pixels: Pixels
+    index_B: Tensor
+    labels_B: Tensor
+
+
+class Feed(Protocol):
+    """A source of samples."""
+
+    @property
+    def description(self) -> str:
+        """What it is, for the log."""
+
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
+        """Return samples of the training set, on the device."""
+
+    def rewind(self) -> None:
+        """Allow the next samples to be of any batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentations:
+    """The augmentation of training images, from the options and the dataset."""
+
+    shift: bool  # random crops, not centre crops
+    flip: bool
+    cutout_px: int
+    erase: float
+    mixing: Mixing | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchBuilder:
+    """Builds the batches of a rank from samples."""
+
+    feed: Feed
+    augmentations: Augmentations
+    normalise: Normalisation
+    seed: int
+    num_samples: int
+
+    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
+        """Return the batch of these samples. ``mark`` is called at the end of phases within, such as ``h2d``."""
+        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
+        fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
+        count = len(indices_B)
+        images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], bits_B)
+        batch = Batch(images_BCHW=images_BCHW, labels_B=fetched.labels_B[:count])
+        if self.augmentations.mixing is not None:
+            other_bits_B = sample_hash(mixing_partners(bits_B, self.num_samples), seed=self.seed, epoch=epoch)
+            others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], other_bits_B)
+            mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
+            batch = Batch(images_BCHW=mixed, labels_B=batch.labels_B, others_B=fetched.labels_B[count:], own_B=own_B)
+        return self._blanked(batch, bits_B)
+
+    def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
+        """Return the samples that a batch needs: its own, then those that they are mixed with."""
+        if self.augmentations.mixing is None:
+            return indices_B
+        bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
+        return torch.cat([indices_B, mixing_partners(bits_B, self.num_samples)])
+
+    def _images(self, pixels: Pixels, index_B: Tensor, bits_B: Tensor) -> Tensor:
+        flipped_B = sampling.is_mirrored(bits_B) if self.augmentations.flip else None
+        if self.augmentations.shift and pixels.choices > 1:
+            top_B, left_B = sampling.crop_offset(bits_B, pixels.choices)
+        else:
+            top_B = left_B = torch.full_like(index_B, (pixels.choices - 1) // 2)
+        return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
+
+    def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
+        """Return the batch with rectangles of the mean colour."""
+        images, size_px = batch.images_BCHW, batch.images_BCHW.shape[2]
+        if self.augmentations.cutout_px:
+            images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)
+        if self.augmentations.erase:
+            images = images.masked_fill(erase_mask(bits_B, self.augmentations.erase, size_px), 0)
+        if images is batch.images_BCHW:
+            return batch
+        return Batch(images_BCHW=images, labels_B=batch.labels_B, others_B=batch.others_B, own_B=batch.own_B)

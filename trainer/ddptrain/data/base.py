@@ -1,0 +1,77 @@
+# ruff: noqa: N815 - tensors carry their shape in their name
+"""A dataset: uint8 images and labels in tensors, for training and for test.
+
+Shapes: N samples, H height, W width, C channels.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor
+
+from ddptrain.errors import TrainError
+from ddpwire.exits import Exit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageShape:
+    """What a model needs to know of a dataset: the shape of its square images, and the number of classes."""
+
+    channels: int
+    size_px: int
+    classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
+    """The augmentation that suits a dataset."""
+
+    shift_px: int = 0
+    flip: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """Images and labels. The images of a large set may be a memory-mapped file."""
+
+    images_NHWC: Tensor  # uint8
+    labels_N: Tensor  # int64
+    file: Path | None = None  # the .npy file that is mapped
+
+    def __len__(self) -> int:
+        return len(self.labels_N)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the images."""
+        return self.images_NHWC.numel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageDataset:
+    """A training set and a test set. A model sees crops of ``crop_px``; None: whole images."""
+
+    name: str
+    classes: int
+    augmentation: Augmentation
+    train: Samples
+    test: Samples
+    crop_px: int | None = None
+    class_names: tuple[str, ...] = field(default=(), repr=False)
+
+    @property
+    def shape(self) -> ImageShape:
+        """The shape of what a model sees."""
+        _, size_px, _, channels = self.train.images_NHWC.shape
+        return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
+
+    def validated(self) -> "ImageDataset":
+        """Return the dataset itself. Raises TrainError unless images and labels are consistent."""
+        for samples in (self.train, self.test):
+            labels, images = samples.labels_N, samples.images_NHWC
+            if not len(labels) or len(labels) != len(images):
+                raise TrainError(Exit.DATA, f"{self.name} is corrupt: {len(images)} images, {len(labels)} labels")
+            if labels.min() < 0 or labels.max() >= self.classes:
+                wrong = f"labels from {int(labels.min())} to {int(labels.max())}, not from 0 to {self.classes - 1}"
+                raise TrainError(Exit.DATA, f"{self.name} is corrupt: {wrong}")
+        return self

@@ -1,0 +1,256 @@
+# ruff: noqa: N806 - tensors carry their shape in their name
+"""The datasets by name: digits, MNIST, CIFAR, a folder of images, synthetic images.
+
+A new dataset is a function that loads it and a line in SOURCES.
+"""
+
+import contextlib
+import errno
+import gzip
+import importlib.util
+import io
+import pickle
+import socket
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from ddptrain.config import DataOptions
+from ddptrain.data import image_folder
+from ddptrain.data.base import Augmentation, ImageDataset, Samples
+from ddptrain.data.sampling import sample_hash
+from ddptrain.errors import TrainError
+from ddptrain.machine import format_bytes, free_bytes
+from ddpwire.exits import Exit
+
+NUM_TEST_DIGITS = 360
+_CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
+T = TypeVar("T")
+CONNECT_TIMEOUT_S = 30.0
+_CANNOT_WRITE = (errno.EACCES, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
+PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time: each takes 32 bytes meanwhile
+LABEL_BYTES = 16  # of a sample, while they are made
+_CPU = torch.device("cpu")
+
+
+def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
+    """Load 1,797 handwritten digits of 8x8 from the file in scikit-learn's package. Raises TrainError.
+
+    scikit-learn is not imported, which would take 0.9 s. The test set does not depend on the seed. E. Alpaydin,
+    C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
+    """
+    return read_digits(_digits_file())
+
+
+def read_digits(path: Path) -> ImageDataset:
+    """Read a digits.csv.gz: a line an image, 64 grey values from 0 to 16 and the digit. Raises TrainError."""
+    try:
+        with gzip.open(path, "rt", encoding="ascii") as file:
+            rows = torch.from_numpy(np.array([line.split(",") for line in file], dtype=np.uint8))
+        images_NHWC = rows[:, :64].reshape(-1, 8, 8, 1)
+        labels_N = rows[:, 64].long()
+    except FileNotFoundError:
+        raise _digits_missing() from None
+    except (OSError, EOFError, zlib.error, ValueError, IndexError, RuntimeError) as error:
+        raise TrainError(Exit.DATA, f"{path} is corrupt ({error})", hint="install scikit-learn again") from None
+    shuffled = sample_hash(torch.arange(len(rows)), seed=0, epoch=0).argsort(stable=True)
+    test, train = shuffled[:NUM_TEST_DIGITS], shuffled[NUM_TEST_DIGITS:]
+    return ImageDataset(
+        name="digits",
+        classes=10,
+        augmentation=Augmentation(shift_px=1),
+        train=Samples(images_NHWC=images_NHWC[train], labels_N=labels_N[train]),
+        test=Samples(images_NHWC=images_NHWC[test], labels_N=labels_N[test]),
+    ).validated()
+
+
+def _digits_file() -> Path:
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise _digits_missing()
+    return Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
+
+
+def _digits_missing() -> TrainError:
+    return TrainError(
+        Exit.NO_INPUT, "the digits are in scikit-learn's package, which is not installed: pip install 'ddpctl[digits]'"
+    )
+
+
+MNIST_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+
+
+def prepare_mnist(options: DataOptions) -> None:
+    """Download the files unless they are there. Raises TrainError."""
+    datasets = torchvision_datasets()
+    raw = options.folder / "MNIST" / "raw"
+    fetch_with_torchvision(
+        "mnist",
+        archives=tuple(raw / f"{name}.gz" for name in MNIST_FILES),
+        unpacked=tuple(raw / name for name in MNIST_FILES),
+        get=lambda: datasets.MNIST(str(options.folder), download=True),
+    )
+
+
+def load_mnist(options: DataOptions, _seed: int) -> ImageDataset:
+    """Load MNIST: 70,000 handwritten digits of 28x28. Raises TrainError."""
+    return ImageDataset(
+        name="mnist",
+        classes=10,
+        augmentation=Augmentation(),
+        train=_mnist_samples(options.folder, train=True),
+        test=_mnist_samples(options.folder, train=False),
+    ).validated()
+
+
+def _mnist_samples(data_dir: Path, *, train: bool) -> Samples:
+    datasets = torchvision_datasets()
+    part = read_with_torchvision(
+        "mnist", data_dir / "MNIST" / "raw", lambda: datasets.MNIST(str(data_dir), train=train)
+    )
+    return Samples(images_NHWC=part.data[..., None], labels_N=part.targets.long())
+
+
+def _cifar_reader(name: str) -> Any:
+    datasets = torchvision_datasets()
+    return datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
+
+
+def prepare_cifar(options: DataOptions) -> None:
+    """Download the files unless they are there. Raises TrainError."""
+    name, folder, reader = options.name, options.folder, _cifar_reader(options.name)
+    fetch_with_torchvision(
+        name,
+        archives=(folder / reader.filename,),
+        unpacked=(folder / reader.base_folder,),
+        get=lambda: reader(str(folder), download=True),
+    )
+
+
+def load_cifar(options: DataOptions, _seed: int) -> ImageDataset:
+    """Load CIFAR-10 or CIFAR-100: 60,000 photographs of 32x32 in ten or a hundred classes. Raises TrainError."""
+    return ImageDataset(
+        name=options.name,
+        classes=_CIFAR_CLASSES[options.name],
+        augmentation=Augmentation(shift_px=4, flip=True),
+        train=_cifar_samples(options.name, options.folder, train=True),
+        test=_cifar_samples(options.name, options.folder, train=False),
+    ).validated()
+
+
+def _cifar_samples(name: str, folder: Path, *, train: bool) -> Samples:
+    reader = _cifar_reader(name)
+    part = read_with_torchvision(name, folder / reader.base_folder, lambda: reader(str(folder), train=train))
+    images_NHWC = torch.from_numpy(part.data)
+    return Samples(images_NHWC=images_NHWC, labels_N=torch.tensor(part.targets))
+
+
+def torchvision_datasets() -> Any:  # noqa: ANN401, RUF100 - torchvision has no types
+    """Import torchvision.datasets, which takes seconds. Raises TrainError."""
+    try:
+        import torchvision.datasets
+    except ImportError:
+        raise TrainError(
+            Exit.NO_INPUT, "torchvision, which reads it, is missing: pip install 'ddpctl[train]'"
+        ) from None
+    return torchvision.datasets
+
+
+def fetch_with_torchvision(
+    name: str, *, archives: tuple[Path, ...], unpacked: tuple[Path, ...], get: Callable[[], object]
+) -> None:
+    """Have torchvision look for the unpacked files, else unpack the archives, else download them. Raises TrainError."""
+    output = io.StringIO()  # a progress bar, and an error for each mirror
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(CONNECT_TIMEOUT_S)  # torchvision waits for minutes if a mirror does not answer
+    try:
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            get()
+    except Exception as error:
+        folder = archives[0].parent
+        files = ", ".join(path.name for path in archives)
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            raise TrainError(Exit.CANNOT_WRITE, f"{name} cannot be written to {folder}: {error.strerror}") from error
+        if any(all(path.exists() for path in files_there) for files_there in (archives, unpacked)):
+            raise TrainError(
+                Exit.DATA, f"{name} in {folder} is corrupt", hint=f"delete it, and get {files} again"
+            ) from error
+        message = f"{name} is not in {folder} and cannot be downloaded from here: put {files} there"
+        raise TrainError(Exit.NO_INPUT, message) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def read_with_torchvision(name: str, folder: Path, get: Callable[[], T]) -> T:
+    """Return what ``get`` reads. Raises TrainError for any error of torchvision's readers."""
+    try:
+        return get()
+    except (OSError, EOFError, ValueError, AssertionError, RuntimeError, LookupError, pickle.PickleError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TrainError(Exit.DATA, f"{name} in {folder} is corrupt: {reason}") from error
+
+
+def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
+    """Make images from the seed: a pattern for each class, and noise. The test set is an eighth as large.
+
+    They are made of integers, so they are the same on every machine. They test a machine, not a model.
+
+    Raises TrainError where it does not fit into the memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    classes = options.synthetic_classes
+    channels, height, width = options.synthetic_shape
+    shape = (height, width, channels)
+    num_train, num_test = options.synthetic_samples, max(options.synthetic_samples // 8, 1)
+    _check_memory(options, num_images=num_train + num_test)
+    patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
+
+    def samples(count: int) -> Samples:
+        labels_N = torch.arange(count) % classes
+        images_NHWC = torch.empty((count, *shape), dtype=torch.uint8)
+        size = max(1, PIXELS_AT_ONCE // (channels * height * width))
+        for part, labels in zip(torch.split(images_NHWC, size), torch.split(labels_N, size), strict=True):
+            noise = torch.randint(-128, 129, part.shape, generator=generator)
+            part.copy_((patterns[labels] + noise).clamp(0, 255))
+        return Samples(images_NHWC=images_NHWC, labels_N=labels_N)
+
+    train, test = samples(num_train), samples(num_test)
+    return ImageDataset(name="synthetic", classes=classes, augmentation=Augmentation(), train=train, test=test)
+
+
+def _check_memory(options: DataOptions, *, num_images: int) -> None:
+    channels, height, width = options.synthetic_shape
+    pixels = channels * height * width
+    classes = options.synthetic_classes
+    needed, free = num_images * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
+    if needed > free:
+        raise TrainError(
+            Exit.CONFIG,
+            f"--synthetic-samples {options.synthetic_samples}: with an eighth as many to test, of "
+            f"{channels}x{height}x{width} and {classes} classes, they need {format_bytes(needed)} of memory, and "
+            f"{format_bytes(free)} are free",
+            hint="give fewer or smaller ones",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSource:
+    """How a dataset is loaded. Both functions raise TrainError."""
+
+    load: Callable[[DataOptions, int], ImageDataset]  # (options, seed); the seed is for synthetic images
+    prepare: Callable[[DataOptions], None] | None = None  # once a node, before ``load``: downloads or decodes files
+
+
+SOURCES = {
+    "digits": DatasetSource(load=load_digits),
+    "mnist": DatasetSource(load=load_mnist, prepare=prepare_mnist),
+    "cifar10": DatasetSource(load=load_cifar, prepare=prepare_cifar),
+    "cifar100": DatasetSource(load=load_cifar, prepare=prepare_cifar),
+    "folder": DatasetSource(load=image_folder.load_image_folder, prepare=image_folder.prepare_image_folder),
+    "synthetic": DatasetSource(load=load_synthetic),
+}

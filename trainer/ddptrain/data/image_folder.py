@@ -1,0 +1,229 @@
+# ruff: noqa: N806 - tensors carry their shape in their name
+"""A folder of pictures: CLASS/*.png or *.jpg, or these under train and val (or test). Classes are in alphabetic order.
+
+Pictures are decoded once into a cache, one .npy file of squares a little larger than what a model sees, which is then
+mapped into memory.
+"""
+
+import hashlib
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ddptrain.config import DataOptions
+from ddptrain.data.base import Augmentation, ImageDataset, Samples
+from ddptrain.data.sampling import sample_hash
+from ddptrain.errors import TrainError
+from ddpwire.exits import Exit
+from ddpwire.machine import usable_cores
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+HELD_OUT = 10  # one in so many is held out where there is no folder of test pictures
+NUM_NAMED = 3  # of the files that are left out
+MARGIN = 256 / 224  # a cached square's side over a crop's: the usual one for ImageNet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The pictures of a folder."""
+
+    classes: tuple[str, ...]
+    train: tuple[Path, ...]
+    test: tuple[Path, ...]
+
+    def labels(self, paths: Sequence[Path]) -> torch.Tensor:
+        """Return the numbers of the pictures' classes."""
+        number = {name: number for number, name in enumerate(self.classes)}
+        return torch.tensor([number[path.parent.name] for path in paths])
+
+
+def list_pictures(folder: Path) -> Listing:
+    """Return the pictures of a folder, sorted. Raises TrainError."""
+    if not folder.is_dir():
+        raise TrainError(
+            Exit.NO_INPUT, f"--data-dir {folder} is not there", hint="give a folder that holds CLASS/*.png or *.jpg"
+        )
+    test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
+    if test_folder is None or not (folder / "train").is_dir():
+        return _split(*_pictures(folder))
+    classes, train = _pictures(folder / "train")
+    others, test = _pictures(test_folder)
+    if strange := sorted(set(others) - set(classes)):
+        raise TrainError(Exit.DATA, f"{test_folder} has classes that are not in train: {', '.join(strange)}")
+    return Listing(classes=classes, train=train, test=test)
+
+
+def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
+    """Hold out some pictures for the test set, which does not depend on the seed."""
+    drawn = sample_hash(torch.arange(len(found)), seed=0, epoch=0).argsort(stable=True)
+    held_out = set(drawn[: max(1, len(found) // HELD_OUT)].tolist())
+    train = tuple(path for number, path in enumerate(found) if number not in held_out)
+    return Listing(classes=classes, train=train, test=tuple(found[number] for number in sorted(held_out)))
+
+
+def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
+    """Return the classes of a folder, and the pictures of all of them. Raises TrainError."""
+    classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
+    paths = tuple(
+        path for name in classes for path in sorted((folder / name).iterdir()) if path.suffix.lower() in ENDINGS
+    )
+    if len(classes) < 2 or len(paths) < 2:
+        raise TrainError(
+            Exit.NO_INPUT,
+            f"--data-dir {folder} holds {len(paths)} pictures in {len(classes)} classes: "
+            "it should hold a folder of .png or .jpg pictures for each of two or more classes",
+        )
+    return classes, paths
+
+
+def left_out(folder: Path, listing: Listing) -> list[str]:
+    """Return the files among the pictures, or beside the classes, that are not pictures, without hidden ones."""
+    roots = {path.parent.parent for path in (*listing.train, *listing.test)}
+    folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
+    found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
+    taken = {*listing.train, *listing.test}
+    return [
+        str(path.relative_to(folder))
+        for path in found
+        if path.name[0] != "." and path not in taken and (path.is_file() or path.parent.name in listing.classes)
+    ]
+
+
+def prepare_image_folder(options: DataOptions) -> None:
+    """Decode the pictures unless that is done, and warn of files that are not pictures. Raises TrainError."""
+    listing = list_pictures(options.folder)
+    if strange := left_out(options.folder, listing):
+        more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
+        print(
+            f"ddptrain: warning: left out of {options.folder}, being no {', '.join(ENDINGS)}: "
+            f"{', '.join(strange[:NUM_NAMED])}{more}",
+            file=sys.stderr,
+            flush=True,
+        )
+    for paths in (listing.train, listing.test):
+        write_cache(paths, cache_folder(options), side_px(options))
+
+
+def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
+    """Load the dataset from the cache. Raises TrainError."""
+    listing = list_pictures(options.folder)
+    cached = partial(open_cache, folder=cache_folder(options), side_px=side_px(options))
+
+    def samples(paths: tuple[Path, ...]) -> Samples:
+        images_NHWC, file = cached(paths)
+        return Samples(images_NHWC=images_NHWC, labels_N=listing.labels(paths), file=file)
+
+    return ImageDataset(
+        name=options.folder.resolve().name,
+        classes=len(listing.classes),
+        class_names=listing.classes,
+        augmentation=Augmentation(flip=True),
+        train=samples(listing.train),
+        test=samples(listing.test),
+        crop_px=options.image_size,
+    ).validated()
+
+
+def side_px(options: DataOptions) -> int:
+    """Return the side of the cached squares."""
+    return round(options.image_size * MARGIN)
+
+
+def cache_folder(options: DataOptions) -> Path:
+    """Return the folder of the caches."""
+    return options.cache or options.folder / ".ddptrain"
+
+
+def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
+    """Return the cache file of these pictures. Raises TrainError when one of them is missing.
+
+    Its name is a hash of the pictures' names, sizes and times: a changed folder gets another cache.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in paths:
+            about = path.stat()
+            digest.update(f"{path.parent.name}/{path.name} {about.st_size} {about.st_mtime_ns}\n".encode())
+    except OSError as error:
+        raise TrainError(Exit.NO_INPUT, f"{error.filename} cannot be read: {error.strerror}") from None
+    return folder / f"{side_px}px-{digest.hexdigest()[:16]}.npy"
+
+
+def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
+    """Decode the pictures into their cache, unless it is there. Raises TrainError."""
+    file = cache_file(paths, folder, side_px)
+    if file.exists():
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=".decoding-")
+        os.close(handle)
+        partly = Path(name)
+        try:
+            _decode(paths, partly, side_px)
+            partly.replace(file)
+        finally:
+            partly.unlink(missing_ok=True)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise TrainError(
+            Exit.CANNOT_WRITE, f"decoded pictures cannot be written to {folder}: {reason}; give a --cache-dir"
+        ) from error
+
+
+def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
+    """Return the squares, mapped from their file, and the file. Raises TrainError."""
+    file = cache_file(paths, folder, side_px)
+    try:
+        pages = np.load(file, mmap_mode="c")  # never written; "c" is what torch takes without a warning
+    except FileNotFoundError:
+        raise TrainError(
+            Exit.NO_INPUT, f"{file} is not there: is --cache-dir, or --data-dir, the same folder on all nodes?"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise TrainError(Exit.DATA, f"{file} is corrupt ({error})", hint="delete it") from None
+    return torch.from_numpy(pages), file
+
+
+def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
+    shape = (len(paths), side_px, side_px, 3)
+    with file.open("wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        start = opened.tell()
+        os.posix_fallocate(opened.fileno(), 0, start + int(np.prod(shape)))  # a full disk shows here, not as a SIGBUS
+    squares = np.memmap(file, dtype=np.uint8, mode="r+", offset=start, shape=shape)
+
+    def decode_one(number: int) -> None:
+        squares[number] = _square(paths[number], side_px)
+
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        for _ in pool.map(decode_one, range(len(paths))):
+            pass
+    squares.flush()
+
+
+def _square(path: Path, side_px: int) -> Any:
+    """Return the middle of a picture, its shorter side resized to the square's. Raises TrainError."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            opened.draft("RGB", (side_px, side_px))
+            image = opened.convert("RGB")
+    except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = str(error).splitlines()[0].replace(f" {str(path)!r}", "") if str(error) else type(error).__name__
+        raise TrainError(Exit.DATA, f"{path} is corrupt: {reason}; delete it, or get it again") from None
+    scale = side_px / min(image.size)
+    width, height = (max(side_px, round(side * scale)) for side in image.size)
+    left, top = (width - side_px) // 2, (height - side_px) // 2
+    resized = image.resize((width, height), Image.Resampling.BILINEAR)
+    return np.asarray(resized.crop((left, top, left + side_px, top + side_px)))

@@ -1,0 +1,171 @@
+"""Datasets under a Kaggle session's input folder, in the layouts that people upload them in.
+
+The input is read-only, and its owners choose folders and names. Where torchvision expects other names, a scratch folder
+with symbolic links is made; nothing is copied.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+
+from ddptrain.config import DataOptions
+from ddptrain.data.datasets import MNIST_FILES as MNIST_FILES
+from ddptrain.data.image_folder import ENDINGS
+from ddptrain.errors import TrainError
+from ddpwire import kaggle
+from ddpwire.exits import Exit
+
+MAX_DEPTH = 5  # datasets/OWNER/NAME/FOLDER/FOLDER
+MAX_FOLDERS = 4000  # a limit for datasets with a folder for each picture
+_CIFAR = {
+    "cifar10": ("cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz"),
+    "cifar100": ("cifar-100-python", "train", "cifar-100-python.tar.gz"),
+}
+
+
+def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
+    """Return the options with the input folder that holds the data; outside Kaggle, or if there is none, as given.
+
+    Raises TrainError where several could be meant.
+    """
+    session = kaggle.session(environ)
+    if session is None or options.folder != DataOptions().folder or options.folder.exists():
+        return options
+    if options.name not in _LAYOUT_CHECKS:
+        return options
+    found = _find(options.name, session.input)
+    if not found:
+        if options.name == "folder":
+            raise TrainError(
+                Exit.NO_INPUT,
+                f"no folder of pictures under {session.input}: add a data set to the notebook, or give --data-dir",
+            )
+        return replace(options, folder=_scratch(f"download-{options.name}"))
+    if len(found) > 1:
+        names = ", ".join(str(path) for path in found)
+        raise TrainError(Exit.CONFIG, f"--data {options.name} may be any of {names}: name one with --data-dir")
+    (location,) = found
+    if options.name == "folder":
+        return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))
+    return replace(options, folder=_view(options.name, location))
+
+
+def _find(name: str, top: Path) -> list[Path]:
+    """Return the folders under ``top`` that hold the dataset, those of the least depth."""
+    holds = _LAYOUT_CHECKS[name]
+    best: list[Path] = []
+    found_at = MAX_DEPTH
+    for depth, path, names in _folders(top):
+        if depth > found_at:
+            break
+        if holds(path, names):
+            found_at = depth
+            best.append(path)
+    return best
+
+
+def _folders(top: Path) -> Iterator[tuple[int, Path, frozenset[str]]]:
+    """Iterate over folders, breadth first: depth, path, names in it."""
+    level, seen = [top], 0
+    for depth in range(MAX_DEPTH + 1):
+        below: list[Path] = []
+        for path in level:
+            seen += 1
+            if seen > MAX_FOLDERS:
+                return
+            with suppress(OSError), os.scandir(path) as entries:
+                listed = list(entries)
+                below += sorted(Path(entry.path) for entry in listed if entry.is_dir() and entry.name[0] != ".")
+                yield depth, path, frozenset(entry.name for entry in listed)
+        level = below
+
+
+def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
+    folder, first, archive = _CIFAR[name]
+    meta = {"cifar10": "batches.meta", "cifar100": "meta"}[name]
+    whole = first in names and meta in names
+    return archive in names or (whole and path.is_dir()) or (folder in names and (path / folder / first).is_file())
+
+
+def _mnist_file(path: Path, name: str) -> Path | None:
+    """Return one of MNIST's files: train-images-idx3-ubyte, with a dot, compressed, or in a folder of its own name."""
+    dotted = name.replace("-idx", ".idx")
+    candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")
+    return next((file for file in candidates if file.is_file()), None)
+
+
+def _holds_mnist(path: Path, names: frozenset[str]) -> bool:
+    return any(name.startswith("train-images") for name in names) and all(
+        _mnist_file(path, name) for name in MNIST_FILES
+    )
+
+
+def _holds_pictures(path: Path, names: frozenset[str]) -> bool:
+    if "train" in names and _holds_pictures(path / "train", _names(path / "train")):
+        return True
+    classes = [name for name in sorted(names) if _has_picture(path / name)]
+    return len(classes) >= 2
+
+
+def _has_picture(folder: Path) -> bool:
+    with suppress(OSError), os.scandir(folder) as entries:
+        return any(Path(entry.name).suffix.lower() in ENDINGS for entry in entries)
+    return False
+
+
+def _names(folder: Path) -> frozenset[str]:
+    with suppress(OSError):
+        return frozenset(path.name for path in folder.iterdir())
+    return frozenset()
+
+
+def _view(name: str, location: Path) -> Path:
+    """Make a folder in which torchvision finds the files of ``location`` by its own names."""
+    view = _scratch(f"view-{_key(location)}")
+    if name == "mnist":
+        raw = view / "MNIST" / "raw"
+        raw.mkdir(parents=True, exist_ok=True)
+        for wanted in MNIST_FILES:
+            file = _mnist_file(location, wanted)
+            if file is not None:
+                _link(raw / (f"{wanted}.gz" if file.suffix == ".gz" else wanted), file)
+        return view
+    folder, first, archive = _CIFAR[name]
+    if (location / first).is_file():
+        _link(view / folder, location)
+    elif (location / folder / first).is_file():
+        _link(view / folder, location / folder)
+    else:
+        _link(view / archive, location / archive)
+    return view
+
+
+def _link(path: Path, to: Path) -> None:
+    with suppress(FileExistsError):  # another rank of this node was first
+        path.symlink_to(to.absolute())
+
+
+def _scratch(name: str) -> Path:
+    """Make a folder that is not part of the notebook's output. Raises TrainError."""
+    folder = Path(tempfile.gettempdir()) / "ddptrain" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"{folder} cannot be made: {error.strerror}; give --data-dir") from None
+    return folder
+
+
+def _key(location: Path) -> str:
+    return sha256(str(location.absolute()).encode()).hexdigest()[:12]
+
+
+_LAYOUT_CHECKS: Mapping[str, Callable[[Path, frozenset[str]], bool]] = {
+    "mnist": _holds_mnist,
+    "folder": _holds_pictures,
+    **{name: partial(_holds_cifar, name) for name in _CIFAR},
+}

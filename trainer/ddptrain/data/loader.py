@@ -1,0 +1,233 @@
+# ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
+"""The path of samples to the device: all of them at once where they fit, else a DataLoader with worker processes."""
+
+import contextlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ddptrain.config import Options
+from ddptrain.data.augment import (
+    Augmentations,
+    BatchBuilder,
+    Feed,
+    Fetched,
+    Mark,
+    Normalisation,
+    Pixels,
+    lay_out,
+    make_mixing,
+    num_bytes_laid_out,
+)
+from ddptrain.data.base import ImageDataset, Samples
+from ddptrain.data.sampling import batches, epoch_order, shard_of
+from ddptrain.distributed import World
+from ddptrain.errors import TrainError
+from ddptrain.machine import format_bytes, free_bytes
+from ddpwire.exits import Exit
+
+MAX_FREE_MEMORY_USED = 0.4  # share; the model is allocated later
+PRELOAD = ["numpy", "torch", "torch.utils.data"]  # imported once, by the fork server of the workers
+
+# (epoch, first sample) -> the samples that each batch of the rank needs, from the one that begins with that sample on.
+FetchPlan = Callable[[int, int], Iterable[Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFeed:
+    """All samples on the device: a batch is a gather."""
+
+    pixels: Pixels
+    labels_N: Tensor
+    description: str
+
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - a loader needs them
+        """Return samples of the training set."""
+        return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
+
+    def rewind(self) -> None:
+        """Do nothing."""
+
+
+class SampleReader(Dataset[tuple[Tensor, Tensor]]):
+    """The samples in a worker process, which maps a cache's file itself and shares other images with the rank."""
+
+    def __init__(self, samples: Samples, lifeline: Connection) -> None:
+        self._lifeline = lifeline
+        self._watched = False
+        self._file: Path | None = samples.file
+        self._images_NHWC = None if samples.file else samples.images_NHWC.share_memory_()  # type: ignore[no-untyped-call]
+        self._labels_N = samples.labels_N.share_memory_()  # type: ignore[no-untyped-call]
+
+    def __getitem__(self, indices_B: Tensor) -> tuple[Tensor, Tensor]:
+        """Return images and labels of many samples."""
+        if not self._watched:
+            self._watched = True
+            threading.Thread(target=_exit_with_rank, args=(self._lifeline,), daemon=True, name="lifeline").start()
+        if self._images_NHWC is None:
+            self._images_NHWC = torch.from_numpy(np.load(str(self._file), mmap_mode="c"))
+        return self._images_NHWC[indices_B], self._labels_N[indices_B]
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out a mapped file, which would be copied."""
+        return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
+
+
+def _exit_with_rank(lifeline: Connection) -> None:
+    """Exit with the rank, however it ends: the parent is the fork server, which outlives a killed rank."""
+    with contextlib.suppress(EOFError, OSError):
+        lifeline.recv_bytes()
+    os._exit(0)
+
+
+class PlannedSampler:
+    """The samples that the workers read next, set for each epoch."""
+
+    def __init__(self) -> None:
+        self.batches: Iterable[Tensor] = ()
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.batches)
+
+
+class LoaderFeed:
+    """Samples that worker processes read a few batches ahead, for sets that do not fit on the device."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        crop_px: int,
+        shift_px: int,
+        plan: FetchPlan,
+        device: torch.device,
+        workers: int,
+        timeout_s: float,
+        description: str,
+    ) -> None:
+        self.description = description
+        self._crop_px, self._shift_px = crop_px, shift_px
+        self._plan, self._device = plan, device
+        self._order = PlannedSampler()
+        context = multiprocessing.get_context("forkserver")
+        reader, self._lifeline = context.Pipe(duplex=False)  # only this process has the other end
+        context.set_forkserver_preload(PRELOAD)
+        self._loader = DataLoader(
+            SampleReader(samples, reader),
+            sampler=self._order,
+            batch_size=None,  # an item is a batch
+            num_workers=workers,
+            multiprocessing_context=context,
+            persistent_workers=True,
+            pin_memory=device.type == "cuda",
+            timeout=timeout_s,
+        )
+        self._epoch: int | None = None
+        self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
+
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
+        """Return the next samples of the plan, which are those of ``indices_B``."""
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order.batches = self._plan(epoch, int(indices_B[0]))
+            self._read = iter(self._loader)
+        read = next(self._read)
+        mark("data")
+        images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
+        mark("h2d")
+        pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
+        return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
+
+    def rewind(self) -> None:
+        """Allow the next samples to be of any batch."""
+        self._epoch = None
+
+
+def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
+    """Return the augmentation of training images, and their padding in pixels. Raises TrainError."""
+    given, size_px = options.augmentation, data.shape.size_px
+    for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
+        if given.augment and given_px >= size_px:
+            raise TrainError(
+                Exit.CONFIG,
+                f"{flag} {given_px}: of images of {size_px}x{size_px} nothing would be left; "
+                f"0 to {size_px - 1} is allowed",
+            )
+    shift_px = data.augmentation.shift_px if given.shift is None else given.shift
+    flip = data.augmentation.flip if given.flip is None else given.flip
+    augmentations = Augmentations(
+        shift=given.augment,
+        flip=given.augment and flip,
+        cutout_px=given.cutout if given.augment else 0,
+        erase=given.erase if given.augment else 0.0,
+        mixing=make_mixing(given.mixup, given.cutmix, device) if given.augment else None,
+    )
+    return augmentations, shift_px if given.augment else 0
+
+
+def make_batch_builder(
+    options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
+) -> BatchBuilder:
+    """Return what builds batches, of samples on the device or from workers, by ``--input``. Raises TrainError."""
+    augmentations, shift_px = choose_augmentations(options, data, world.device)
+    images_NHWC, crop_px = data.train.images_NHWC, data.shape.size_px
+    needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]
+    available = (
+        MAX_FREE_MEMORY_USED
+        * free_bytes(world.device)
+        / (world.rank_info.local_world_size if world.device.type == "cpu" else 1)
+    )
+    fits = needed[0] + data.test.num_bytes <= available
+    feed: Feed
+    if options.data.input == "device" or (options.data.input == "auto" and fits):
+        mirrored = augmentations.flip and needed[1] + data.test.num_bytes <= available
+        pixels = lay_out(images_NHWC, crop_px=crop_px, shift_px=shift_px, mirrored=mirrored, device=world.device)
+        description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
+        feed = DeviceFeed(pixels=pixels, labels_N=data.train.labels_N.to(world.device), description=description)
+        return BatchBuilder(
+            feed=feed,
+            augmentations=augmentations,
+            normalise=normalise,
+            seed=options.training.seed,
+            num_samples=len(data.train),
+        )
+    workers = options.data.workers
+    reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
+    batch_builder: list[BatchBuilder] = []  # the plan uses it, and it uses the feed
+
+    def plan(epoch: int, first: int) -> Iterable[Tensor]:
+        order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
+        at = int((order == first).nonzero()[0]) // batch_size
+        for batch in batches(order, batch_size, first=at):
+            shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
+            yield batch_builder[0].wanted(shard.indices_N, epoch=epoch)
+
+    feed = LoaderFeed(
+        data.train,
+        crop_px=crop_px,
+        shift_px=shift_px,
+        plan=plan,
+        device=world.device,
+        workers=workers,
+        timeout_s=options.ranks.timeout_s,
+        description=f"images by {workers} loader {'worker' if workers == 1 else 'workers'} a rank{reason}",
+    )
+    batch_builder.append(
+        BatchBuilder(
+            feed=feed,
+            augmentations=augmentations,
+            normalise=normalise,
+            seed=options.training.seed,
+            num_samples=len(data.train),
+        )
+    )
+    return batch_builder[0]

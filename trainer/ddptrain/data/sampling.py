@@ -1,0 +1,145 @@
+# ruff: noqa: N803, N815 - tensors carry their shape in their name
+"""The order of the samples, each rank's shard of a batch, and the random numbers of each sample.
+
+These are pure functions of (seed, epoch, step), with no state to save. Every number of ranks sees the same global
+batches in the same order. Shapes: N samples, B batch.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+# The ``number`` of each kind of random number, all listed here so that no two are the same.
+PARTNER, WHICH, BLEND, PASTE, PASTE_TOP, PASTE_LEFT = 1, 2, 3, 4, 5, 6
+CUT_TOP, CUT_LEFT, ERASE, ERASE_AREA, ERASE_SHAPE, ERASE_TOP, ERASE_LEFT = 7, 8, 9, 10, 11, 12, 13
+_TABLE_SIZE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShard:
+    """A rank's part of a global batch.
+
+    ``weight`` is what the sum of its samples' losses is multiplied by, so that the mean over ranks of the gradients is
+    the gradient of the batch's mean loss, however unevenly the batch was split.
+    """
+
+    indices_N: Tensor
+    weight: float
+
+    @property
+    def num_samples(self) -> int:
+        """Samples with a weight other than 0."""
+        return len(self.indices_N) if self.weight else 0
+
+
+def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
+    """Return the epoch's permutation of the training samples, int64."""
+    generator = torch.Generator().manual_seed(_mix(_mix(seed) + epoch) >> 1)
+    return torch.randperm(num_samples, generator=generator)
+
+
+def num_batches(num_samples: int, batch_size: int) -> int:
+    """Return the number of batches of an epoch; the last one may be smaller."""
+    return -(-num_samples // batch_size)
+
+
+def batches(order_N: Tensor, batch_size: int, *, first: int) -> Iterator[Tensor]:
+    """Iterate over the epoch's global batches from number ``first`` on."""
+    return iter(torch.split(order_N, batch_size)[first:])
+
+
+def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
+    """Return a rank's shard of a batch; shards differ by one sample at most.
+
+    Where a last batch has fewer samples than there are ranks, a rank without any runs one with weight 0, since it has
+    to take part in the all-reduce.
+    """
+    indices = batch_N.tensor_split(world_size)[rank]
+    if len(indices) == 0:
+        return BatchShard(indices_N=batch_N[:1], weight=0.0)
+    return BatchShard(indices_N=indices, weight=world_size / len(batch_N))
+
+
+def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
+    """Seed torch's own generators, which dropout draws from, for one optimizer step of one rank.
+
+    So a step draws the same numbers wherever its process started, and no two ranks or steps draw the same ones.
+    """
+    bits = _mix(_mix(_mix(seed) + step) + rank) >> 1
+    torch.default_generator.manual_seed(bits)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(bits)
+
+
+def sample_hash(indices_N: Tensor, *, seed: int, epoch: int) -> Tensor:
+    """Return 63 random bits for each sample of an epoch, int64: the same on every device, in every version of torch."""
+    return _finished(indices_N + _signed(_mix(_mix(seed) + epoch)))
+
+
+def rehash(bits_N: Tensor, number: int) -> Tensor:
+    """Return 63 more random bits for each sample, independent of those of every other ``number``."""
+    return _finished(bits_N + _signed(_mix(number)))
+
+
+def _finished(bits: Tensor) -> Tensor:
+    """SplitMix64's finaliser."""
+    bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
+    bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
+    return (bits ^ _shift(bits, 31)) & (_MASK >> 1)
+
+
+def _mix(value: int) -> int:
+    """A step of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def _shift(bits: Tensor, count: int) -> Tensor:
+    """A logical shift to the right: torch's keeps the sign."""
+    return (bits >> count) & (_MASK >> count)
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of ``value``."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def crop_offset(bits_B: Tensor, choices: int) -> tuple[Tensor, Tensor]:
+    """Return the top and the left of each crop, each from 0 to under ``choices``."""
+    return (bits_B & 0xFFFFF) % choices, ((bits_B >> 20) & 0xFFFFF) % choices
+
+
+def is_mirrored(bits_B: Tensor) -> Tensor:
+    """Return 1 for about half of the samples, else 0."""
+    return (bits_B >> 60) & 1
+
+
+def uniform(bits_B: Tensor, number: int) -> Tensor:
+    """Return uniform random numbers from 0 to under 1, float32; ``number``: one of the constants above."""
+    return (rehash(bits_B, number) >> 39).float() / (1 << 24)
+
+
+def beta_table(alpha: float) -> Tensor:
+    """Return the quantiles of Beta(alpha, alpha) up to its median, at even steps of probability.
+
+    Integrated over s = x^alpha, in which the density has no pole at 0.
+    """
+    s = torch.linspace(0, 0.5**alpha, 64 * _TABLE_SIZE, dtype=torch.float64)
+    x = s ** (1 / alpha)
+    area = torch.cumulative_trapezoid((1 - x) ** (alpha - 1), s)
+    probability = torch.cat([torch.zeros(1, dtype=torch.float64), area / area[-1]])
+    wanted = torch.linspace(0, 1, _TABLE_SIZE + 1, dtype=torch.float64)
+    return x[torch.searchsorted(probability, wanted).clamp(max=len(x) - 1)].float()
+
+
+def beta(uniform_B: Tensor, table: Tensor) -> Tensor:
+    """Return random numbers of Beta(alpha, alpha), a symmetric distribution, from uniform ones and its table."""
+    upper = uniform_B >= 0.5
+    folded = torch.where(upper, 1 - uniform_B, uniform_B) * 2
+    low = table[(folded * _TABLE_SIZE).long().clamp(max=_TABLE_SIZE)]
+    return torch.where(upper, 1 - low, low)

@@ -1,0 +1,559 @@
+"""The ranks of a training: which one this is, how they meet and agree, their devices, and how DDP wraps the model.
+
+There are two process groups. The default one uses gloo on every machine and carries what the ranks exchange on the CPU,
+so that no GPU waits for it; ``World.data_group`` carries the gradients.
+"""
+
+import io
+import os
+import pickle
+import re
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ddptrain.config import Options, RankOptions
+from ddptrain.errors import TrainError
+from ddpwire import names
+from ddpwire.exits import Exit
+from ddpwire.machine import MAX_PORT, usable_cores
+from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
+
+ENV_INIT_METHOD = "env://"  # where the ranks meet, unless --init-method says otherwise
+_OPEN_MPI_NAMES = {  # Open MPI's names: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
+    names.RANK: "OMPI_COMM_WORLD_RANK",
+    names.WORLD_SIZE: "OMPI_COMM_WORLD_SIZE",
+    names.LOCAL_RANK: "OMPI_COMM_WORLD_LOCAL_RANK",
+    names.LOCAL_WORLD_SIZE: "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
+LATE_S = 10.0  # how long a rank waits for the others before it logs that it does
+T = TypeVar("T")
+CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # torch.compile's modes that keep a graph's memory
+_LOST = re.compile(
+    "ncclRemoteError|closed by remote|reset by peer|refused|broken pipe|unreachable|no route|time(d )?out"
+    "|completion from peer",
+    re.IGNORECASE,
+)
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankInfo:
+    """The rank and the number of ranks, over all nodes and on this one."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which logs and writes for all."""
+        return self.rank == 0
+
+
+def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
+    """Return what the options say, else the variables of ddprun, torchrun or mpirun; without any, one process.
+
+    Without LOCAL_RANK all ranks are on this machine. Raises TrainError.
+    """
+    environ = _with_options(environ, options or RankOptions())
+    if names.RANK not in environ and names.WORLD_SIZE not in environ:
+        return RankInfo()
+    rank, size = _number(environ, names.RANK), _number(environ, names.WORLD_SIZE)
+    local_rank = _number(environ, names.LOCAL_RANK, default=rank)
+    local_world_size = _number(
+        environ, names.LOCAL_WORLD_SIZE, default=local_rank + 1 if names.LOCAL_RANK in environ else size
+    )
+    if rank >= size:
+        raise _rank_error(f"{names.RANK}={rank} is not below {names.WORLD_SIZE}={size}")
+    if local_rank >= local_world_size:
+        raise _rank_error(f"{names.LOCAL_RANK}={local_rank} is not below {names.LOCAL_WORLD_SIZE}={local_world_size}")
+    if size > 1 and (options is None or needs_master(options)):
+        for name in (names.MASTER_ADDR, names.MASTER_PORT):
+            if not environ.get(name):
+                raise _rank_error(f"{names.WORLD_SIZE}={size}, but {name} is not set")
+        if not 0 < _number(environ, names.MASTER_PORT) <= MAX_PORT:
+            raise _rank_error(f"{names.MASTER_PORT}={environ[names.MASTER_PORT]} is no port from 1 to {MAX_PORT}")
+    return RankInfo(rank=rank, size=size, local_rank=local_rank, local_world_size=local_world_size)
+
+
+def needs_master(options: RankOptions) -> bool:
+    """Return whether the ranks meet at MASTER_ADDR and MASTER_PORT."""
+    return options.init_method == ENV_INIT_METHOD and options.backend != "mpi"
+
+
+def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[str, str]:
+    """Return the environment with the options' rank and world size as variables. Raises TrainError."""
+    if options.backend == "mpi" and names.RANK not in environ:
+        environ = {**environ, **{name: environ[mpi] for name, mpi in _OPEN_MPI_NAMES.items() if mpi in environ}}
+    given = {names.RANK: options.rank, names.WORLD_SIZE: options.world_size}
+    for name, value in given.items():
+        if value is not None and environ.get(name, str(value)) != str(value):
+            flag = "--" + name.lower().replace("_", "-")
+            raise TrainError(
+                Exit.CONFIG, f"{flag} {value}, but {name}={environ[name]}", hint="give one of them", rank=None
+            )
+    return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
+
+
+def _number(environ: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None and default is not None:
+        return default
+    if text is None:
+        raise _rank_error(f"{name} is not set, but other variables of a rank are")
+    if not text.isdecimal():
+        raise _rank_error(f"{name}={text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _rank_error(message: str) -> TrainError:
+    hint = f"{message}; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    return TrainError(Exit.CONFIG, hint, rank=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """A rank among the others, its device, and the process group of the gradients."""
+
+    rank_info: RankInfo
+    device: torch.device
+    backend: str
+    data_group: dist.ProcessGroup | None  # None: a single rank, which has no groups
+
+
+def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
+    """Create the default process group. Raises TrainError, on each rank that cannot."""
+    if rank_info.size == 1:
+        return
+    if options.backend == "mpi" and not dist.is_mpi_available():
+        raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
+    folder = Path(options.init_method.removeprefix("file://")).parent
+    if (
+        options.init_method.startswith("file://") and not folder.is_dir()
+    ):  # torch would wait for it, and handle no signal
+        raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: there is no folder {folder}", rank=None)
+    if needs_master(options):
+        _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
+    timeout = timedelta(seconds=options.timeout_s)
+    try:
+        if options.backend == "mpi":
+            dist.init_process_group("mpi", timeout=timeout)  # mpirun numbers the ranks
+        else:
+            with torch_cpp_log_off(), _log_if_late(LATE_S, rank_info, options):
+                dist.init_process_group(
+                    "gloo",
+                    init_method=options.init_method,
+                    rank=rank_info.rank,
+                    world_size=rank_info.size,
+                    timeout=timeout,
+                )
+    except (RuntimeError, ValueError, OSError) as error:
+        address = _meeting_point(options)
+        reason = str(error).splitlines()[0]
+        late = is_timeout(error)
+        what = (
+            f"waited {options.timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
+        )
+        message = f"rank {rank_info.rank} of {rank_info.size} {what} at {address}: {reason}"
+        raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
+
+
+def _meeting_point(options: RankOptions) -> str:
+    return f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}" if needs_master(options) else options.init_method
+
+
+@contextmanager
+def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
+    """Print that the rank is waiting if the block takes longer: torch itself prints nothing, and handles no signal."""
+    line = (
+        f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
+        f"trying for {options.timeout_s:g} s"
+    )
+    timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # so that a later fork has no thread
+
+
+def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
+    """Wait until the name resolves: a pod's name may appear some time after the pod. torch would print its stack."""
+    deadline, logged = time.monotonic() + timeout_s, False
+    while True:
+        try:
+            socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "no name of a host"
+            what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
+            if time.monotonic() > deadline:
+                raise TrainError(
+                    Exit.UNAVAILABLE, f"{what}; it was tried for {timeout_s:g} s (--timeout)", rank=None
+                ) from None
+            if not logged:
+                print(f"ddptrain: {what}; trying for {timeout_s:g} s", file=sys.stderr, flush=True)
+            logged = True
+            time.sleep(min(1.0, timeout_s))
+        else:
+            return
+
+
+@contextmanager
+def torch_cpp_log_off() -> Iterator[None]:
+    """Turn off the logging of torch's C++ code, unless the user has set its level.
+
+    For the rendezvous, where an error is an exception anyway, and the C++ stacks would hide our one line. The NCCL
+    group is made later: its warnings and errors are printed.
+    """
+    if CPP_LOG_LEVEL in os.environ:
+        yield
+        return
+    _set_cpp_log_level("FATAL")
+    try:
+        yield
+    finally:
+        _set_cpp_log_level("WARNING")  # torch's own default
+
+
+def _set_cpp_log_level(level: str) -> None:
+    set_cpp_log_level(level, torch.__file__)
+    del os.environ[CPP_LOG_LEVEL]
+
+
+def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
+    """Choose the device and create the process group of the gradients, after `join_ranks`. Raises TrainError."""
+    device = agree(rank_info, lambda: take_device(rank_info, device_name))
+    check_same_devices(gather(rank_info, device.type))
+    timeout = timedelta(seconds=options.timeout_s)  # a new group does not inherit it from the default one
+    backend = options.backend
+    if backend == "auto":
+        backend = "nccl" if device.type == "cuda" else "gloo"
+    if backend == "nccl" and device.type == "cpu":
+        raise TrainError(Exit.CONFIG, "--backend nccl needs GPUs, and this trains on the CPU", hint="give auto or gloo")
+    data_group = (
+        cast(dist.ProcessGroup, dist.new_group(backend=backend, timeout=timeout)) if rank_info.size > 1 else None
+    )
+    return World(rank_info=rank_info, device=device, backend=backend, data_group=data_group)
+
+
+def choose_device(rank_info: RankInfo, name: str) -> torch.device:
+    """Return the rank's GPU, or the CPU. Raises TrainError."""
+    num_gpus = torch.cuda.device_count() if name != "cpu" else 0
+    if num_gpus == 0 and name == "cuda":
+        raise TrainError(Exit.CONFIG, "--device cuda, but torch sees no GPU here; --device auto takes the CPU then")
+    if num_gpus == 0:
+        return torch.device("cpu")
+    if rank_info.local_rank >= num_gpus:
+        raise TrainError(
+            Exit.CONFIG, f"local rank {rank_info.local_rank} has no GPU: torch sees {num_gpus} here; start fewer ranks"
+        )
+    return torch.device("cuda", rank_info.local_rank)
+
+
+def take_device(rank_info: RankInfo, name: str) -> torch.device:
+    """Choose the device and, if it is a GPU, make it this process' own. Raises TrainError."""
+    device = choose_device(rank_info, name)
+    if device.type == "cuda":
+        try:
+            torch.cuda.set_device(device)
+        except RuntimeError as error:  # such as a driver older than torch's CUDA
+            reason = str(error).partition("\n")[0].rstrip(".")
+            message = f"rank {rank_info.rank} cannot use GPU {device.index} here: {reason}"
+            raise TrainError(Exit.CONFIG, message, hint="--device cpu trains without it") from error
+    return device
+
+
+def check_same_devices(kinds: Sequence[str]) -> None:
+    """Raise TrainError, the same on every rank, if some ranks alone have a GPU. ``kinds``: of devices, by rank."""
+    without = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
+    if 0 < len(without) < len(kinds):
+        owner = next(rank for rank in range(len(kinds)) if rank not in without)
+        raise TrainError(
+            Exit.CONFIG,
+            f"rank {without[0]} has no GPU, and rank {owner} has one",
+            hint="start ranks only where torch sees a GPU, or give --device cpu",
+            without_gpu=without,
+        )
+
+
+def gather(rank_info: RankInfo, value: T) -> list[T]:
+    """Return the value of each rank, in their order. Every rank makes this call."""
+    values = [value] * rank_info.size
+    if rank_info.size > 1:
+        dist.all_gather_object(values, value)
+    return values
+
+
+def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
+    """Call ``action`` on every rank. If it raises TrainError on one, raise the error of the lowest rank on all."""
+    failure: TrainError | None = None
+    try:
+        result = action()
+    except TrainError as error:
+        failure = error
+    mine = None if failure is None else (int(failure.code), failure.message, failure.hint, dict(failure.fields))
+    for rank, failed in enumerate(gather(rank_info, mine)):
+        if failed is not None:
+            code, message, hint, fields = failed
+            raise TrainError(Exit(code), message, hint=hint, rank=rank, **fields)
+    return result
+
+
+def broadcast(rank_info: RankInfo, value: T) -> T:
+    """Return rank 0's value on all ranks."""
+    values = [value]
+    if rank_info.size > 1:
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def broadcast_state(rank_info: RankInfo, value: T) -> T:
+    """Return rank 0's value on all ranks. Its tensors, on the CPU, are sent one by one, not copied into a pickle.
+
+    A tensor keeps its strides, if it has no gaps: the fused optimizers need those of the weight for its moments.
+    """
+    if rank_info.size == 1:
+        return value
+    tensors: list[Tensor] = []
+    header: tuple[bytes, list[tuple[torch.Size, tuple[int, ...], torch.dtype]]] = (b"", [])
+    if rank_info.is_first:
+        skeleton = io.BytesIO()
+        _Pickler(skeleton, tensors).dump(value)
+        header = skeleton.getvalue(), [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+    pickled, kinds = broadcast(rank_info, header)
+    if not rank_info.is_first:
+        tensors += [torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in kinds]
+    for tensor in filter(Tensor.numel, tensors):
+        memory = tensor.as_strided((tensor.numel(),), (1,))
+        dist.broadcast(memory.view(torch.uint8), src=0)  # bytes: gloo does not know every dtype
+    return value if rank_info.is_first else cast(T, _Unpickler(io.BytesIO(pickled), tensors).load())
+
+
+def _has_no_gaps(tensor: Tensor) -> bool:
+    """Return whether the elements fill a stretch of memory, in whatever order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+class _Pickler(pickle.Pickler):
+    """Puts the tensors of what it pickles into a list, and their indices into the pickle."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, Tensor):
+            return None
+        self._tensors.append(obj.detach() if _has_no_gaps(obj) else obj.detach().contiguous())
+        return len(self._tensors) - 1
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what ``_Pickler`` wrote."""
+
+    def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
+        super().__init__(file)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: int) -> Tensor:
+        return self._tensors[pid]
+
+
+def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
+    """Return the sum of a tensor over the ranks, on the CPU."""
+    values = values.cpu()
+    if rank_info.size > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def is_timeout(error: Exception) -> bool:
+    """Return whether the rendezvous or a collective timed out, by the text of torch's or gloo's error.
+
+    There is no type for it: torch raises DistNetworkError, DistStoreError or a plain RuntimeError, each of them also
+    for other failures, and gloo raises RuntimeError. The first lines of their texts say "timeout" or "timed out".
+    """
+    first_line = str(error).partition("\n")[0].lower()
+    return "timed out" in first_line or "timeout" in first_line
+
+
+def is_lost_peer(error: Exception) -> bool:
+    """Return whether another rank exited or did not answer.
+
+    gloo has no error type of its own: it raises RuntimeError with the path of its source file in the text.
+    """
+    if isinstance(error, dist.DistError):
+        return nccl_failure(error) is None
+    return isinstance(error, RuntimeError) and "gloo/" in str(error)
+
+
+def nccl_failure(error: Exception) -> str | None:
+    """Return NCCL's reason for a failure of its own; None: it lost another rank, or the error is not NCCL's.
+
+    All of it is in the text of torch's DistBackendError (NCCLUtils.hpp): a line with "NCCL error in: FILE:LINE, WHAT",
+    one with "ncclKIND: WHAT", and "Last error:" with a line of NCCL's. A lost rank is not always an ncclRemoteError:
+    https://github.com/NVIDIA/nccl/issues/795.
+    """
+    head, _, text = str(error).partition("\n")
+    if not isinstance(error, dist.DistBackendError) or "NCCL error" not in head:
+        return None
+    text = text.partition("Exception raised from")[0]  # torch's C++ stack
+    if _LOST.search(text):
+        return None
+    kind, _, last = (part.strip() for part in text.partition("Last error:"))
+    if last:
+        return f"{kind.partition(':')[0]}: {last.splitlines()[0]}"
+    return (kind.splitlines()[0] if kind else head).rstrip(".")
+
+
+def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
+    """Set threads and algorithms of this process. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
+    if deterministic:
+        torch.set_num_threads(1)
+        torch.use_deterministic_algorithms(True)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    elif not environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(max(1, usable_cores() // rank_info.local_world_size))
+
+
+def check_strategy(options: Options, rank_info: RankInfo) -> None:
+    """Raise TrainError for options that cannot be combined. Every rank prints it: they have not met yet."""
+    ranks = options.ranks
+    if ranks.strategy != "ddp" and rank_info.size > 1:
+        raise TrainError(
+            Exit.CONFIG,
+            f"--strategy {ranks.strategy} is for one process, this is one of {rank_info.size} ranks",
+            hint="give ddp",
+            rank=None,
+        )
+    if ranks.static_graph and options.training.accumulate > 1:
+        message = "--static-graph does not go with --accumulate"
+        raise TrainError(Exit.CONFIG, message, hint="leave one of them out", rank=None)
+    if ranks.strategy == "dp" and options.model.recompute:  # its replicas would call the first one's blocks
+        message = "--strategy dp does not go with --recompute"
+        raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave out --recompute", rank=None)
+    if options.machine.compile in CUDA_GRAPHS and options.training.accumulate > 1:
+        # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
+        message = f"--compile {options.machine.compile} does not go with --accumulate"
+        raise TrainError(Exit.CONFIG, message, hint="give --compile default, or leave out --accumulate", rank=None)
+    if options.machine.compile != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
+        message = f"--bucket-mb {ranks.bucket_mb:g} does not go with --compile, which needs buckets of 1 MB"
+        raise TrainError(Exit.CONFIG, message, hint="give at least 1, or --compile off", rank=None)
+
+
+def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
+    """Return the model as it is trained; a world of one needs no wrapper. Every rank makes this call.
+
+    ``deterministic`` fixes the order in which gradients are added, see `lay_out_buckets`. Raises TrainError.
+    """
+    if options.sync_bn:
+        if world.device.type != "cuda":
+            raise TrainError(Exit.CONFIG, "--sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch")
+        if world.data_group is not None:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model, world.data_group)  # type: ignore[no-untyped-call]
+    if options.strategy == "dp":
+        return DataParallel(model)
+    if world.data_group is None:
+        return model
+    ddp = wrap_in_ddp(model, world, options)
+    if deterministic:
+        lay_out_buckets(ddp)
+    return ddp
+
+
+class WithAutocast(nn.Module):
+    """A model that turns autocast on itself: DataParallel's threads inherit that it is on, but not its dtype."""
+
+    def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.model = model
+        self._autocast = autocast
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:  # noqa: N803
+        """Return the model's output."""
+        with self._autocast():
+            output: Tensor = self.model(images_BCHW)
+        return output
+
+
+def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> DistributedDataParallel:
+    """Return the model wrapped in DDP, which averages its gradients over the ranks."""
+    # For the weights of a convolution of one channel, whose memory is the same in both layouts.
+    warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
+    ddp = DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        process_group=world.data_group,
+        bucket_cap_mb=options.bucket_mb,
+        gradient_as_bucket_view=options.bucket_view,
+        static_graph=options.static_graph,
+    )
+    if options.compress in _HOOKS:
+        ddp.register_comm_hook(world.data_group, _HOOKS[options.compress])
+    return ddp
+
+
+def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
+    """Return the DDP wrapper of a model, which may be compiled; None: it has none."""
+    inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def lay_out_buckets(ddp: DistributedDataParallel) -> None:
+    """Give DDP's buckets their final layout before the first step. Every rank makes this call.
+
+    DDP groups the gradients into buckets when it is made, and once more after the first backward pass of the process,
+    by the order in which the gradients became ready. An all-reduce adds the ranks' numbers in an order that depends on
+    an element's place in its bucket. Without this call the first step after each start adds in another order than the
+    same step of a process that started earlier, and on three ranks or more the last bits differ.
+
+    The backward passes made here are of a sum that takes one element of each parameter, in the order of the
+    parameters, so the layout is a function of the model alone. They run neither the model nor an optimizer: weights,
+    buffers and random generators stay as they are, and no gradient is left.
+    """
+    module = ddp.module
+    parameters = [one for one in module.parameters() if one.requires_grad]
+
+    def one_of_each(_: Tensor) -> Tensor:
+        return torch.stack([one.flatten()[0].float() for one in parameters]).sum()
+
+    module.forward = one_of_each
+    unused = torch.zeros((), device=parameters[0].device)  # on GPUs DDP cannot be called without an input
+    try:
+        for _ in range(3):  # buckets are laid out in the second forward pass; with --static-graph in the third
+            ddp(unused).backward()
+            for one in parameters:
+                one.grad = None
+    finally:
+        del module.forward
+
+
+def compile_model(model: nn.Module, mode: str) -> nn.Module:
+    """Return the model compiled by torch.compile in one of its modes."""
+    if mode == "off":
+        return model
+    module: nn.Module = torch.compile(model, mode=mode)  # type: ignore[assignment]
+    return module

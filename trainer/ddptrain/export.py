@@ -1,0 +1,117 @@
+"""``ddptrain export``: write the weights of a checkpoint as a plain file, to be read without ddptrain."""
+
+import argparse
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddptrain.config import Parser
+from ddptrain.errors import TrainError
+from ddpwire.exits import Exit
+from ddpwire.run_files import CHECKPOINTS, RECORD, write_atomic
+
+EPILOG = """\
+Examples:
+  ddptrain export checkpoints weights.pt                  of the newest checkpoint in a folder
+  ddptrain export RUN_FOLDER --best weights.safetensors   of a run's best one, without pickle
+  ddptrain export checkpoints/step-00000450.pt weights.pt
+
+Read weights.pt with torch.load("weights.pt", weights_only=True): a state_dict, for model.load_state_dict.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, and return its exit code. Raises TrainError."""
+    parser = Parser(
+        prog="ddptrain export",
+        description="Write the weights of a checkpoint as a plain .pt or .safetensors file.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="weights.pt or weights.safetensors")
+    parser.add_argument("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
+    parser.add_argument(
+        "--part",
+        default="auto",
+        metavar="NAME",
+        help="which weights: model, or ema where there are averaged ones (default: ema if there are, else model)",
+    )
+    given = parser.parse_args(arguments)
+    if given.target.suffix not in (".pt", ".safetensors"):
+        parser.error(f"{given.target} is neither .pt nor .safetensors")
+
+    from ddptrain import checkpoint  # imports torch
+
+    path = _choose(given.source, best=given.best)
+    try:
+        found = checkpoint.load_checkpoint(path)
+    except checkpoint.OtherFormat as error:
+        raise TrainError(Exit.CONFIG, f"{path}: {error.message}", hint="install the version that wrote it") from None
+    except checkpoint.CorruptCheckpoint as error:
+        raise TrainError(Exit.DATA, f"{path}: {error.message}") from None
+    except OSError as error:
+        raise TrainError(Exit.NO_INPUT, f"{path}: {error.strerror}") from None
+    name = ("ema" if "ema" in found.parts else "model") if given.part == "auto" else given.part
+    if name not in found.parts:
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
+    weights = dict(found.parts[name])
+    _write(given.target, weights)
+    # Averaged weights are the ones that are evaluated.
+    accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
+    tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
+    print(f"{given.target}: {len(weights)} tensors of {name} after step {found.step}{tested}, from {path}")
+    return Exit.OK
+
+
+def _choose(source: Path, *, best: bool) -> Path:
+    """Return the checkpoint to export. Raises TrainError."""
+    from ddptrain.checkpoint_directory import best_checkpoint, list_checkpoints
+
+    if source.is_file():
+        return source
+    folder = _folder_of_run(source) or source
+    if not folder.is_dir():
+        raise TrainError(Exit.NO_INPUT, f"{source}: there is no such file or folder")
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise TrainError(Exit.NO_INPUT, f"{folder} holds no checkpoint (step-*.pt)")
+    if not best:
+        return paths[0]
+    chosen = best_checkpoint(paths)
+    if chosen is None:
+        raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} knows its test accuracy; leave out --best")
+    return chosen
+
+
+def _folder_of_run(source: Path) -> Path | None:
+    """Return the checkpoint directory of a run; that of a resumed run is the first run's, which its record names."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
+    return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None
+
+
+def _write(target: Path, weights: dict[str, Any]) -> None:
+    import io
+
+    import torch
+
+    try:
+        if target.suffix == ".pt":
+            buffer = io.BytesIO()
+            torch.save(weights, buffer)
+            data = buffer.getvalue()
+        else:
+            try:
+                from safetensors.torch import save
+            except ImportError:
+                raise TrainError(
+                    Exit.NO_INPUT, "safetensors is not installed: pip install 'ddpctl[safetensors]', or export a .pt"
+                ) from None
+            data = save({name: tensor.contiguous() for name, tensor in weights.items()})
+        write_atomic(target, data)
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"{target} cannot be written: {error.strerror}") from None

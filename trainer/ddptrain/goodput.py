@@ -1,0 +1,83 @@
+"""Goodput: a rank's wall time since the start of its process, in productive steps and in what was lost by cause."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ddpwire import names
+from ddpwire.metrics import UNPRODUCTIVE_CAUSES
+
+
+class Goodput:
+    """Productive and lost seconds. ``started``: time.monotonic() of the process' start."""
+
+    def __init__(self, started: float, *, steps_before: int = 0) -> None:
+        """``steps_before``: the step that an earlier attempt has reached; those up to it are recomputed."""
+        self.started = started
+        self.productive_s = 0.0  # in steps that no earlier attempt has taken
+        self.lost_s = dict.fromkeys(UNPRODUCTIVE_CAUSES, 0.0)
+        self._steps_before = steps_before
+
+    def add_step(self, step: int, seconds: float) -> None:
+        """Add the duration of a step."""
+        if step > self._steps_before:
+            self.productive_s += seconds
+        else:
+            self.lost_s["recompute"] += seconds
+
+    @contextlib.contextmanager
+    def time_lost(self, cause: str) -> Iterator[None]:
+        """Add the duration of the block to what was lost."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.lost_s[cause] += time.monotonic() - began
+
+    def mark_ready(self) -> None:
+        """End the start-up: all time until now that has no other cause."""
+        self.lost_s["startup"] = 0.0
+        self.lost_s["startup"] = self.total_s - sum(self.lost_s.values())
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
+    @property
+    def fraction(self) -> float:
+        """The share of the wall time that was productive, 0 to 1."""
+        return self.productive_s / self.total_s
+
+
+def steps_before(environ: Mapping[str, str]) -> int:
+    """Return the step that earlier attempts have reached, which ddprun sets in the environment."""
+    text = environ.get(names.STEPS_BEFORE, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
+    """Return seconds by cause before this process was ``started``, which ddprun sets in the environment.
+
+    The time since the process was requested is start-up: ddprun's fork server may have had to import torch first.
+    """
+    given: dict[str, float] = {}
+    for pair in environ.get(names.LOST_BEFORE, "").split(","):
+        cause, _, seconds = pair.partition("=")
+        with contextlib.suppress(ValueError):
+            given[cause] = float(seconds)
+    lost = {cause: max(0.0, seconds) for cause, seconds in given.items() if cause in UNPRODUCTIVE_CAUSES}
+    if names.AT in given:
+        lost["startup"] = max(0.0, started - given[names.AT])
+    return lost
+
+
+def process_start() -> float:
+    """Return when this process was started, by time.monotonic(); where that is not known (not Linux), now."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 to all programs (time(7))
+    except (OSError, AttributeError):
+        age_s = 0.0
+    return time.monotonic() - age_s

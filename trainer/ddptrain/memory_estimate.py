@@ -1,0 +1,271 @@
+"""``ddptrain fit``: estimate whether a training fits into a GPU's memory, with the arithmetic, before it is launched.
+
+torch is imported only to measure a model or to read this machine's GPU.
+"""
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddptrain.config import MODELS, MachineOptions, Parser, RankOptions, image_shape, whole
+from ddptrain.errors import TrainError
+from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+GIB = 1 << 30
+OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state for a parameter
+DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # of a parameter; amp: mixed precision, computed in 16 bits
+LIBRARY_BYTES = 2 * GIB
+EPILOG = """\
+Examples:
+  ddptrain fit --params 8e9 --optimizer adamw --dtype fp32 --memory 80GB
+  ddptrain fit --model resnet18 --image 3x224x224 --batch-size 256 --memory 16GB
+
+The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one of 80 GiB: so they are sold.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A line of the sum; ``size`` in bytes, None: not known."""
+
+    what: str
+    size: float | None
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSize:
+    """What determines the memory of a training."""
+
+    num_parameters: float
+    optimizer: str
+    dtype: str
+    bucket_view: bool = False
+    activations: float | None = None  # bytes; None: not known
+    batch_size: int = 0
+    state_bytes: float | None = None  # of the optimizer for a parameter; None: the usual
+    shards_optimizer: int = 1  # ranks that share the optimizer's state
+    shards_all: int = 1  # ranks that share everything
+
+    def rows(self) -> tuple[Row, ...]:
+        """Return the lines of the sum."""
+        number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
+        moments = OPTIMIZER_MOMENTS[self.optimizer]
+        state = moments * width if self.state_bytes is None else self.state_bytes
+        count = f"{number:,.0f} x"
+        shared = f" / {self.shards_all} ranks" if self.shards_all > 1 else ""
+        states_shared = shared or (f" / {self.shards_optimizer} ranks" if self.shards_optimizer > 1 else "")
+        weights = number * width / self.shards_all
+        rows = [
+            Row(what="parameters", size=weights, how=f"{count} {width} bytes{shared}"),
+            Row(what="gradients", size=weights, how=f"{count} {width} bytes{shared}"),
+            Row(
+                what="optimizer",
+                size=number * state / self.shards_all / self.shards_optimizer,
+                how=f"{count} {state:g} bytes: {moments} for each parameter ({self.optimizer}){states_shared}",
+            ),
+            Row(
+                what="DDP's buckets",
+                size=0.0 if self.bucket_view or self.shards_all > 1 else weights,
+                how="none: gradients are views of them"
+                if self.bucket_view
+                else "none with FSDP"
+                if self.shards_all > 1
+                else f"{count} {width} bytes: a second copy of the gradients",
+            ),
+            Row(
+                what="activations",
+                size=self.activations,
+                how=f"what the backward pass needs of a batch of {self.batch_size}"
+                if self.activations is not None
+                else "not known without --model and --batch-size",
+            ),
+        ]
+        if self.dtype == "amp":
+            rows.append(Row(what="16-bit copies", size=number * 2, how=f"{count} 2 bytes: autocast keeps them"))
+        rows.append(Row(what="libraries", size=LIBRARY_BYTES, how="CUDA, cuBLAS, cuDNN, NCCL: an estimate"))
+        return tuple(rows)
+
+    def total(self) -> float:
+        """Return the bytes that are known."""
+        return sum(row.size or 0.0 for row in self.rows())
+
+
+def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingSize], ...]:
+    """Return what would need less memory."""
+    ideas: list[tuple[str, TrainingSize]] = []
+    if not case.bucket_view:
+        ideas.append(("gradients as views of DDP's buckets (gradient_as_bucket_view)", replace(case, bucket_view=True)))
+    if case.activations and case.batch_size > 1:
+        half = replace(case, activations=case.activations / 2, batch_size=case.batch_size // 2)
+        ideas.append((f"batches of {half.batch_size} on each rank", half))
+    lean = replace(case, bucket_view=True)
+    if case.optimizer == "adamw":
+        ideas.append(("bucket views, and an 8-bit AdamW (bitsandbytes, torchao)", replace(lean, state_bytes=2.0)))
+    if DTYPE_BYTES[case.dtype] == 4:
+        ideas.append(("bucket views, and weights, gradients and moments in bf16", replace(lean, dtype="bf16")))
+    if OPTIMIZER_MOMENTS[case.optimizer]:
+        sharded = replace(lean, shards_optimizer=ranks)
+        ideas.append((f"bucket views, and ZeroRedundancyOptimizer on {ranks} ranks", sharded))
+    ideas.append((f"FSDP instead of DDP on {ranks} ranks", replace(case, shards_all=ranks)))
+    return tuple(ideas)
+
+
+def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int) -> str:
+    """Return the answer, with its arithmetic."""
+    rows = case.rows()
+    lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
+    lines += [f"  {row.what:15} {_gib(row.size) if row.size is not None else '?':>11}   {row.how}" for row in rows]
+    lines += [f"  {'together':15} {_gib(case.total()):>11}", ""]
+    open_end = " and the activations" if case.activations is None else ""
+    if case.total() <= memory:
+        lines.append(f"it fits: {_gib(case.total())}{open_end} of {_gib(memory)}")
+        return "\n".join(lines)
+    lines += [f"it does not fit: {_gib(case.total())}{open_end} of {_gib(memory)}", "", "What would help:"]
+    for idea, better in suggestions(case, ranks=ranks):
+        verdict = "fits" if better.total() <= memory else "too much still"
+        lines.append(f"  {_gib(better.total()):>11}  {verdict:15} {idea}")
+    return "\n".join(lines)
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.1f} GiB" if size >= GIB / 10 else f"{size / (1 << 20):,.1f} MiB"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, and return its exit code. Raises TrainError."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if (given.params is None) == (given.model is None):
+        parser.error("give --params or --model")
+    _fill_in(given)
+    memory = given.memory if given.memory is not None else _gpu_memory()
+    if given.model is not None:
+        case, name = _measure_model(given)
+    else:
+        case = TrainingSize(
+            num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
+        )
+        name = f"{given.params:,.0f} parameters"
+    title = f"{name}, {given.optimizer}, {given.dtype}, DistributedDataParallel"
+    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks))
+    return Exit.OK if case.total() <= memory else Exit.CONFIG
+
+
+def parse_size(text: str) -> float:
+    """Parse an argument: 80GB, 80GiB and 80 are the same; MB, MiB, TB and TiB too."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text, re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 80GB")
+    return float(match[1]) * 1024.0 ** "KMGT".index((match[2] or "G").upper()) * 1024
+
+
+def parse_count(text: str) -> float:
+    """Parse an argument: 8e9, 8000000000, 8B or 350M."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text, re.IGNORECASE)
+    value = float(match[1]) * 1000.0 ** " KMBT".index(match[2].upper() or " ") if match else 0.0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of parameters such as 8e9 or 8B")
+    return value
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="ddptrain fit",
+        description="Say whether a training fits into a GPU's memory, with the arithmetic, and what would help.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--params", type=parse_count, metavar="N", help="parameters of any model: 8e9, 8B")
+    models = f"{', '.join(MODELS)}, or a classifier of torchvision"
+    parser.add_argument("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
+    parser.add_argument("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
+    parser.add_argument("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
+    parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
+    parser.add_argument(
+        "--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="(default: sgd, with momentum)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=tuple(DTYPE_BYTES),
+        help="amp: autocast (default: amp with --model, as ddptrain does it on a GPU, else fp32)",
+    )
+    parser.add_argument(
+        "--bucket-view",
+        action=argparse.BooleanOptionalAction,
+        help="gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)",
+    )
+    parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
+    parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among, for what would help")
+    return parser
+
+
+def _fill_in(given: argparse.Namespace) -> None:
+    """Set the defaults: those of ddptrain for its own models, those of torch for any other."""
+    if given.bucket_view is None:
+        given.bucket_view = given.model is not None and RankOptions().bucket_view
+    if given.dtype is None:
+        precision = MachineOptions().precision if given.model is not None else "fp32"
+        given.dtype = "fp32" if precision == "fp32" else "amp"  # auto: 16 bits on a GPU
+
+
+def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
+    """Return the size of one of our models: its parameters are counted, its activations measured on the meta device."""
+    import torch
+
+    from ddptrain.models import ImageShape, build_model
+
+    channels, size_px, _ = given.image
+    dtype = torch.float32 if given.dtype == "fp32" else torch.float16 if given.dtype == "fp16" else torch.bfloat16
+    with torch.device("meta"):
+        model = build_model(given.model, ImageShape(channels=channels, size_px=size_px, classes=given.classes))
+        model = model.to(dtype)
+        batch = torch.empty(given.batch_size, channels, size_px, size_px, dtype=dtype)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    case = TrainingSize(
+        num_parameters=count,
+        optimizer=given.optimizer,
+        dtype=given.dtype,
+        bucket_view=given.bucket_view,
+        activations=activation_bytes(model, batch),
+        batch_size=given.batch_size,
+    )
+    return case, f"{given.model} ({count:,} parameters) on {channels}x{size_px}x{size_px}"
+
+
+def _gpu_memory() -> float:
+    """Return the memory of this machine's first GPU. Raises TrainError."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise TrainError(Exit.USAGE, "there is no GPU here to ask", hint="give --memory, such as --memory 80GB")
+    return float(torch.cuda.get_device_properties(0).total_memory)
+
+
+def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:
+    """Return the bytes that autograd saves for the backward pass, without the parameters.
+
+    Model and batch are on the meta device: nothing is computed.
+    """
+    import torch
+
+    from ddptrain import compat
+
+    parameters = {compat.storage_id(parameter) for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}  # by storage; kept, so that no address is reused
+
+    def keep(tensor: "Tensor") -> "Tensor":
+        storage = compat.storage_id(tensor)
+        if storage not in parameters:
+            kept[storage] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(batch).sum()
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())

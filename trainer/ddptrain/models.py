@@ -1,0 +1,361 @@
+# ruff: noqa: N803 - tensors carry their shape in their name
+"""The models by name: our own, and any classifier of torchvision; pretrained weights.
+
+Shapes: B batch, C channels, H height, W width.
+"""
+
+import contextlib
+import difflib
+import fcntl
+import socket
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddptrain.config import MODELS, ModelOptions
+from ddptrain.data.base import ImageShape
+from ddptrain.errors import TrainError
+from ddpwire.exits import Exit
+
+Norm = Callable[[int], nn.Module]
+__all__ = ["ImageShape", "build_model"]
+NORM_GROUPS = 8
+SMALL_PX = 64  # up to here ImageNet's stem leaves too little for the layers above it
+
+# The smallest image of each of our models: its poolings leave at least a pixel, and its batch norms more than one value
+# a channel even where a rank has a single image.
+SMALLEST_PX = {"simple": 1, "convnet": 4, "imageclassifier": 8, "resnet18": 16, "digitsnet": 2}
+_NORMED = ("convnet", "resnet18")
+TORCHVISION_PREFIX = "torchvision:"
+_TWO_HEADS = ("googlenet", "inception_v3")
+IMAGENET = "imagenet"
+CONNECT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    norm: Norm
+    small_stem: bool
+
+
+def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
+    """Return a model by its name, freshly initialised. Raises TrainError for unknown names and images too small."""
+    if norm == "group" and name not in _NORMED:
+        raise TrainError(
+            Exit.CONFIG, f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out"
+        )
+    if name not in MODELS:
+        return build_torchvision_model(name, shape, small_stem=stem == "small")
+    smallest_px = SMALLEST_PX[name]
+    if shape.size_px < smallest_px:
+        fits = ", ".join(other for other, smallest in SMALLEST_PX.items() if smallest <= shape.size_px)
+        raise TrainError(
+            Exit.CONFIG,
+            f"--model {name} needs images of at least {smallest_px} px, these have {shape.size_px}; "
+            f"models that fit: {fits}",
+        )
+    small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
+    return _ours(name, shape, _Layers(norm=_group_norm if norm == "group" else nn.BatchNorm2d, small_stem=small_stem))
+
+
+def _ours(name: str, shape: ImageShape, choice: _Layers) -> nn.Module:
+    if name == "resnet18":
+        return ResNet18(shape, norm=choice.norm, small_stem=choice.small_stem)
+    if name == "convnet":
+        return convnet(shape, choice.norm)
+    build = {
+        "simple": simple_model,
+        "imageclassifier": image_classifier,
+        "digitsnet": digitsnet,
+    }
+    return build[name](shape)
+
+
+def _group_norm(channels: int) -> nn.Module:
+    return nn.GroupNorm(NORM_GROUPS, channels)
+
+
+class Mean(nn.Module):
+    """The mean over height and width, as AdaptiveAvgPool2d(1), which has no deterministic backward on CUDA."""
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        """Return the means, of shape (B, C)."""
+        return features_BCHW.mean((2, 3))
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = norm(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = norm(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module | None = None
+        if stride != 1 or inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
+            self.downsample = nn.Sequential(shortcut, norm(outputs))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        """Return features of the same shape, or of half the height and width."""
+        shortcut = x_BCHW if self.downsample is None else self.downsample(x_BCHW)
+        out = self.relu(self.bn1(self.conv1(x_BCHW)))
+        out = self.bn2(self.conv2(out))
+        out += shortcut
+        return nn.functional.relu_(out)
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), its parameters named as torchvision's.
+
+    The small stem is one 3x3 convolution: ImageNet's stem and pool leave a 32 px image 1x1 before the last block.
+    """
+
+    def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
+        super().__init__()
+        kernel_size, stride, padding = (3, 1, 1) if small_stem else (7, 2, 3)
+        self.conv1 = nn.Conv2d(shape.channels, 64, kernel_size, stride=stride, padding=padding, bias=False)
+        self.bn1 = norm(64)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.Identity() if small_stem else nn.MaxPool2d(3, stride=2, padding=1)
+        self.layer1 = nn.Sequential(BasicBlock(64, 64, 1, norm), BasicBlock(64, 64, 1, norm))
+        self.layer2 = nn.Sequential(BasicBlock(64, 128, 2, norm), BasicBlock(128, 128, 1, norm))
+        self.layer3 = nn.Sequential(BasicBlock(128, 256, 2, norm), BasicBlock(256, 256, 1, norm))
+        self.layer4 = nn.Sequential(BasicBlock(256, 512, 2, norm), BasicBlock(512, 512, 1, norm))
+        self.avgpool = Mean()
+        self.fc = nn.Linear(512, shape.classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return logits of shape (B, classes)."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(images_BCHW))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        logits: Tensor = self.fc(self.avgpool(x))
+        return logits
+
+
+def simple_model(shape: ImageShape) -> nn.Module:
+    """Return SimpleModel, the multilayer perceptron of the MNIST tutorials."""
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(shape.channels * shape.size_px**2, 128), nn.ReLU(), nn.Linear(128, shape.classes)
+    )
+
+
+def _pool_relu() -> tuple[nn.Module, nn.Module]:
+    """Return MaxPool2d(2), then ReLU: the same numbers and gradients as in the other order, for less work."""
+    return nn.MaxPool2d(2), nn.ReLU(inplace=True)
+
+
+def convnet(shape: ImageShape, norm: Norm) -> nn.Module:
+    """Return ConvNet, two convolutions, of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
+
+    def layer(inputs: int, outputs: int) -> nn.Module:
+        convolution = nn.Conv2d(inputs, outputs, kernel_size=5, padding=2)
+        return nn.Sequential(convolution, norm(outputs), *_pool_relu())
+
+    head = nn.Linear(32 * (shape.size_px // 4) ** 2, shape.classes)
+    return nn.Sequential(layer(shape.channels, 16), layer(16, 32), nn.Flatten(), head)
+
+
+def image_classifier(shape: ImageShape) -> nn.Module:
+    """Return ImageClassifier, the six convolutions of the CIFAR-10 tutorials."""
+
+    def block(inputs: int, middle: int, outputs: int) -> nn.Module:
+        first, second = nn.Conv2d(inputs, middle, 3, padding=1), nn.Conv2d(middle, outputs, 3, padding=1)
+        return nn.Sequential(first, nn.ReLU(inplace=True), second, *_pool_relu())
+
+    return nn.Sequential(
+        block(shape.channels, 32, 64),
+        block(64, 128, 128),
+        block(128, 256, 256),
+        nn.Flatten(),
+        nn.Linear(256 * (shape.size_px // 8) ** 2, 1024),
+        nn.ReLU(),
+        nn.Linear(1024, 512),
+        nn.ReLU(),
+        nn.Linear(512, shape.classes),
+    )
+
+
+def digitsnet(shape: ImageShape) -> nn.Module:
+    """Return three convolutions for the 8x8 digits, with GroupNorm, which does not depend on the number of ranks."""
+
+    def layer(inputs: int, outputs: int) -> nn.Module:
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        return nn.Sequential(convolution, nn.GroupNorm(4, outputs), nn.ReLU())
+
+    head = nn.Linear(48 * (shape.size_px // 2) ** 2, shape.classes)
+    return nn.Sequential(layer(shape.channels, 24), layer(24, 48), nn.MaxPool2d(2), layer(48, 48), nn.Flatten(), head)
+
+
+class ThreeChannels(nn.Module):
+    """A model of colour images for grey ones: their channel is repeated."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Return the model's logits."""
+        logits: Tensor = self.model(images_BCHW.expand(-1, 3, -1, -1))
+        return logits
+
+
+def torchvision_models() -> Any:
+    """Import torchvision.models, which takes seconds. Raises TrainError."""
+    try:
+        import torchvision.models
+    except ImportError:
+        raise TrainError(Exit.NO_INPUT, "torchvision, which has it, is missing: pip install 'ddpctl[train]'") from None
+    return torchvision.models
+
+
+def torchvision_name(name: str) -> str:
+    """Return torchvision's name of a model. Raises TrainError for an unknown one."""
+    models = torchvision_models()
+    plain = name.removeprefix(TORCHVISION_PREFIX)
+    known = models.list_models(module=models)
+    if plain not in known:
+        near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"ours: {', '.join(MODELS)}"
+        raise TrainError(Exit.CONFIG, f"--model {name} is none of ours and no classifier of torchvision: {hint}")
+    return plain
+
+
+def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -> nn.Module:
+    """Return a classifier of torchvision, freshly initialised, for any number of channels. Raises TrainError."""
+    plain = torchvision_name(name)
+    options: dict[str, Any] = {"num_classes": shape.classes}
+    if plain in _TWO_HEADS:
+        options |= {"aux_logits": False, "init_weights": True}
+    if plain.startswith("vit_"):
+        options["image_size"] = shape.size_px
+    if shape.channels not in (1, 3):
+        raise TrainError(Exit.CONFIG, f"--model {name} sees 1 or 3 channels, these images have {shape.channels}")
+    get = torchvision_models().get_model
+    try:
+        with torch.device("meta"):
+            trial = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
+            trial.eval()(torch.empty(1, 3, shape.size_px, shape.size_px))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else "it fails"
+        raise TrainError(Exit.CONFIG, f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # on the initialisation of some
+        model = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
+    return model if shape.channels == 3 else ThreeChannels(model)
+
+
+def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
+    """Return the model; if ``small``, with a 3x3 convolution and no pool. Raises TrainError if it is not a ResNet."""
+    if small:
+        old = getattr(model, "conv1", None)
+        if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
+            raise TrainError(Exit.CONFIG, f"--stem small is for ResNets, not for {name}")
+        model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
+        model.maxpool = nn.Identity()
+    return model
+
+
+def weights_file(options: ModelOptions) -> Path:
+    """Return where the weights are, or will be once they are fetched. Raises TrainError."""
+    if options.pretrained != IMAGENET:
+        return Path(str(options.pretrained))
+    return Path(torch.hub.get_dir(), "checkpoints", _weights_url(options.name).rsplit("/", 1)[1])
+
+
+def fetch_pretrained(options: ModelOptions) -> None:
+    """Download the weights unless they are there. A lock makes several runs of a node take turns. Raises TrainError."""
+    path = weights_file(options)
+    if options.pretrained != IMAGENET:
+        if not path.is_file():
+            raise TrainError(Exit.NO_INPUT, f"--pretrained {path} is not there; leave the name out to download weights")
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent / f".{path.name}.lock"):
+            if not path.exists():
+                _download(_weights_url(options.name), path)
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"weights cannot be written to {path.parent}: {error.strerror}") from error
+
+
+def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
+    """Load the weights into a model. Return the names of its modules that are not loaded. Raises TrainError.
+
+    These are the head, since its classes differ, and the stem where it has another shape. All else must fit.
+    """
+    path = weights_file(options)
+    given = _read_weights(path)
+    inner = model.model if isinstance(model, ThreeChannels) else model
+    own = inner.state_dict()
+    names = list(own)
+    head, stem = names[-1].rpartition(".")[0], names[0].rpartition(".")[0]
+    fresh = {head}
+    if stem != head and names[0] in given and given[names[0]].shape != own[names[0]].shape:
+        fresh.add(stem)
+    wanted = {name: tensor for name, tensor in own.items() if name.rpartition(".")[0] not in fresh}
+    wrong = [
+        name
+        for name, tensor in wanted.items()
+        if (name not in given and not name.endswith("num_batches_tracked"))
+        or (name in given and given[name].shape != tensor.shape)
+    ]
+    if wrong:
+        raise TrainError(
+            Exit.DATA,
+            f"--pretrained {path} does not fit --model {options.name}: {len(wrong)} of its {len(wanted)} tensors are "
+            f"missing or have another shape, {wrong[0]} first",
+        )
+    inner.load_state_dict({name: given[name] for name in wanted if name in given}, strict=False)
+    return tuple(sorted(fresh))
+
+
+def _read_weights(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file: a state_dict, or a checkpoint that holds one as "model" or "state_dict"."""
+    try:
+        values: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise TrainError(Exit.NO_INPUT, f"--pretrained {path} cannot be read: {error.strerror}") from None
+    except Exception:  # a broken pickle can fail in any way
+        raise TrainError(Exit.DATA, f"--pretrained {path} is torn, or not a file of weights") from None
+    for key in ("model", "state_dict"):
+        if isinstance(values, dict) and isinstance(values.get(key), dict):
+            values = values[key]
+    if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
+        raise TrainError(Exit.DATA, f"--pretrained {path} holds no weights by name")
+    return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
+
+
+def _weights_url(name: str) -> str:
+    return str(torchvision_models().get_model_weights(torchvision_name(name)).DEFAULT.url)
+
+
+def _download(url: str, path: Path) -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
+    try:
+        digest = path.stem.rpartition("-")[2]  # torchvision's names end in the start of the file's sha256
+        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
+    except Exception as error:
+        raise TrainError(
+            Exit.NO_INPUT, f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

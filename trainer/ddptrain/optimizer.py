@@ -1,0 +1,120 @@
+"""The optimizers, the learning rate as a function of the step, and the moving average of the weights."""
+
+import copy
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddptrain import compat
+from ddptrain.config import OptimizerOptions
+
+WARM_UP_SHARE = 0.3  # share of the steps
+START_SHARE = 1 / 25  # of the peak; both as in torch's OneCycleLR and L. N. Smith, N. Topin 2017, arXiv 1708.07120
+SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://arxiv.org/abs/1706.02677
+
+
+def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
+    """Return a fused optimizer. Norms and biases have no weight decay, which does not regularise them."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": options.weight_decay},
+        {"params": [one for one in parameters if one.ndim < 2], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if options.name == "adamw":
+        return torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, 0.999), fused=True)
+    sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0, fused=True)
+    if options.momentum:
+        # torch leaves the buffers uninitialised until a step is taken, which fp16's first steps may not be. Beginning
+        # with 0 gives the same first step.
+        for parameter in parameters:
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
+
+
+def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps: int, steps_per_epoch: int) -> float:
+    """Return the learning rate of step number ``step`` from 0, of ``num_steps``. It has no state to save."""
+    peak = options.lr * (ranks if options.scale_lr else 1)
+    if options.schedule == "one-cycle":
+        return peak * one_cycle(step / num_steps)
+    warm_up = warm_up_steps(options, num_steps=num_steps, steps_per_epoch=steps_per_epoch)
+    if step < warm_up:
+        start = options.lr if options.scale_lr else 0.0
+        return start + (peak - start) * (step + 1) / (warm_up + 1)
+    if options.schedule == "cosine":
+        return peak * cosine((step - warm_up) / (num_steps - warm_up))
+    if options.schedule == "steps":
+        epoch = step // steps_per_epoch
+        return float(peak * options.gamma ** sum(epoch >= milestone for milestone in options.milestones))
+    return peak
+
+
+def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch: int) -> int:
+    """Return the warm-up steps of the schedules other than one-cycle."""
+    epochs = options.warmup
+    if epochs is None:
+        epochs = min(SCALED_WARM_UP_EPOCHS, num_steps / steps_per_epoch / 4) if options.scale_lr else 0.0
+    return min(num_steps - 1, round(epochs * steps_per_epoch))
+
+
+def one_cycle(fraction: float) -> float:
+    """Return the share of the peak: up by a cosine to 1, down by a cosine to 0."""
+    if fraction < WARM_UP_SHARE:
+        return 1 + (START_SHARE - 1) * cosine(fraction / WARM_UP_SHARE)
+    return cosine((fraction - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
+
+
+def cosine(fraction: float) -> float:
+    """Return the share of the peak: from 1 to 0."""
+    return (1 + math.cos(math.pi * fraction)) / 2
+
+
+def match_strides(optimizer: torch.optim.Optimizer) -> None:
+    """Give each moment the strides of its weight: the fused step takes the memory of both in the same order.
+
+    They differ after loading a checkpoint of a training with the other ``--channels-last``.
+    """
+    for weight, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+                state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+class WeightAverage:
+    """An exponential moving average of the weights, evaluated instead of them. In the first steps it decays faster.
+
+    ``decay``: the share of the average that a step keeps.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+        self._decay = decay
+        self._weights = _float_tensors(model)
+        self._averages = _float_tensors(self.model)
+        self._counts = [
+            (own, given)
+            for own, given in zip(self.model.buffers(), model.buffers(), strict=True)
+            if not own.is_floating_point()
+        ]
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after ``step`` steps, and the batch norms' statistics."""
+        decay = min(self._decay, (1 + step) / (10 + step))
+        compat.lerp_all(self._averages, self._weights, 1 - decay)
+        for own, given in self._counts:
+            own.copy_(given)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the average."""
+        return self.model.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Load a saved average."""
+        return self.model.load_state_dict(state_dict)
+
+
+def _float_tensors(model: nn.Module) -> list[Tensor]:
+    return [one.detach() for one in (*model.parameters(), *model.buffers()) if one.is_floating_point()]

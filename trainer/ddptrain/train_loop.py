@@ -1,0 +1,309 @@
+# ruff: noqa: N803, N806 - tensors carry their shape in their name
+"""The training loop: `train`, one step, the evaluation, and the diagnosis of a step that was not finite.
+
+Nothing in a step waits for the device. Shapes: B batch, K classes.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ddptrain.callbacks import Callbacks, NonFiniteGuard
+from ddptrain.data.augment import Batch, lay_out
+from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
+from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
+from ddptrain.errors import TrainError
+from ddptrain.metrics import Metrics
+from ddptrain.step_timing import Phases
+from ddptrain.training_state import TrainingState
+from ddpwire.exits import Exit
+
+MAX_EVAL_IMAGES = 1000  # in a forward pass
+MAX_EVAL_PIXELS = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainResult:
+    """How a training ended."""
+
+    step: int
+    exit_code: int = 0  # other than 0: a stop was requested
+    num_correct: int | None = None  # test samples that the final weights classify correctly; None: not counted
+    num_images: int = 0  # trained by this process, over all ranks
+    seconds: float = 0.0  # spent on them, without evaluation
+
+
+def train(
+    state: TrainingState,
+    *,
+    first_step: int,
+    callbacks: Callbacks,
+    due: Callable[[int], bool],
+    save: Callable[[int, float | None], None],
+) -> TrainResult:
+    """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way. Raises NonFinite."""
+    rank_info, epochs = state.world.rank_info, state.options.training.epochs
+    step, images, seconds, num_correct = first_step, 0, 0.0, None
+    for epoch in range(first_step // state.steps_per_epoch, epochs):
+        start = time.monotonic()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
+        images_before = images
+        order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
+        for batch in batches(order, state.batch_size, first=step % state.steps_per_epoch):
+            callbacks.on_step_begin()
+            lr = state.lr(step)
+            shard = shard_of(batch, rank=rank_info.rank, world_size=rank_info.size)
+            step += 1
+            loss = train_step(
+                state, shard, step=step, epoch=epoch, lr=lr, phases=callbacks.phases, guard=callbacks.guard
+            )
+            loss_sum += loss * (len(batch) / rank_info.size)
+            images += len(batch)
+            code = callbacks.on_step_end(step=step, epoch=epoch + 1, samples=shard.num_samples, lr=lr)
+            speed = (images - images_before) / (time.monotonic() - start)
+            callbacks.progress.step(step, state.num_steps, f"{epoch + 1}/{epochs}", speed)
+            if code:
+                callbacks.events.emit("stopping", step=step, code=code)
+                callbacks.guard.raise_if_tripped()
+                return TrainResult(step=step, exit_code=code)
+            if step % state.steps_per_epoch and due(step) and not callbacks.guard.tripped:
+                save(step, None)
+        callbacks.guard.raise_if_tripped()
+        loss_mean = float(sum_over_ranks(rank_info, loss_sum)) / (images - images_before)
+        epoch_seconds = time.monotonic() - start
+        seconds += epoch_seconds
+        evaluation_start = time.monotonic()
+        with callbacks.goodput.time_lost("evaluation"):
+            num_correct = count_correct(state)
+        callbacks.heartbeat.beat(step)
+        accuracy = num_correct / len(state.test)
+        speed_of_epoch = (images - images_before) / epoch_seconds
+        callbacks.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=callbacks.guard.last_norm)
+        callbacks.events.emit(
+            "epoch_ended",
+            step=step,
+            seconds=epoch_seconds,
+            epoch=epoch + 1,
+            loss=round(loss_mean, 6),
+            accuracy=round(accuracy, 6),
+            images_per_s=round(speed_of_epoch, 1),
+            evaluation_s=round(time.monotonic() - evaluation_start, 4),
+        )
+        state.tensorboard.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed_of_epoch)
+        callbacks.progress.log(
+            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
+            f"{speed_of_epoch:6.0f} images/s  lr {lr:.4f}"
+        )
+        save(step, accuracy)
+    return TrainResult(step=step, num_correct=num_correct, num_images=images, seconds=seconds)
+
+
+def train_step(
+    state: TrainingState, shard: BatchShard, *, step: int, epoch: int, lr: float, phases: Phases, guard: NonFiniteGuard
+) -> Tensor:
+    """Take optimizer step number ``step``, from 1, with this rank's shard of a global batch. Return its weighted loss.
+
+    The loss is not waited for. Raises NonFinite, on every rank and before the optimizer's step.
+    """
+    batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
+    phases.mark("data")
+    seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
+    loss = compute_gradients(state, batch, shard.weight, phases=phases, guard=guard)
+    optimizer_step(state, lr, step=step, guard=guard)
+    if state.ema is not None:
+        state.ema.update(step)
+    phases.mark("optimizer")
+    return loss
+
+
+def compute_gradients(
+    state: TrainingState, batch: Batch, weight: float, *, phases: Phases, guard: NonFiniteGuard
+) -> Tensor:
+    """Compute every parameter's gradient, averaged over all ranks. Return the weighted loss."""
+    state.optimizer.zero_grad()
+    loss = torch.zeros((), device=batch.labels_B.device)
+    parts = list(_parts(batch, state.options.training.accumulate))
+    for number, part in enumerate(parts):
+        with _no_sync(state.ddp) if number < len(parts) - 1 else contextlib.nullcontext():
+            part_loss = local_loss(state, state.ddp, part, weight)
+            phases.mark("forward")
+            scaler, checked = state.precision.scaler, guard.with_nan_gradient(part_loss)
+            (checked if scaler is None else scaler.scale(checked)).backward()  # type: ignore[no-untyped-call]
+            phases.mark("backward")
+        loss = loss + part_loss.detach()
+    return loss
+
+
+def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
+    """Return the weighted loss of a rank's batch, by ``state.ddp`` or, without the other ranks, by ``state.model``."""
+    with state.precision.autocast(state.world.device):
+        logits_BK = model(batch.images_BCHW)
+    return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
+
+
+def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFiniteGuard) -> None:
+    """Update the weights from the gradients. Raise NonFinite."""
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
+    scaler, clip = state.precision.scaler, state.options.optimizer.clip
+    if scaler is not None:
+        scaler.unscale_(state.optimizer)
+    if clip:
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), clip)
+    else:
+        norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+    guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
+    if scaler is None:
+        state.optimizer.step()
+    else:
+        scaler.step(state.optimizer)
+        scaler.update()
+
+
+def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
+    """Return the cross entropy, summed over the shard and weighted as BatchShard says."""
+    logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
+    if batch.others_B is None or batch.own_B is None:
+        total = functional.cross_entropy(logits_BK, batch.labels_B, reduction="sum", label_smoothing=label_smoothing)
+        return weight * total
+    own, other = (
+        functional.cross_entropy(logits_BK, labels_B, reduction="none", label_smoothing=label_smoothing)
+        for labels_B in (batch.labels_B, batch.others_B)
+    )
+    return weight * torch.lerp(other, own, batch.own_B.to(own.dtype)).sum()
+
+
+def _parts(batch: Batch, count: int) -> Iterator[Batch]:
+    """Split the batch into so many parts, or fewer where it has fewer images."""
+    if count == 1:
+        yield batch
+        return
+    count = min(count, len(batch.labels_B))
+    images, labels = batch.images_BCHW.tensor_split(count), batch.labels_B.tensor_split(count)
+    others, own = ([None] * count if row is None else row.tensor_split(count) for row in (batch.others_B, batch.own_B))
+    for part in zip(images, labels, others, own, strict=True):
+        yield Batch(images_BCHW=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
+
+
+def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Return DDP's context in which gradients are accumulated without an all-reduce."""
+    ddp = find_ddp(model)
+    return contextlib.nullcontext() if ddp is None else ddp.no_sync()
+
+
+@torch.no_grad()
+def count_correct(state: TrainingState) -> int:
+    """Return how many of all test samples the model classifies correctly; the same on every rank.
+
+    The evaluation is exact: every test sample is counted once, on any number of ranks. The model is not wrapped in DDP.
+    """
+    model, world, test = state.evaluated, state.world, state.test
+    _broadcast_buffers(model, world)
+    was_training = model.training
+    model.eval()
+    num_correct = torch.zeros((), dtype=torch.int64, device=world.device)
+    size_px = state.data.shape.size_px
+    count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // size_px**2))
+    rank, size = world.rank_info.rank, world.rank_info.size
+    first, last = (len(test) * number // size for number in (rank, rank + 1))
+    for start in range(first, last, count):
+        part = slice(start, min(start + count, last))
+        labels = test.labels_N[part].to(world.device)
+        pixels = lay_out(test.images_NHWC[part].to(world.device), crop_px=size_px, shift_px=0, mirrored=False)
+        images = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(labels), device=world.device)))
+        with state.precision.autocast(world.device):
+            logits = _logits(model, images, flip=state.options.training.test_flip)
+        num_correct += (logits.argmax(1) == labels).sum()
+    model.train(was_training)
+    return int(sum_over_ranks(world.rank_info, num_correct))
+
+
+def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
+    logits: Tensor = model(images)
+    return logits + model(images.flip(3)) if flip else logits
+
+
+def _broadcast_buffers(model: nn.Module, world: World) -> None:
+    """Broadcast rank 0's batch norm statistics: DDP does so only before the next training step."""
+    if world.data_group is not None:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, src=0, group=world.data_group)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFinding:
+    """What a rank finds in its own shard of the batch, before anything is summed over the ranks."""
+
+    loss: float
+    gradient_finite: bool
+
+    @property
+    def loss_finite(self) -> bool:
+        """Whether the loss is neither NaN nor infinite."""
+        return self.loss - self.loss == 0
+
+
+def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
+    """Return the error that ends the training, the same on every rank. Every rank makes this call.
+
+    The step, which was not taken, is computed once more to find what was not finite, and on which ranks.
+    """
+    rank_info = state.world.rank_info
+    mine = _recompute_step(state, step)
+    if not mine.loss_finite:
+        metrics.nonfinite("loss")
+    elif not mine.gradient_finite:
+        metrics.nonfinite("grad")
+    findings = gather(rank_info, mine)
+    return TrainError(
+        Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=state.lr(step - 1))
+    )
+
+
+def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
+    """Return the error message. ``findings``: by rank."""
+    losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
+    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and not one.gradient_finite]
+    parts = []
+    if losses:
+        values = "/".join(sorted({str(findings[rank].loss) for rank in losses}))
+        parts.append(f"the loss is {values} on {_rank_list(losses, len(findings))}")
+    if gradients:
+        parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
+    what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
+    return (
+        f"step {step} of {num_steps} was not taken: {what} (lr {lr:g}); the weights are those of step {step - 1}, "
+        "and no checkpoint has seen it: try a lower --lr, or look at the data"
+    )
+
+
+def _recompute_step(state: TrainingState, step: int) -> RankFinding:
+    """Compute this rank's shard of step number ``step``, from 1, once more; the weights have not changed since."""
+    rank_info = state.world.rank_info
+    epoch, index = divmod(step - 1, state.steps_per_epoch)
+    order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)
+    shard = shard_of(
+        next(batches(order, state.batch_size, first=index)), rank=rank_info.rank, world_size=rank_info.size
+    )
+    state.optimizer.zero_grad()
+    state.batch_builder.feed.rewind()
+    batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)
+    seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=rank_info.rank)
+    loss = local_loss(state, state.model, batch, shard.weight)
+    gradients = torch.autograd.grad(
+        loss, [one for one in state.model.parameters() if one.requires_grad], allow_unused=True
+    )
+    finite = all(bool(gradient.isfinite().all()) for gradient in gradients if gradient is not None)
+    return RankFinding(loss=loss.item(), gradient_finite=finite)
+
+
+def _rank_list(ranks: Sequence[int], size: int) -> str:
+    if len(ranks) == size:
+        return "every rank" if size > 1 else "rank 0"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,356 @@
+# ruff: noqa: N803, N806 - tensors carry their shape in their name
+"""All that a rank trains with: model, optimizer, data, precision, TensorBoard. Gradient checkpointing and FLOPs."""
+
+import contextlib
+import hashlib
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ddptrain import compat
+from ddptrain.config import MachineOptions, Options, TrainingOptions
+from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, normalisation_of_images
+from ddptrain.data.base import ImageDataset, Samples
+from ddptrain.data.loader import make_batch_builder
+from ddptrain.data.sampling import num_batches
+from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, wrap_model
+from ddptrain.errors import TrainError
+from ddptrain.models import build_model, load_pretrained
+from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
+from ddpwire.exits import Exit
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision:
+    """``weights``: the dtype of the parameters; ``compute``: that of the matrix products."""
+
+    name: str
+    compute: torch.dtype
+    weights: torch.dtype
+    scaler: torch.amp.GradScaler | None  # keeps fp16's gradients from becoming 0
+
+    @property
+    def mixed(self) -> bool:
+        """Whether autocast is needed."""
+        return self.compute != self.weights
+
+    def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        """Return the context of a forward pass."""
+        return torch.autocast(device.type, self.compute) if self.mixed else contextlib.nullcontext()
+
+
+def choose_precision(options: MachineOptions, device: torch.device) -> Precision:
+    """Return the precision that the options ask for. Raises TrainError for one that the device does not support."""
+    name = options.precision
+    if name == "auto":
+        name = "fp32" if options.deterministic else fastest_precision(device)
+    if name == "fp16" and device.type == "cpu":
+        raise TrainError(Exit.CONFIG, "--precision fp16 needs a GPU", hint="give bf16, fp32 or auto")
+    compute = DTYPES[name]
+    weights = torch.float64 if name == "fp64" else torch.float32
+    scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+    return Precision(name=name, compute=compute, weights=weights, scaler=scaler)
+
+
+def same_precision(options: MachineOptions, world: World) -> MachineOptions:
+    """Return the options with the precision that ``auto`` means on all ranks. Every rank makes this call."""
+    if options.precision != "auto":
+        return options
+    choices = gather(world.rank_info, choose_precision(options, world.device).name)
+    name = lowest_precision(choices)
+    if world.rank_info.is_first and len(set(choices)) > 1:
+        line = f"ddptrain: every rank computes in {name}, the fastest precision of rank {choices.index(name)}"
+        print(f"{line}; --precision chooses another", file=sys.stderr, flush=True)
+    return replace(options, precision=name)
+
+
+def lowest_precision(choices: Sequence[str]) -> str:
+    """Return the one that every rank supports. ``choices``: what is fastest on each."""
+    return min(choices, key=("fp32", "fp16", "bf16").index)
+
+
+def fastest_precision(device: torch.device) -> str:
+    """Return bf16 where the hardware supports it: on other CPUs it is slower than fp32, and a T4 emulates it."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "bf16" if compat.has_cpu_bf16() else "fp32"
+
+
+class Stateful(Protocol):
+    """A part of a checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Load a state."""
+
+
+class TensorBoard:
+    """Scalars of each epoch for TensorBoard; here they are not written."""
+
+    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
+        """Write the results of an epoch that ended after ``step`` steps."""
+
+
+class TensorBoardFiles(TensorBoard):
+    """TensorBoard's event files in a folder. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
+        """Write the results of an epoch that ended after ``step`` steps."""
+        values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+
+def open_tensorboard(folder: Path | None, rank_info: RankInfo) -> TensorBoard:
+    """Return what writes to the folder of ``--tensorboard``, on rank 0. Raises TrainError."""
+    if folder is None or not rank_info.is_first:
+        return TensorBoard()
+    try:
+        return TensorBoardFiles(folder)
+    except ImportError:
+        raise TrainError(
+            Exit.NO_INPUT, "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
+        ) from None
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """One training on one rank. ``ddp`` is the model as it is trained, ``model`` the same without wrappers."""
+
+    options: Options
+    world: World
+    data: ImageDataset
+    batch_builder: BatchBuilder  # of training images
+    precision: Precision
+    model: nn.Module
+    fresh: tuple[str, ...]  # the model's modules that pretrained weights did not fill
+    ddp: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: WeightAverage | None
+    tensorboard: TensorBoard
+    batch_size: int  # over all ranks
+
+    @property
+    def train(self) -> Samples:
+        """The training set."""
+        return self.data.train
+
+    @property
+    def test(self) -> Samples:
+        """The test set."""
+        return self.data.test
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The model that is evaluated."""
+        return self.model if self.ema is None else self.ema.model
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of an epoch; the last one may have a smaller batch."""
+        return num_batches(len(self.train), self.batch_size)
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole training."""
+        return self.options.training.epochs * self.steps_per_epoch
+
+    @property
+    def parts(self) -> dict[str, Stateful]:
+        """The parts of a checkpoint, by name: all that has a state besides the step."""
+        parts: dict[str, Stateful | None] = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "ema": self.ema,
+            "scaler": self.precision.scaler,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of step number ``step`` from 0."""
+        return learning_rate(
+            self.options.optimizer,
+            ranks=self.world.rank_info.size,
+            step=step,
+            num_steps=self.num_steps,
+            steps_per_epoch=self.steps_per_epoch,
+        )
+
+
+def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
+    """Return the samples of an optimizer step over all ranks. Raises TrainError."""
+    if options.batch_size_per_rank:
+        return options.batch_size_per_rank * rank_info.size
+    if options.batch_size < rank_info.size:
+        raise TrainError(
+            Exit.CONFIG,
+            f"--batch-size {options.batch_size} is less than one image for each of {rank_info.size} ranks",
+            hint=f"give at least {rank_info.size}, or fewer ranks",
+            rank=None,
+        )
+    return options.batch_size
+
+
+def build_training_state(options: Options, world: World, data: ImageDataset, *, batch_size: int) -> TrainingState:
+    """Build model, optimizer and input on the device; the seed gives the weights. Raises TrainError."""
+    precision = choose_precision(options.machine, world.device)
+    torch.manual_seed(options.training.seed)
+    model_options = options.model
+    model = build_model(model_options.name, data.shape, stem=model_options.stem, norm=model_options.norm)
+    fresh = load_pretrained(model, model_options) if model_options.pretrained else ()
+    memory_format = torch.channels_last if options.machine.channels_last else torch.preserve_format
+    model = model.to(world.device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
+    if model_options.recompute:
+        enable_recompute(model)
+    ema = WeightAverage(model, options.training.ema) if options.training.ema else None
+    normalise = (
+        normalisation_of_imagenet(data.shape.channels)
+        if model_options.pretrained
+        else normalisation_of_images(data.train.images_NHWC)
+    )
+    return TrainingState(
+        options=options,
+        world=world,
+        data=data,
+        batch_builder=make_batch_builder(
+            options, data, world, normalise.to(world.device, precision.compute), batch_size=batch_size
+        ),
+        precision=precision,
+        model=model,
+        fresh=fresh,
+        ddp=compile_model(
+            wrap_model(
+                WithAutocast(model, partial(precision.autocast, world.device))
+                if options.ranks.strategy == "dp"
+                else model,
+                options.ranks,
+                world,
+                deterministic=options.machine.deterministic,
+            ),
+            options.machine.compile,
+        ),
+        optimizer=build_optimizer(model, options.optimizer),
+        ema=ema,
+        tensorboard=open_tensorboard(options.training.tensorboard, world.rank_info),
+        batch_size=batch_size,
+    )
+
+
+def fingerprint(state: dict[str, Tensor]) -> str:
+    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, tensor in state.items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def enable_recompute(model: nn.Module) -> None:
+    """Turn on gradient checkpointing: the model's blocks keep only their inputs, and recompute their activations.
+
+    The blocks are the model's children, or their children where one is an nn.Sequential.
+    """
+    for child in model.children():
+        for block in child.children() if isinstance(child, nn.Sequential) else (child,):
+            if any(True for _ in block.parameters()):
+                again = partial(_contexts, block)
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)
+
+
+def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None], ...]:
+    return contextlib.nullcontext(), _no_statistics(block)
+
+
+@contextlib.contextmanager
+def _no_statistics(block: nn.Module) -> Iterator[None]:
+    """Keep batch norms from counting a batch again when it is recomputed."""
+    norms: list[Any] = [module for module in block.modules() if compat.is_batch_norm(module)]
+    before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
+    counts = [None if count is None else count.clone() for _, _, count in before]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for (norm, momentum, count), was in zip(before, counts, strict=True):
+            norm.momentum = momentum
+            if count is not None and was is not None:
+                count.copy_(was)
+
+
+class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
+    """Counts the floating-point operations of matrix products, convolutions and attention; the rest is negligible.
+
+    The first use of torch's own counter (torch.utils.flop_counter) takes seconds of imports, at each start of a rank.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and count its operations."""
+        result = func(*args, **(kwargs or {}))
+        self.total += count_flops(func.overloadpacket.__name__, args, result)
+        return result
+
+
+def count_flops(name: str, args: Any, result: Any) -> int:
+    """Return the operations of one call of aten's function ``name``; a multiplication and its addition are two."""
+    products = 0
+    if name in ("mm", "bmm"):
+        products = prod(args[0].shape) * args[1].shape[-1]
+    elif name in ("addmm", "baddbmm"):
+        products = prod(args[1].shape) * args[2].shape[-1]
+    elif name == "convolution":
+        weight_OIhw, transposed = args[1], args[6]
+        over = args[0] if transposed else result
+        products = prod(weight_OIhw.shape[1:]) * prod(over.shape)
+    elif "scaled_dot_product" in name:
+        query_BHQD, key_BHKD, value_BHKE = args[:3]
+        products = prod(query_BHQD.shape[:-1]) * key_BHKD.shape[-2] * (query_BHQD.shape[-1] + value_BHKE.shape[-1])
+    return 2 * products
+
+
+def step_flops(state: TrainingState) -> int:
+    """Return the floating-point operations of a training step for one sample; 0: not known."""
+    shape = state.data.shape
+    images_BCHW = torch.zeros(1, shape.channels, shape.size_px, shape.size_px, device=state.world.device)
+    with state.precision.autocast(state.world.device):
+        return sample_flops(state.model, images_BCHW.to(state.precision.compute))
+
+
+def sample_flops(model: nn.Module, images_BCHW: Tensor) -> int:
+    """Return the floating-point operations of a training step of this model for one sample; 0: not known."""
+    was_training = model.training
+    model.eval()  # no batch statistics, no dropout
+    counter = FlopCounter()
+    try:
+        with torch.enable_grad(), counter:
+            model(images_BCHW)
+    except (RuntimeError, ValueError):  # a model that cannot take a single image
+        return 0
+    finally:
+        model.train(was_training)
+    return (1 + BACKWARD_RATIO) * counter.total // len(images_BCHW)

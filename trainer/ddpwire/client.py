@@ -1,0 +1,150 @@
+"""The client for a user's own training loop: report progress to ddprun, ask whether to stop (docs/script.md).
+
+    import ddpwire.script as ddp            # above `import torch`: from here on no signal is lost
+
+        ddp.progress(step, samples=len(batch))
+        if ddp.should_stop():               # the same answer on every rank
+            if rank == 0:
+                save(model, ddp.checkpoint_dir() / "last.pt")
+            ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
+
+The same lines work under ddprun, under torchrun and in a lone process: where nobody listens, nothing is done. torch
+is touched only where ranks have met by torch.distributed, prometheus_client only where ddprun collects.
+"""
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ddpwire import names
+from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
+from ddpwire.signals import Signals
+
+if TYPE_CHECKING:
+    from ddpwire.series import LoopSeries
+    from ddpwire.vote import Vote
+
+__all__ = ["checkpoint_dir", "exit_code", "heartbeat", "progress", "should_stop", "stop"]
+
+
+def progress(
+    step: int,
+    *,
+    samples: int = 0,
+    loss: float | None = None,
+    lr: float | None = None,
+    epoch: int | None = None,
+) -> None:
+    """Say that optimizer step number ``step``, from 1, is done on this rank, with ``samples`` of its own.
+
+    ``float(loss)`` of a tensor waits for the device: give it every so many steps.
+    """
+    _heartbeat(step)
+    if _series is not None:
+        _series.step(step, samples=samples, loss=loss, lr=lr, epoch=epoch)
+
+
+def heartbeat(step: int | None = None) -> None:
+    """Say that this rank is alive, though no step ended: in an evaluation, a long save."""
+    _heartbeat(_last_step if step is None else step)
+
+
+def should_stop() -> bool:
+    """Whether to save and stop now. To be asked by every rank after every step: all get the same answer.
+
+    Until it is asked for the first time a signal ends the process at once: there is nothing to save yet.
+    """
+    global _code
+    _signals.can_save = True
+    if not _code and (_code := _agreed(_signals.code)) and _vote is not None:
+        _heart.stopped_for(_vote.asker)
+    return _code != 0
+
+
+def exit_code() -> int:
+    """The code that ``stop`` exits with; 0 as long as ``should_stop`` has not said so."""
+    return _code
+
+
+def stop() -> NoReturn:
+    """Leave, every rank when the last one has come here: with the code of the signal that asked for it."""
+    global _leaving
+    if _vote is not None:
+        _vote.meet()
+    _leaving = True
+    sys.exit(_code)
+
+
+def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
+    """Where to keep checkpoints: the folder that the launcher names, which outlives an attempt, or ``default``."""
+    folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _heartbeat(step: int) -> None:
+    global _last_step
+    _last_step = step
+    _heart.beat(step)
+
+
+def _agreed(code: int) -> int:
+    """The code that the ranks agree on; this process' own where there are no others."""
+    global _vote, _world
+    dist = sys.modules.get("torch.distributed")
+    world = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
+    if world is not _world:  # the ranks have met, or met anew
+        _world, _vote = world, None
+        if dist is not None and world is not None and dist.get_world_size() > 1:
+            from ddpwire.vote import Vote
+
+            _vote = Vote(dist.new_group(backend="gloo"))  # a group of its own: no GPU waits for it
+    return code if _vote is None else _vote.ask(code)
+
+
+def _open_heart() -> Heart:
+    try:
+        return Heart(os.environ.get(HEARTBEAT_FILE))
+    except OSError as error:
+        print(f"ddpwire: no sign of life for ddprun: {error}", file=sys.stderr)
+        return Heart(None)
+
+
+def _open_series() -> "LoopSeries | None":
+    if not os.environ.get(names.PROMETHEUS_MULTIPROC_DIR):
+        return None
+    try:
+        from ddpwire.series import LoopSeries
+
+        return LoopSeries()
+    except (ImportError, OSError) as error:
+        print(f"ddpwire: training without metrics: {error}", file=sys.stderr)
+        return None
+
+
+def _leave() -> None:
+    """The last of all exit functions, for this was the first import."""
+    if _vote is not None:
+        _vote.part()
+    if _leaving:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads them any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(_code)  # gloo's threads can abort the process while the interpreter takes itself down
+
+
+_signals = Signals()
+_heart = _open_heart()
+_series = _open_series()
+_vote: "Vote | None" = None
+_world: Any = None  # torch's group of all ranks, whose vote it is
+_last_step = 0
+_code = 0
+_leaving = False
+atexit.register(_leave)
+if threading.current_thread() is threading.main_thread():  # no other may listen to signals
+    _signals.install()

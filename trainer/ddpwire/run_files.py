@@ -1,0 +1,294 @@
+"""The files of a run's folder: where each is, and how those are read and written that the programs share.
+
+RUN/                       beside it .targets/, with the runs' metrics addresses
+  run.json                 ddpctl's record (ddpctl alone reads and writes it)
+  checkpoints/             the script's, named to it by DDP_CHECKPOINT_DIR
+  node-0/
+    ddprun.lock            held locked by the node's ddprun for as long as it lives
+    node.json              who and where the node is: pid, state, metrics address, ranks
+    node.log               everything the node said, each line with its node and rank
+    events.jsonl           what happened, an event a line (ddpwire.events); events.1.jsonl: those before them
+    rank-1.log             what rank 1 wrote to stdout and stderr
+    rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
+    history.csv            how its training went, a row every few seconds (ddpwire.history)
+    environment.json       what machine and what builds it had
+    metrics/rank-1/        prometheus_client's files of rank 1
+    heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
+    stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
+    metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
+    outcome.json           how it ended; there once ddprun has ended by itself
+"""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import BinaryIO, Literal
+from urllib.parse import urlsplit
+
+from ddpwire import names
+from ddpwire.exits import Exit
+
+CHECKPOINTS = "checkpoints"
+RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" says where the checkpoints are, which a resumed run shares
+LOCK = "ddprun.lock"
+NODE = "node.json"
+NODE_LOG = "node.log"
+METRICS = "metrics"
+SNAPSHOT = "metrics.prom"
+HEARTBEAT = "heartbeat"
+OUTCOME = "outcome.json"
+ENVIRONMENT = "environment.json"
+State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
+TARGETS = ".targets"
+
+
+def node_name(node: int) -> str:
+    """The folder of a node inside its run's folder."""
+    return f"node-{node}"
+
+
+def rank_log(rank: int) -> str:
+    """The log of a rank inside its node's folder."""
+    return f"rank-{rank}.log"
+
+
+def rank_error(rank: int) -> str:
+    """The error file of a rank inside its node's folder."""
+    return f"rank-{rank}.error.json"
+
+
+def rank_metrics(rank: int) -> str:
+    """Where prometheus_client keeps what a rank counts, inside its node's folder."""
+    return f"{METRICS}/rank-{rank}"
+
+
+def rank_heartbeat(rank: int) -> str:
+    """The heartbeat of a rank inside its node's folder."""
+    return f"{HEARTBEAT}/rank-{rank}"
+
+
+def stacks_file(attempt: int) -> str:
+    """Where the ranks were when one hung, inside their node's folder."""
+    return f"stacks-attempt-{attempt}.txt"
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write ``data`` so that a reader sees the old file or the whole new one, also after a crash.
+
+    A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError and leaves
+    nothing behind.
+    """
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- Open only regular files: a FIFO in their place would block the reader.
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """The file, to be read. Raises OSError, also for what is no regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """What is in it. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+# ---- A rank's error file, in the format of torch.distributed.elastic's ``record``, which a script may use as well
+# (https://docs.pytorch.org/docs/stable/elastic/errors.html).
+
+
+def write_error(message: str, environ: Mapping[str, str]) -> None:
+    """Write the error that ends this rank into the file that its launcher names; nothing if it names none.
+
+    An empty message: the rank has chosen its exit code, and no exception ended it. It replaces no error.
+    """
+    path = environ.get(names.ERROR_FILE)
+    if path and (message or not Path(path).exists()):
+        info = {"py_callstack": "", "timestamp": str(int(time.time()))}
+        with contextlib.suppress(OSError):  # a full disk must not hide the error
+            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": info}}))
+
+
+def read_error(path: Path) -> str | None:
+    """Return the message of a rank's error file; None: the rank wrote none."""
+    try:
+        message = json.loads(read_regular(path))["message"]
+        return str(message if isinstance(message, str) else message["message"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+# ---- ``node.json``: who a node's ddprun is and how far it has come; rewritten whole on every change of its state.
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProcess:
+    """A rank of the present attempt on this node."""
+
+    rank: int  # global
+    local_rank: int
+    pid: int
+    log: str  # the log's path, as the node sees it
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """What a node says about itself. It is current only while the node's ddprun.lock is held."""
+
+    run: str
+    node: int
+    pid: int  # of ddprun
+    state: State
+    started: float  # when ddprun started, in seconds since the epoch
+    attempt: int = 1
+    metrics: str | None = None  # the URL to scrape; None: not up yet
+    master: str | None = None  # host:port of the node's rendezvous; None: not known yet
+    ranks: tuple[RankProcess, ...] = ()
+
+    def write(self, node_dir: Path) -> None:
+        """Write it into a node's folder. Raises OSError."""
+        write_atomic(node_dir / NODE, (json.dumps(asdict(self), indent=1) + "\n").encode())
+
+
+def read_node(text: str) -> NodeState:
+    """The state that ``text``, the content of a node.json, tells. Raises ValueError.
+
+    Keys that this version does not know are passed over: another version may have written it.
+    """
+    try:
+        fields = json.loads(text)
+        known = {key: fields[key] for key in NodeState.__dataclass_fields__ if key in fields}
+        ranks = tuple(
+            RankProcess(**{key: rank[key] for key in RankProcess.__dataclass_fields__ if key in rank})
+            for rank in known.pop("ranks", ())
+        )
+        return NodeState(ranks=ranks, **known)
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not a node's state: {error}") from None
+
+
+# ---- ``outcome.json``: how a node's part of a run ended. Every node of a run says the same.
+
+
+Cause = Literal[
+    "ok",  # every rank exited with 0
+    "error",  # a rank exited with a code of its own
+    "killed",  # a rank died of a signal that nobody here sent
+    "oom",  # a rank was killed for memory
+    "hang",  # a rank hung and was killed
+    "stopped",  # a stop was asked for, and the ranks ended with the code that says so
+    "node_lost",  # a node's ddprun is gone
+    "gave_up",  # the ranks failed again and again without progress
+    "absent",  # not all nodes came in time
+    "unavailable",  # an address or a port could not be had
+    "config",  # the nodes' contracts contradict themselves or each other
+    "internal",  # a fault of ours
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The first failure of a run, or its success."""
+
+    code: int  # ddpwire.exits; what ddprun exits with on every node
+    cause: Cause
+    message: str  # one line for a person
+    node: int | None = None  # whose failure it was; None: nobody's
+    rank: int | None = None  # global rank
+    step: int | None = None  # the last step that the rank reported, if it did
+    retry: bool = False  # whether starting the same run again may help
+    attempt: int = 1
+
+    def write(self, node_dir: Path) -> None:
+        """Write it into a node's folder. Raises OSError."""
+        write_atomic(node_dir / OUTCOME, (json.dumps(asdict(self), indent=1) + "\n").encode())
+
+
+def read_outcome(text: str) -> Outcome:
+    """The outcome that ``text``, the content of an outcome.json, tells. Raises ValueError.
+
+    Keys that this version does not know are passed over: another version may have written it.
+    """
+    try:
+        fields = json.loads(text)
+        return Outcome(**{key: fields[key] for key in Outcome.__dataclass_fields__ if key in fields})
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"not an outcome: {error}") from None
+
+
+# The outcome of a node that was killed on request, which its ddprun could not write.
+KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+
+# ---- Where a run's metrics are, in the form of Prometheus' file_sd
+# (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config): written while a run lives.
+#
+# The files are in the folder ``.targets`` beside the runs' folders, one a run, or one a node where each writes its own.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsTarget:
+    """A node's endpoint, and the labels that Prometheus gives to all of its series."""
+
+    url: str  # http://host:port/metrics
+    job_id: str  # the run
+    node: int
+    launcher: str
+    slurm_job: str | None = None  # the job's number
+
+
+def targets_file_name(run: str, node: int | None = None) -> str:
+    """The file of a run, or of one of its nodes."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run)
+    return f"{name}.json" if node is None else f"{name}.node-{node}.json"
+
+
+def is_targets_file_of(name: str, run: str) -> bool:
+    """Whether a file is of this run, or of a task of it in a Slurm array."""
+    stem = re.escape(targets_file_name(run)[:-5])
+    return re.fullmatch(rf"{stem}(\.task-[0-9]+)?(\.node-[0-9]+)?\.json", name) is not None
+
+
+def targets_text(targets: Iterable[MetricsTarget]) -> str:
+    """The content of such a file."""
+    groups = [
+        {
+            "targets": [urlsplit(target.url).netloc],
+            "labels": {"job_id": target.job_id, "launcher": target.launcher, "node": str(target.node)}
+            | ({"slurm_job": target.slurm_job} if target.slurm_job else {}),
+        }
+        for target in targets
+    ]
+    return json.dumps(groups, indent=1) + "\n"

@@ -1,0 +1,19 @@
+"""The log of torch's C++ code, in a process that has imported torch. This module does not import it."""
+
+import contextlib
+import ctypes
+import os
+from pathlib import Path
+
+CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"  # https://docs.pytorch.org/docs/stable/distributed.html#debugging
+
+
+def set_cpp_log_level(level: str, torch_file: str) -> None:
+    """Set TORCH_CPP_LOG_LEVEL, and have torch read it again. ``torch_file`` is ``torch.__file__``.
+
+    torch reads the variable once, at its import, and has no public function to read it later. With a build of torch
+    that lacks c10's symbol, its level stays as it is.
+    """
+    os.environ[CPP_LOG_LEVEL] = level
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(str(Path(torch_file).parent / "lib" / "libc10.so"))._ZN3c1011initLoggingEv()  # c10::initLogging()
