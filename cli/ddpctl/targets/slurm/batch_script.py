@@ -79,8 +79,9 @@ export {names.RUN_ID}=${{run//[^A-Za-z0-9._-]/_}}
 export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 run_dir+={task}
 export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
-# stopped: on request; warned: by Slurm; told: the ranks have had a signal; woken: a signal has ended the wait for srun
-stopped=0 warned=0 told=0 woken=0 srun_pid=0
+# stopped: how many requests to stop; warned: by Slurm; told, wanted: how many signals the ranks have had and are to have;
+# woken: a signal has ended the wait for srun
+stopped=0 warned=0 told=0 wanted=0 telling=0 woken=0 srun_pid=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
 end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
   say "$3"
@@ -93,18 +94,25 @@ end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddp
 
 # Slurm's warning (USR1), ddpctl stop (USR2) and scancel (TERM). The ranks are told through their step: a TERM would
 # make srun kill them. scancel has told them itself, and whoever is told twice is killed: only a second stop does that.
+# A trap may run within another one: only the first of them tells.
 # shellcheck disable=SC2329 # called by the traps
 tell() {{
   woken=1
-  ((srun_pid)) || return 0
-  while [[ ! -s $run_dir/step ]] && kill -0 "$srun_pid" 2>/dev/null; do sleep 0.2; done
-  [[ -s $run_dir/step ]] || return 0
-  told=1
-  scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" || kill -USR1 "$srun_pid" || true
+  ((srun_pid && !telling)) || return 0
+  telling=1
+  while ((told < wanted)); do
+    while [[ ! -s $run_dir/step ]] && kill -0 "$srun_pid" 2>/dev/null; do sleep 0.2; done
+    ((told += 1))
+    [[ ! -s $run_dir/step ]] || scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" ||
+      kill -USR1 "$srun_pid" || true
+  done
+  telling=0
+  ((told >= wanted)) || tell
 }}
-trap 'warned=1; woken=1; say "Slurm will end this job soon: the ranks save"; ((told)) || tell' USR1
-trap 'woken=1; say "stopped on request: the ranks save"; ((told && !stopped)) || tell; stopped=1' USR2
-trap 'stopped=1; woken=1; [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) != RUNNING ]] || tell' TERM
+trap 'warned=1; say "Slurm will end this job soon: the ranks save"; ((wanted)) || wanted=1; tell' USR1
+trap 'say "stopped on request: the ranks save"; ((stopped += 1)); wanted=$stopped; tell' USR2
+trap '((stopped += 1)); wanted=$stopped; [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] ||
+  told=$stopped; tell' TERM
 
 mkdir -p "$run_dir" "${names.CHECKPOINT_DIR}" || end {Exit.CANNOT_WRITE:d} unavailable "cannot write $run_dir"
 mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
@@ -203,7 +211,7 @@ if ((!stopped && !warned)); then
     {runtime.reader} -c "$on_node" on_node {runtime.words} \\
     {shlex.join(words)} &
   srun_pid=$! woken=1
-  ((told || !(stopped || warned))) || tell # a signal that came before there was an srun to tell
+  tell # a signal that came before there was an srun to tell
   while ((woken)); do # a signal ends a wait early
     woken=0 code=0
     wait "$srun_pid" || code=$?
