@@ -119,6 +119,16 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
 
 
+def start_soon(site: Site, job: str) -> None:
+    """A requeued job starts again in five seconds, and not in two minutes.
+
+    Slurm takes that once its nodes have let the job go. A node refuses a job's credential of the second in which the
+    job ended there ("Job credential revoked").
+    """
+    update = ("scontrol", "update", f"JobId={job}", "StartTime=now+5")
+    until(lambda: site.slurm.run(*update).returncode == 0, 60, lambda: site.sh("scontrol", "show", "job", job))
+
+
 def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(site: Site) -> None:
     script = site.folder / "long.sbatch"
     script.write_text(site.ddpctl("render", "-f", FILE, *LONG))
@@ -136,10 +146,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
     first = saved()
     until(lambda: site.state(job) == "PENDING", 30, lambda: site.state(job))
 
-    # It would wait for two minutes. Slurm takes the earlier start once the nodes have let the job go; a node refuses
-    # a job's credential of the second in which it ended ("Job credential revoked").
-    start_now = ("scontrol", "update", f"JobId={job}", "StartTime=now+5")
-    until(lambda: site.slurm.run(*start_now).returncode == 0, 30, lambda: site.sh("scontrol", "show", "job", job))
+    start_soon(site, job)
     until(
         lambda: f"going on at step {first + 1} of" in said(),
         120,
@@ -201,7 +208,7 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     os.kill(int(dead.read_text()), signal.SIGKILL)
     until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
     reached = site.checkpoints("lost")[-1]
-    site.sh("scontrol", "update", f"JobId={job}", "StartTime=now")
+    start_soon(site, job)
     until(lambda: "going on at step" in site.log("lost"), 90, lambda: site.log("lost"))
     again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
     assert again > reached

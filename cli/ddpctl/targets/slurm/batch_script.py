@@ -79,7 +79,7 @@ export {names.RUN_ID}=${{run//[^A-Za-z0-9._-]/_}}
 export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 run_dir+={task}
 export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
-# stopped: how many requests to stop; warned: by Slurm; told, wanted: how many signals the ranks have had and are to have;
+# stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
 # woken: a signal has ended the wait for srun
 stopped=0 warned=0 told=0 wanted=0 telling=0 woken=0 srun_pid=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
