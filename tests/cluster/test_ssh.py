@@ -139,7 +139,7 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
         f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
     ]
     assert rows[-1].startswith("no-such-host.invalid: no-such-host.invalid does not resolve: ")
-    assert seconds < 10
+    assert seconds < 30
     assert not list(lab.folder.glob("*/home/.ddpctl"))
     assert not (lab.folder / "runs/night").exists()
 
