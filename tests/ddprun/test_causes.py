@@ -1,38 +1,127 @@
-"""The cause of a rank's failure in one line, however its script ends."""
+"""The cause of a rank's failure in one line, however its script ends, forked and executed."""
 
 import pytest
+from tests.ddprun.failing_scripts import TEN
 
+LAST = "the last traceback in its log: "
+# name: the script, its exit code, the cause of a forked rank, and of an executed one where that is another
 CAUSES = {
-    "exception": ("raise ValueError('bad label 17')", "ValueError: bad label 17"),
-    "several lines": ("raise ValueError('line one\\nline two')", "ValueError: line one"),
-    "long": ("raise ValueError('x' * 300)", f"ValueError: {'x' * 187}…"),
-    "no words": ("raise StopAsyncIteration", "StopAsyncIteration"),
-    "own class": ("class Bad(Exception): pass\nraise Bad('x')", "Bad: x"),
-    "of a module": ("import json; json.loads('{')", "json.decoder.JSONDecodeError: Expecting property name"),
-    "syntax": ("x = (", "SyntaxError: '(' was never closed (script.py, line 1)"),
-    "import": ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-    "group": ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", "ExceptionGroup: two (2 sub-exceptions)"),
-    "text": ("import sys; sys.exit('no such data')", "no such data"),
+    "exception": ("raise ValueError('bad label 17')", 1, "ValueError: bad label 17"),
+    "several lines": ("raise ValueError('line one\\nline two')", 1, "ValueError: line one",
+                      f"{LAST}ValueError: line one"),
+    "long": ("raise ValueError('x' * 300)", 1, f"ValueError: {'x' * 187}…"),
+    "no words": ("raise StopAsyncIteration", 1, "StopAsyncIteration"),
+    "own class": ("class Bad(Exception): pass\nraise Bad('x')", 1, "Bad: x", "Bad: x"),
+    "of a module": ("import json; json.loads('{')", 1, "json.decoder.JSONDecodeError: Expecting property name"),
+    "syntax": ("x = (", 1, "SyntaxError: '(' was never closed (script.py, line 1)",
+               "SyntaxError: '(' was never closed"),
+    "indentation": ("if 1:\nx = 1", 1, "IndentationError: expected an indented block after 'if' statement",
+                    "IndentationError: expected an indented block after 'if' statement"),
+    "import": ("import nothing_of_this_name", 1, "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    "group": ("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])", 1,
+              "ExceptionGroup: two (2 sub-exceptions): ValueError: 1", "ExceptionGroup: two (2 sub-exceptions)"),
+    "notes": ("e = KeyError('x')\ne.add_note('in epoch 3')\nraise e", 1, "KeyError: 'x'", f"{LAST}KeyError: 'x'"),
+    "chain": ("try:\n  1 / 0\nexcept ZeroDivisionError as e:\n  raise RuntimeError('no loss') from e", 1,
+              "RuntimeError: no loss"),
+    "during": ("try:\n  1 / 0\nexcept ZeroDivisionError:\n  raise RuntimeError('no loss')", 1,
+               "RuntimeError: no loss"),
+    "state dict": (
+        "import torch\ntorch.nn.Linear(2, 2).load_state_dict({})", 1,
+        "RuntimeError: Error(s) in loading state_dict for Linear: Missing key(s) in state_dict: \"weight\", \"bias\"."),
+    "shapes": ("import torch\ntorch.ones(2, 3) + torch.ones(2, 4)", 1,
+               "RuntimeError: The size of tensor a (3) must match the size of tensor b (4)"),
+    "worker": (
+        "import torch\nclass Set(torch.utils.data.Dataset):\n  def __len__(self): return 4\n"
+        "  def __getitem__(self, i): raise OSError('no picture 3')\n"
+        "for x in torch.utils.data.DataLoader(Set(), num_workers=1): pass", 1,
+        "OSError: Caught OSError in DataLoader worker process 0: OSError: no picture 3",
+        f"{LAST}OSError: Caught OSError in DataLoader worker process 0: OSError: no picture 3"),
+    "spawned": (
+        "import torch.multiprocessing as mp\ndef f(i): raise ValueError('bad label 17')\n"
+        "if __name__ == '__main__': mp.spawn(f)", 1,
+        "torch.multiprocessing.spawn.ProcessRaisedException: -- Process 0 terminated with the following error: "
+        "ValueError: bad label 17", "ValueError: bad label 17"),
+    "device-side": (
+        "raise RuntimeError('CUDA error: device-side assert triggered\\nCUDA kernel errors might be asynchronously "
+        "reported at some other API call, so the stacktrace below might be incorrect.\\nFor debugging consider "
+        "passing CUDA_LAUNCH_BLOCKING=1\\n')", 1,
+        "RuntimeError: CUDA error: device-side assert triggered",
+        f"{LAST}RuntimeError: CUDA error: device-side assert triggered"),
+    "nccl": (
+        "import torch.distributed as d\nraise d.DistBackendError('NCCL error in: NCCLUtils.hpp:77, unhandled system "
+        "error (run with NCCL_DEBUG=INFO for details), NCCL version 2.29\\nncclSystemError: System call failed.\\n"
+        "Last error:\\nConnect to 10.0.0.1 failed')", 1,
+        "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:77, unhandled system error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.29: Connect to 10.0.0.1 failed",
+        f"{LAST}torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:77, unhandled system error (run "),
+    "assert": ("assert 1 == 2, 'labels differ'", 1, "AssertionError: labels differ"),
+    "its own hook": (
+        "import sys\nsys.excepthook = lambda kind, error, frames: print('Oh no', file=sys.stderr)\n1 / 0", 1,
+        "ZeroDivisionError: division by zero", ""),
+    "hydra": (
+        "import sys, traceback\ntry:\n  raise KeyError('lr')\nexcept KeyError:\n"
+        "  print('Error executing job with overrides: []', file=sys.stderr)\n  traceback.print_exc()\n"
+        "  print('\\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.', file=sys.stderr)\n"
+        "  sys.exit(1)", 1, "KeyError: 'lr'", f"{LAST}KeyError: 'lr'"),
+    "record": (
+        "from torch.distributed.elastic.multiprocessing.errors import record\n@record\ndef main():\n"
+        "  raise ValueError('bad label 17')\nmain()", 1, "ValueError: bad label 17"),
+    "a word of bytes": ("raise ValueError(b'\\xff\\xfe')", 1, "ValueError: b'\\xff\\xfe'"),
+    "its own words fail": (
+        "class Bad(Exception):\n  def __str__(self): raise KeyError\nraise Bad", 1, "Bad",
+        "Bad: <exception str() failed>"),
+    "recursion": ("def f(): f()\nf()", 1, "RecursionError: maximum recursion depth exceeded"),
+    "text": ("import sys; sys.exit('no such data')", 1, "no such data", ""),
+    "list": ("import sys; sys.exit(['no', 'data'])", 1, "['no', 'data']", ""),
     "last words": (
-        "import atexit; atexit.register(print, 'wandb: Synced 5 files')\nraise OSError('disk')", "OSError: disk"),
+        "import atexit; atexit.register(print, 'wandb: Synced 5 files')\nraise OSError('disk')", 1, "OSError: disk",
+        f"{LAST}OSError: disk"),
     "caught": (
-        "import sys, traceback\ntry:\n  1 / 0\nexcept ZeroDivisionError:\n  traceback.print_exc()\nsys.exit(3)", ""),
-    "number": ("import sys; sys.exit(7)", ""),
+        "import sys, traceback\ntry:\n  1 / 0\nexcept ZeroDivisionError:\n  traceback.print_exc()\nsys.exit(3)", 3, ""),
+    "caught long ago": (
+        "import sys, traceback\ntry:\n  1 / 0\nexcept ZeroDivisionError:\n  traceback.print_exc()\n"
+        "for step in range(30): print('step', step)\nsys.exit(1)", 1, ""),
+    "number": ("import sys; sys.exit(7)", 7, ""),
+    "usage": ("import argparse\nargparse.ArgumentParser().parse_args(['--lr'])", 2, ""),
     "own error file": (
         "import json, os, sys\nwith open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w') as file:\n"
-        "  json.dump({'message': {'message': 'no such shard', 'extraInfo': {}}}, file)\nsys.exit(7)", "no such shard"),
+        "  json.dump({'message': {'message': 'no such shard', 'extraInfo': {}}}, file)\nsys.exit(7)", 7,
+        "no such shard"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CAUSES)
 def test_the_cause_is_named_and_none_is_invented(runs, name, tmp_path):
-    text, cause = CAUSES[name]
+    text, code, cause = CAUSES[name][:3]
+    check(runs, tmp_path, text, code, cause)
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("options", [(), ("--exec",)], ids=["forked", "executed"])
+@pytest.mark.parametrize("name", TEN)
+def test_the_ten_of_another_author(runs, name, options, tmp_path):
+    """Each text is a part of the line: classes are written without their modules."""
+    text, code, cause = TEN[name]
+    (tmp_path / "script.py").write_text(text)
+    node = runs.start(str(tmp_path / "script.py"), options=options)
+    assert node.end() == code
+    said = node.outcome().message.removeprefix(f"rank 0 on node 0 exited with {code}")
+    assert cause in said if cause else said == ""
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", CAUSES)
+def test_of_an_executed_rank(runs, name, tmp_path):
+    text, code, *causes = CAUSES[name]
+    check(runs, tmp_path, text, code, causes[-1], "--exec")
+
+
+def check(runs, tmp_path, text, code, cause, *options):
     script = tmp_path / "script.py"
     script.write_text(text)
-    node = runs.start(str(script))
-    code = node.end()
+    node = runs.start(str(script), options=options)
+    assert node.end() == code
     message = f"rank 0 on node 0 exited with {code}"
-    assert code in (1, 3, 7)
     assert node.outcome().message[: len(message)] == message
-    assert node.outcome().message[len(message) :].startswith(f": {cause}" if cause else "")
-    assert bool(cause) == (node.outcome().message != message)
+    said = node.outcome().message[len(message) :]
+    assert said.startswith(f": {cause}") if cause else said == ""

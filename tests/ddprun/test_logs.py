@@ -51,26 +51,56 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
         ),
         ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: KeyError: 3\n", "KeyError: 3"),
         ("epoch 3/10 loss 0.1\n", ""),
-        ("Traceback (most recent call last):\nValueError: caught\nand went on\n", ""),
+        ("Traceback (most recent call last):\nValueError: caught\n" + "and went on\n" * 21, ""),
+        (
+            "Traceback (most recent call last):\n  File x\nValueError: a\nSet HYDRA_FULL_ERROR=1\n",
+            "the last traceback in its log: ValueError: a",
+        ),
+        (
+            "Traceback (most recent call last):\n  File x\nRuntimeError: Error(s) in loading state_dict for Net:\n"
+            '\tMissing key(s) in state_dict: "fc.bias". \n\tsize mismatch\n',
+            'RuntimeError: Error(s) in loading state_dict for Net: Missing key(s) in state_dict: "fc.bias".',
+        ),
+        (
+            "  + Exception Group Traceback (most recent call last):\n  |   File x\n"
+            "  | ExceptionGroup: two (2 sub-exceptions)\n"
+            "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n    | ValueError: 1\n",
+            "ExceptionGroup: two (2 sub-exceptions)",
+        ),
+        (
+            "  File x, line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n",
+            "SyntaxError: '(' was never closed",
+        ),
+        (
+            "Traceback (most recent call last):\n  File x\ntorch.distributed.DistBackendError: NCCL error in: a.cpp:1\n"
+            "ncclSystemError: System call failed.\nLast error:\nConnect to 10.0.0.1 failed\n",
+            "the last traceback in its log: torch.distributed.DistBackendError: NCCL error in: a.cpp:1: "
+            "Connect to 10.0.0.1 failed",
+        ),
         ("", ""),
     ],
 )
 def test_the_error_in_a_ranks_log(tmp_path, text, word):
     (tmp_path / rank_log(3)).write_text(text)
-    assert last_error(tmp_path, 3) == word
+    assert last_error(tmp_path, 3, 1) == word
+
+
+def test_a_traceback_is_no_cause_of_another_exit_code(tmp_path):
+    (tmp_path / rank_log(3)).write_text("Traceback (most recent call last):\n  File x\nKeyError: 3\n")
+    assert (last_error(tmp_path, 3, 3), last_error(tmp_path, 3, 1)) == ("", "KeyError: 3")
 
 
 def test_the_error_file_comes_before_the_log(tmp_path, monkeypatch):
     """ddptrain's, and that of torch's ``record``, which a script of torchrun's may use."""
     (tmp_path / rank_log(3)).write_text("Traceback (most recent call last):\nKeyError: 3\n")
     write_error("no MNIST in data", {names.ERROR_FILE: str(tmp_path / rank_error(3))})
-    assert last_error(tmp_path, 3) == "no MNIST in data"
+    assert last_error(tmp_path, 3, 1) == "no MNIST in data"
     monkeypatch.setenv(names.ERROR_FILE, str(tmp_path / rank_error(3)))
     with pytest.raises(ValueError, match="bad label 17"):
         record(fail)()
-    assert last_error(tmp_path, 3) == "ValueError: bad label 17"
+    assert last_error(tmp_path, 3, 1) == "ValueError: bad label 17"
     (tmp_path / rank_error(3)).write_text('{"message": ')
-    assert last_error(tmp_path, 3) == "KeyError: 3"
+    assert last_error(tmp_path, 3, 1) == "KeyError: 3"
 
 
 def fail():

@@ -75,6 +75,41 @@ def test_a_second_signal_kills_at_once(runs):
     assert node.end(55) == 143  # before its grace is over
 
 
+INTERRUPTED = """\
+import sys, time
+try:
+    print("ready", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    {end}
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--exec",)], ids=["forked", "executed"])
+@pytest.mark.parametrize("end", ["sys.exit(0)", "sys.exit(5)", "raise"])
+def test_ctrl_c_is_a_keyboard_interrupt_and_130(runs, tmp_path, end, options):
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(end=end))
+    node = runs.start(str(tmp_path / "script.py"), options=options)
+    runs.wait_until_ready(node)
+    node.process.send_signal(signal.SIGINT)
+    assert node.end() == 130
+    assert node.log(0).splitlines()[:2] == ["ready", "interrupted"]
+    assert node.outcome().cause == "stopped"
+
+
+def test_a_second_ctrl_c_kills_and_is_137(runs, tmp_path, wording):
+    (tmp_path / "script.py").write_text(INTERRUPTED.format(end="time.sleep(60)"))
+    node = runs.start(str(tmp_path / "script.py"), options=("--grace", "60"))
+    runs.wait_until_ready(node)
+    node.process.send_signal(signal.SIGINT)
+    runs.until(lambda: "interrupted" in node.log(0))
+    node.process.send_signal(signal.SIGINT)
+    assert node.end(55) == 137
+    assert node.outcome().cause == "stopped"
+    wording(node.outcome().message)
+
+
 def test_the_end_of_the_lifeline_is_a_stop(runs):
     read, write = os.pipe()
     node = runs.start("act.py", "all=save", env={"DDP_LIFELINE_FD": str(read)}, pass_fds=(read,))

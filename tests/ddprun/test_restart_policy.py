@@ -69,6 +69,30 @@ def test_choose(failures, silent_s, settled, chosen):
         pytest.param(
             Failure(node=0, rank=0, status=130, stopped_by=signal.SIGINT), 130, "stopped", False, id="interrupted"
         ),
+        *(
+            pytest.param(
+                Failure(node=0, rank=0, status=status, stopped_by=signal.SIGINT),
+                130,
+                "stopped",
+                False,
+                id=f"interrupted-{status}",
+            )
+            for status in (0, 1, 3, -2)
+        ),
+        pytest.param(
+            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGINT, killed_here=True, stopped_again=True),
+            137,
+            "stopped",
+            True,
+            id="interrupted-twice",
+        ),
+        pytest.param(
+            Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGINT, killed_here=True),
+            130,
+            "stopped",
+            False,
+            id="interrupted-and-killed-after-its-grace",
+        ),
         pytest.param(
             Failure(node=0, rank=0, status=3, stopped_by=signal.SIGTERM), 3, "error", False, id="own-code-after-a-stop"
         ),

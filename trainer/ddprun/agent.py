@@ -40,13 +40,27 @@ from ddprun.termination import OomMonitor, Stop
 from ddprun.workers import SupervisorLostError, Workers
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire.exits import Exit
-from ddpwire.run_files import HEARTBEAT, METRICS, Outcome, RankProcess, rank_error, rank_log, rank_metrics, stacks_file
+from ddpwire.run_files import (
+    GROUP_SUFFIX,
+    HEARTBEAT,
+    METRICS,
+    Outcome,
+    RankProcess,
+    rank_error,
+    rank_heartbeat,
+    rank_log,
+    rank_metrics,
+    stacks_file,
+)
 
 MONITOR_S = 0.25  # how often heartbeats are read while ranks train,
 RECOVERY_MONITOR_S = 0.02  # and after a restart, until the first step
 ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not be 0
 PEER_GRACE_S = 5.0  # peers of a failed rank wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
+NO_GROUP_S = 60.0
+LOG_TIMEOUT_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
+GROUP_GUIDE = "docs/your_script.md"
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
@@ -96,7 +110,10 @@ class NodeAgent(SimpleElasticAgent):
         self._recovery = Recovery(node.series, node.journal, node.previous_step)
         self._started_at = 0.0
         self._waits_for_heartbeat = False
+        self._world_size = 1
         self.outcome: Outcome | None = None
+        self._reported_no_group = False
+        consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.workers.log = node.journal.log
         node.workers.on_exec_fallback = lambda why: node.journal.log(
@@ -145,7 +162,7 @@ class NodeAgent(SimpleElasticAgent):
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
         self._recovery.started()
-        world_size = worker_group.workers[0].world_size
+        self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.state("training")
@@ -196,7 +213,7 @@ class NodeAgent(SimpleElasticAgent):
         # Before the failure is posted: another thread logs the decision, and events must be in order.
         node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         if not decision and attempt == self._rendezvous_handler.attempt:
-            if status:
+            if status or node.stop.requested == signal.SIGINT:
                 self._recovery.failed(failure.step)
                 self._consensus.post_failure(failure)
             else:
@@ -210,16 +227,19 @@ class NodeAgent(SimpleElasticAgent):
 
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills = self._node.stop, self._node.oom_monitor
+        if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or still on the way there
+            self._node.logs.catch_up(rank, LOG_TIMEOUT_S)
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,
             status=status,
             stopped_by=stop.requested or stop.forwarded,
             killed_here=stop.killed and status == -signal.SIGKILL,
+            stopped_again=stop.requested_again,
             step=self._node.heartbeats.step(rank),
             stopped_for=self._node.heartbeats.stopped_for(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
-            error=last_error(self._node.node_dir, rank) if status > 0 else "",
+            error=last_error(self._node.node_dir, rank, status) if status > 0 else "",
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -230,10 +250,13 @@ class NodeAgent(SimpleElasticAgent):
             if self._num_succeeded == self._node.config.local_world_size and time.monotonic() > self._log_at:
                 self._log_at += PROGRESS_INTERVAL_S
                 self._node.journal.log("the ranks of this node are done; waiting for those of the others")
+            self._report_no_group()
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = outcome = decision.outcome
         self._node.logs.show_failed_rank(outcome)
         if outcome.code == 0:
+            if self._no_group():
+                self._node.journal.log(outcome.message)
             self._node.workers.clear()
             self._consensus.post_gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
@@ -248,6 +271,35 @@ class NodeAgent(SimpleElasticAgent):
             )
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
+
+    def _no_group(self) -> bool:
+        """Whether it is known, on node 0, that no rank of the run has made a process group or met another one.
+
+        The ranks of node 0 say it, since they were forked. Those of other nodes would have met in the attempt's store.
+        """
+        node = self._node
+        if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
+            return False
+        groups = (node.node_dir / f"{rank_heartbeat(process.rank)}{GROUP_SUFFIX}" for process in self._processes)
+        return self._rendezvous_handler.ranks_have_met() is False and not any(path.exists() for path in groups)
+
+    def _describe_success(self) -> str:
+        if not self._no_group():
+            return "every rank exited with 0"
+        return (
+            f"{self._world_size} ranks ran and none called init_process_group: "
+            f"these were {self._world_size} separate trainings ({GROUP_GUIDE})"
+        )
+
+    def _report_no_group(self) -> None:
+        """Log it once, when the ranks have run for a while: the run would only be more expensive than one rank."""
+        if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
+            self._reported_no_group = True
+            if self._no_group():
+                self._node.journal.log(
+                    f"none of the {self._world_size} ranks has called init_process_group in {NO_GROUP_S:g} s: "
+                    f"until one does, these are {self._world_size} separate trainings ({GROUP_GUIDE})"
+                )
 
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):

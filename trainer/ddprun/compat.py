@@ -1,4 +1,4 @@
-"""Every private interface of CPython and prometheus_client that ddprun uses, each with a check and a plain fallback.
+"""Every private interface of CPython, torch and prometheus_client that ddprun uses, with a check and a fallback.
 
 No library is imported before it is used: a process that is forked imports as little as it can.
 """
@@ -43,6 +43,32 @@ def import_dynamo() -> None:
     """Import torch._dynamo, which takes a rank a second when it needs it. The fallback: each rank imports it."""
     with contextlib.suppress(Exception):  # a rank that needs it reports the error
         import torch._dynamo  # noqa: F401
+
+
+def before_process_group(call: Callable[[], None]) -> bool:
+    """Call ``call`` before this process makes its first process group, of whatever kind.
+
+    Return False where this torch has no place to learn it from. The fallback: it is not known.
+    """
+    from torch.distributed import distributed_c10d
+
+    make_group: Any = getattr(distributed_c10d, "_new_process_group_helper", None)
+    if make_group is None:
+        return False
+
+    def make_first_group(*args: Any, **kwargs: Any) -> Any:
+        distributed_c10d._new_process_group_helper = make_group
+        call()
+        return make_group(*args, **kwargs)
+
+    distributed_c10d._new_process_group_helper = make_first_group
+    return True
+
+
+def store_keys(store: Any) -> list[str] | None:
+    """Return the keys in a store that this process serves; None: this torch does not list them."""
+    list_keys = getattr(store, "list_keys", None)
+    return None if list_keys is None else list(list_keys())
 
 
 def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:

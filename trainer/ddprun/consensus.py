@@ -157,6 +157,7 @@ class Consensus:
         self._hang_timeout_s = hang_timeout_s
         self._read_statuses = read_statuses
         self._requeues = requeues
+        self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
         self._liveness = LivenessTracker(self._store, max_nodes) if self._is_leader else None
         self._posting = threading.Lock()
         self._wake = threading.Event()  # a new attempt has begun
@@ -299,7 +300,7 @@ class Consensus:
         self._read_posts()
         if len(self._done) == len(self._members) and not self._failures:
             self._publish(
-                Decision(outcome=Outcome(code=0, cause="ok", message="every rank exited with 0", attempt=self._attempt))
+                Decision(outcome=Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt))
             )
             return
         settled = self._liveness.all_alive_since_failure() and all(

@@ -30,7 +30,8 @@ from typing import NoReturn
 
 from ddprun import compat, processes, supervisor
 from ddpwire.exits import Exit
-from ddpwire.run_files import write_error
+from ddpwire.heartbeat import HEARTBEAT_FILE
+from ddpwire.run_files import GROUP_SUFFIX, write_error
 
 HARMLESS_OPTIONS = ("-P", "-u")  # of the interpreter: their effect is set up again for each rank
 
@@ -180,11 +181,24 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         faulthandler.enable()
     safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    _record_process_group(env)
     code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # a handler would run instead
     if uncaught:
         write_error(describe_uncaught(uncaught), env)
     _exit(code)
+
+
+def _record_process_group(env: Mapping[str, str]) -> None:
+    """Write a file beside the rank's heartbeat once the rank makes a process group."""
+    path = env.get(HEARTBEAT_FILE)
+
+    def record() -> None:
+        with contextlib.suppress(OSError):
+            Path(f"{path}{GROUP_SUFFIX}").touch()
+
+    if path and not compat.before_process_group(record):
+        record()  # not known: as if it had made one
 
 
 def _run_module(words: Sequence[str], safe: bool) -> None:
@@ -292,17 +306,25 @@ def _report_uncaught(error: BaseException) -> int:
 
 
 def describe_uncaught(error: BaseException) -> str:
-    """Return an uncaught exception in one line: ``ValueError: bad label 17``; empty for an exit with a number."""
+    """Return an uncaught exception as Python names it, ``ValueError: bad label 17``; empty for an exit code.
+
+    An exit while an exception is handled is described by that exception.
+    """
     if isinstance(error, SystemExit):
-        return error.code.strip().partition("\n")[0] if isinstance(error.code, str) else ""
+        if error.code is not None and not isinstance(error.code, int):
+            return str(error.code)
+        handled = error.__context__  # hydra prints an exception, and exits while it handles it
+        return describe_uncaught(handled) if handled and not error.__suppress_context__ else ""
     kind = type(error)
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
     try:
-        words = str(error).strip().partition("\n")[0]
+        words = str(error).strip()
     except Exception:  # its __str__ is the script's own
         words = ""
+    if isinstance(error, BaseExceptionGroup):
+        words = f"{words}: {describe_uncaught(error.exceptions[0])}"
     return f"{name}: {words}" if words else name
 
 

@@ -14,6 +14,7 @@ import selectors
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddpwire.run_files import Outcome, rank_error, rank_log, read_error
@@ -24,11 +25,21 @@ READER_TIMEOUT_S = 1.0
 TAIL_BYTES = 1 << 14
 MAX_ERROR_CHARS = 200
 NUM_LAST_LINES = 15
+NUM_TRACEBACK_LINES = 200
+MAX_LINES_AFTER = 20  # the end of a message, a hint, what atexit prints; after more the script has gone on
 HELD_POLL_S = 0.5  # how often held lines are checked
 DRAIN_S = 0.5  # for the output of ranks that have ended
 HOLD_S = 8.0  # a rank may take 2 s to exit after its traceback, and the decision 2 s more; machines are busy
 MAX_HELD_LINES = 2000  # a rank that prints so much does not crash
-CRASH_START = re.compile(rb"(\[rank\d+\]: ?)?(Traceback \(most recent call last\):|terminate called )|\[rank\d+\]:\[E")
+CRASH_START = re.compile(
+    rb"(\[rank\d+\]: ?)?((  \+ Exception Group )?Traceback \(most recent call last\):|terminate called )"
+    rb"|\[rank\d+\]:\[E"
+)
+HEADER = "Traceback (most recent call last):"
+# Its header, also after a progress bar, or the end of rich's box; not that of an exception inside of another one.
+TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
+EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
+SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 
 class Console:
@@ -123,6 +134,15 @@ class RankLogs:
         os.write(self._wake_write, b"+")
         return write
 
+    def catch_up(self, rank: int, timeout_s: float) -> None:
+        """Wait until all that a rank has written so far is in its file, or for ``timeout_s``."""
+        deadline = time.monotonic() + timeout_s
+        pipes = [pipe for pipe in self._pipes if pipe.rank == rank]
+        while time.monotonic() < deadline and any(pipe in self._open and pipe.has_data for pipe in pipes):
+            time.sleep(0.002)
+        with self._lock:  # the thread may have taken the data out of the pipe, and not written it yet
+            pass
+
     def show_failed_rank(self, outcome: Outcome) -> None:
         """Show the held lines of the rank that failed first, and no more lines of its peers.
 
@@ -197,6 +217,11 @@ class Pipe:
         self._console = console
         self._rest = b""
 
+    @property
+    def has_data(self) -> bool:
+        """Whether there is something to be read, or the end of file."""
+        return bool(select.select([self.descriptor], [], [], 0)[0])
+
     def read(self) -> bool:
         """Read what is available. False at the end of file."""
         data = os.read(self.descriptor, CHUNK_BYTES)
@@ -234,16 +259,60 @@ def last_lines(path: Path, num_lines: int) -> list[str]:
         return []
 
 
-def last_error(node_dir: Path, rank: int) -> str:
-    """Return a rank's error: of its error file, else the line after a traceback in its log; empty: it left none."""
+def last_error(node_dir: Path, rank: int, status: int) -> str:
+    """Return, in a line, the error that ended a rank with ``status``; empty: it left none.
+
+    It is in the rank's error file. A rank that was executed, and does not use torch's ``record``, has none: then it is
+    the last traceback of the log, if Python has exited with 1, as it does after an uncaught exception. Where lines
+    follow the traceback, or the rank has chosen its exit code, the script has caught the exception, or may have: so
+    the text says where it is from.
+    """
     message = read_error(node_dir / rank_error(rank))
-    if message is not None:
-        return _shorten(message.strip().partition("\n")[0])
-    log = last_lines(node_dir / rank_log(rank), 200)
-    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in log if line.strip()]  # torch's prefix
-    last = lines[-1] if lines else ""
-    raised = "Traceback (most recent call last):" in lines and re.match(r"[A-Za-z_][\w.]*(: |$)", last)
-    return _shorten(last) if raised else ""
+    if message:
+        return _shorten(first_words(message.splitlines()))
+    if status != 1:
+        return ""
+    log = last_lines(node_dir / rank_log(rank), NUM_TRACEBACK_LINES)
+    lines = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in log]  # torch's prefix
+    start = find_exception(lines)
+    if start is None:
+        return ""
+    error = first_words(lines[start:])
+    later = [line for line in lines[start + 1 :] if line.strip() and not line[0].isspace()]
+    if len(later) > MAX_LINES_AFTER:
+        return ""
+    ended_it = message is None and not later
+    return _shorten(error if ended_it else f"the last traceback in its log: {error}")
+
+
+def find_exception(lines: Sequence[str]) -> int | None:
+    """Return where the last uncaught exception of a log is: the line after its traceback; None: there is none."""
+    for start in range(len(lines) - 1, -1, -1):
+        if TRACEBACK.match(lines[start]):
+            after = range(start + 1, len(lines))
+            return next((number for number in after if EXCEPTION.match(lines[number])), None)
+        if SYNTAX_ERROR.match(lines[start]) and start and lines[start - 1].startswith("    "):
+            return start  # of the script itself: Python prints no header
+    return None
+
+
+def first_words(lines: Sequence[str]) -> str:
+    """Return an error's message in a line: its first line, and what that announces.
+
+    A first line that ends with a colon announces the next one. The error of a DataLoader's worker and of a spawned
+    process holds the traceback of that process, NCCL's ends with "Last error:" and its text.
+    """
+    words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
+    if not words:
+        return ""
+    header = next((number for number, line in enumerate(lines) if line.endswith(HEADER)), len(lines))
+    inner = next((number for number in range(header, len(lines)) if EXCEPTION.match(lines[number])), None)
+    if inner is not None:
+        return f"{words[0].rstrip('.:')}: {first_words(lines[inner:])}"
+    first = f"{words[0]} {words[1]}" if words[0].endswith(":") and len(words) > 1 else words[0]
+    if "Last error:" in words[1:-1]:
+        first = f"{first}: {words[words.index('Last error:') + 1]}"
+    return first
 
 
 def _shorten(text: str) -> str:

@@ -24,7 +24,7 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ddprun import network, stores
+from ddprun import compat, network, stores
 from ddprun.errors import NodeError, config_error, node_error, store_lost_error
 from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
@@ -32,6 +32,7 @@ from ddprun.preflight import Route
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
+ELASTIC_KEYS = "torchelastic/"  # how the keys begin that torch elastic itself keeps in an attempt's store
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 
@@ -331,6 +332,11 @@ class FixedRankRendezvous(RendezvousHandler):
             )
         message = f"{format_nodes(missing)} of {self._config.max_nodes} did not come within {limit_s:g} s"
         return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+
+    def ranks_have_met(self) -> bool | None:
+        """On node 0: whether ranks have used the attempt's store; None: it is not known."""
+        keys = compat.store_keys(self._attempt_store)
+        return None if keys is None else any(not key.startswith(ELASTIC_KEYS) for key in keys)
 
     @property
     def use_agent_store(self) -> bool:

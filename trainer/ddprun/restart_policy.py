@@ -43,7 +43,8 @@ class Failure:
     rank: int | None
     status: int  # subprocess' return code: 3, or -9 for SIGKILL
     stopped_by: int = 0  # the signal that this node had sent to its ranks before
-    killed_here: bool = False  # ddprun killed it after its grace period
+    killed_here: bool = False  # ddprun killed it after its grace period, or on a second signal
+    stopped_again: bool = False  # that was the second signal
     step: int | None = None
     stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
     oom: str = ""  # it was killed for memory; how much there is
@@ -52,9 +53,14 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell; of the stop signal if ddprun killed the rank."""
+        """The exit code as in a shell; of the stop signal if ddprun killed the rank.
+
+        After Ctrl-C it is that of an interruption, whatever the rank makes of it; after the second one that of SIGKILL.
+        """
         if self.hung:
             return Exit.HUNG
+        if self.stopped_by == signal.SIGINT:
+            return Exit.KILLED if self.killed_here and self.stopped_again else Exit.INTERRUPTED
         return 128 + self.stopped_by if self.killed_here else of_status(self.status)
 
 
@@ -90,7 +96,8 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     elif failure.killed_here:
         cause, message = (
             "stopped",
-            f"stopped by {_signal_name(failure.stopped_by)}: {who} did not end in time and was killed",
+            f"stopped by {_signal_name(failure.stopped_by)}: {who} "
+            + ("was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"),
         )
     elif _was_requested(failure):
         cause, message = "stopped", f"stopped by {_signal_name(failure.stopped_by)}: {message}"

@@ -118,13 +118,15 @@ class Stop:
         self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
         self.requested = 0  # the signal that requested the stop; 0: none
         self.forwarded = 0  # the last signal that was forwarded to the ranks
-        self.killed = False  # whether ranks were killed after their grace period
+        self.killed = False  # whether ranks were killed after their grace period, or on a second signal
+        self.requested_again = False
 
     def request(self, number: int) -> None:
         """Stop this node: with a grace period on the first request, at once on the second."""
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")
+            self.requested_again = True
             self._kill()
             return
         self.requested = self.forwarded = number

@@ -83,6 +83,11 @@ class Workers:
         """The tags of the ranks that have not ended."""
         return frozenset(self._alive)
 
+    @property
+    def forks(self) -> bool:
+        """Whether the ranks are forked; False: executed."""
+        return self._fork and not self._exec_reason
+
     def start(
         self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int, cores: Collection[int] = ()
     ) -> int:

@@ -14,6 +14,7 @@ RUN/                       beside it .targets/, with the runs' metrics addresses
     environment.json       what machine and what builds it had
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
+    heartbeat/rank-1.group     there once rank 1 has made a process group, where ddprun has forked it
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
     metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
     outcome.json           how it ended; there once ddprun has ended by itself
@@ -44,6 +45,7 @@ NODE_LOG = "node.log"
 METRICS = "metrics"
 SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
+GROUP_SUFFIX = ".group"
 OUTCOME = "outcome.json"
 ENVIRONMENT = "environment.json"
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
