@@ -29,6 +29,7 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from ddprun import compat, processes, supervisor
+from ddprun.script_environment import set_before_torch
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX, write_error
@@ -135,12 +136,23 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return "an import has opened the GPU"
     script = Path(cwd, argv[1])
     folder = Path(cwd) if argv[1] == "-m" else script if script.is_dir() else script.resolve().parent
+    if names := set_before_torch(_source(argv, cwd), folder):
+        return f"the script sets {', '.join(names)} before it imports torch"
     with contextlib.suppress(OSError):  # there is no such script: the rank reports it
         for path in sorted(folder.iterdir()):
             module = sys.modules.get(path.name.partition(".")[0])
             if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
                 return f"{path} would hide a module that is already imported"
     return ""
+
+
+def _source(argv: Sequence[str], cwd: str) -> Path:
+    """Return the file that the rank runs first; one that does not exist for a module that is not in ``cwd``."""
+    if argv[1] != "-m":
+        script = Path(cwd, argv[1])
+        return script / "__main__.py" if script.is_dir() else script.resolve()
+    place = Path(cwd, *argv[2].split("."))
+    return place / "__main__.py" if place.is_dir() else place.with_name(f"{place.name}.py")
 
 
 def _open_files() -> list[str]:

@@ -1,0 +1,162 @@
+"""Which environment variables a script sets before it imports torch, read from its source; nothing is executed.
+
+A forked rank has torch already, so a variable that torch, or a library that it imports, reads while it is imported has
+no effect there. Such a script is executed instead. Pure, but for reading the files.
+"""
+
+import ast
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+# Read when they are needed, after the import of torch: tests/ddprun/test_script_environment.py tries those that need
+# no GPU. CUDA, NCCL and cuBLAS read theirs when they are initialised, which no fork has done before its script.
+READ_LATER_PREFIXES = ("MASTER_", "DDP_", "GLOO_", "HF_", "HYDRA_", "MLFLOW_", "NCCL_", "TORCH_NCCL_", "WANDB_")
+READ_LATER = (
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "RANK", "TMPDIR", "TOKENIZERS_PARALLELISM", "TORCH_HOME", "WORLD_SIZE",
+)  # fmt: skip
+IMPORT_TORCH = frozenset(
+    ("accelerate", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio", "torchdata", "torchvision")
+)
+UNKNOWN = "variables whose names are not in its source"
+MAX_BYTES = 1 << 20  # of a file: a longer one is no script
+
+
+@functools.cache
+def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
+    """Return the variables that matter and that ``script``, or a module in ``root``, sets before torch is imported.
+
+    ``root``: where Python looks for the script's own modules. It follows the order of the source: whatever stands above
+    the import counts, also in a function. Empty for a file that cannot be read or parsed.
+    """
+    names = dict.fromkeys(name for name in _Reader(root).read(script) if not _is_read_later(name))
+    return tuple(names)
+
+
+def _is_read_later(name: str) -> bool:
+    return name in READ_LATER or name.startswith(READ_LATER_PREFIXES)
+
+
+class _TorchIsImportedError(Exception):
+    """What follows is set after the import."""
+
+
+class _Reader:
+    """Reads a script, and its own modules that it imports, in the order of their source."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._seen: set[Path] = set()
+        self._names: list[str] = []
+
+    def read(self, script: Path) -> list[str]:
+        with contextlib.suppress(_TorchIsImportedError):
+            self._file(script)
+        return self._names
+
+    def _file(self, path: Path) -> None:
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        try:
+            if path.stat().st_size > MAX_BYTES:
+                return
+            tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+            return  # the rank reports it
+        self._block(tree.body, runs=True)
+
+    def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
+        """Read statements; ``runs``: they are executed when the file is, so an import among them counts."""
+        for statement in body:
+            if isinstance(statement, ast.Import | ast.ImportFrom):
+                if runs:
+                    self._import(statement)
+                continue
+            inner = runs and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
+            blocks = [block for _, block in ast.iter_fields(statement) if _is_block(block)]
+            for expression in _expressions(statement):
+                self._names += _variables_set(expression)
+            if isinstance(statement, ast.If) and "TYPE_CHECKING" in ast.dump(statement.test):
+                blocks = [statement.orelse]
+            for block in blocks:
+                for part in block:
+                    if isinstance(part, ast.ExceptHandler | ast.match_case):
+                        self._block(part.body, runs=inner)
+                    else:
+                        self._block([part], runs=inner)
+
+    def _import(self, statement: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(statement, ast.Import):
+            modules = [alias.name for alias in statement.names]
+        else:
+            module = statement.module or ""
+            modules = [module, *(f"{module}.{alias.name}".strip(".") for alias in statement.names)]
+        for module in modules:
+            first, *_ = parts = module.split(".")
+            if first in IMPORT_TORCH:
+                raise _TorchIsImportedError
+            for end in range(1, len(parts) + 1):
+                place = self._root.joinpath(*parts[:end])
+                for path in (place / "__init__.py", place.with_name(f"{place.name}.py")):
+                    if first and path.is_file():
+                        self._file(path)
+
+
+def _is_block(value: object) -> bool:
+    kinds = (ast.stmt, ast.ExceptHandler, ast.match_case)
+    return isinstance(value, list) and bool(value) and isinstance(value[0], kinds)
+
+
+def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
+    """Yield the statement itself, and all nodes of it but those of the statements inside."""
+    yield statement
+    waiting = list(ast.iter_child_nodes(statement))
+    while waiting:
+        node = waiting.pop(0)
+        if not isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            yield node
+            waiting += ast.iter_child_nodes(node)
+
+
+def _variables_set(node: ast.AST) -> list[str]:
+    """Return the variables that this one node sets or removes."""
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
+        targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
+        found = [_constant(one.slice) for one in targets if isinstance(one, ast.Subscript) and _is_environ(one.value)]
+        merged = isinstance(node, ast.AugAssign) and _is_environ(node.target)
+        return found + (_keys(node.value) if merged and isinstance(node, ast.AugAssign) else [])
+    if not isinstance(node, ast.Call):
+        return []
+    function, name = node.func, getattr(node.func, "attr", getattr(node.func, "id", ""))
+    if name in ("putenv", "unsetenv"):
+        return [_constant(node.args[0])] if node.args else []
+    if name in ("load_dotenv", "dotenv_values"):
+        return [UNKNOWN] if name == "load_dotenv" else []
+    if not (isinstance(function, ast.Attribute) and _is_environ(function.value)):
+        return []
+    if name in ("setdefault", "pop", "__setitem__", "__delitem__"):
+        return [_constant(node.args[0])] if node.args else [UNKNOWN]
+    if name == "update":
+        given = [name for argument in node.args for name in _keys(argument)]
+        return given + [keyword.arg or UNKNOWN for keyword in node.keywords]
+    return [UNKNOWN] if name == "clear" else []
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return "environ" in (getattr(node, "attr", ""), getattr(node, "id", ""))
+
+
+def _constant(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else UNKNOWN
+
+
+def _keys(node: ast.AST) -> list[str]:
+    """Return the keys of a dict that is written out."""
+    if isinstance(node, ast.Dict):
+        return [_constant(key) if key else UNKNOWN for key in node.keys]
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict" and not node.args:
+        return [keyword.arg or UNKNOWN for keyword in node.keywords]
+    return [UNKNOWN]
