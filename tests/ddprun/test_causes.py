@@ -135,10 +135,8 @@ def test_the_ten_of_another_author(tmp_path, how):
     wrong = {
         name: (code, cause)
         for (name, (_, expected_code, expected)), (code, cause) in zip(TEN.items(), found, strict=True)
-        if code != expected_code
-        or not (
-            re.sub(r"\b0x[0-9a-f]+", "…", expected) in re.sub(r"\b0x[0-9a-f]+", "…", cause) if expected else not cause
-        )
+        for expected in [re.sub(r"\b0x[0-9a-f]+", "…", expected)]
+        if code != expected_code or not (expected in cause if expected else cause == "")
     }
     assert wrong == {}
 
