@@ -127,6 +127,10 @@ def test_the_cause_is_named_and_none_is_invented(tmp_path, how):
     assert wrong == {}
 
 
+def without_addresses(text):
+    return re.sub(r"\b0x[0-9a-f]+", "…", text)
+
+
 @pytest.mark.e2e
 @pytest.mark.parametrize("how", ["fork", "exec"])
 def test_the_ten_of_another_author(tmp_path, how):
@@ -135,8 +139,8 @@ def test_the_ten_of_another_author(tmp_path, how):
     wrong = {
         name: (code, cause)
         for (name, (_, expected_code, expected)), (code, cause) in zip(TEN.items(), found, strict=True)
-        for expected in [re.sub(r"\b0x[0-9a-f]+", "…", expected)]
-        if code != expected_code or not (expected in cause if expected else cause == "")
+        if code != expected_code
+        or not (without_addresses(expected) in without_addresses(cause) if expected else cause == "")
     }
     assert wrong == {}
 
