@@ -72,8 +72,8 @@ class Tried:
         return self.undisturbed == self.disturbed
 
 
-MIDDLE = ("KILL@step:37@R",)
-MODEL = ("KILL@step:5@R",)
+MIDDLE = ("KILL@saved:37@R",)
+MODEL = ("KILL@saved:5@R",)
 CONVNET, COLOUR = "1x16x16", "3x32x32"
 ROWS = (
     *(Row(group="ranks", title=f"{n} rank{'s' * (n > 1)}", events=MIDDLE, ranks=(1, n)) for n in range(1, 6)),
@@ -124,12 +124,12 @@ ROWS = (
         for what, name, way in (("killed", "KILL", "restart"), ("stopped", "TERM", "command"))
         for moment, events in (
             ("at the first step", (f"{name}@step:1@R",)),
-            ("in the middle of an epoch", (f"{name}@step:23@R",)),
-            ("at the last step of an epoch", (f"{name}@step:45@R",)),
+            ("in the middle of an epoch", (f"{name}@saved:23@R",)),
+            ("at the last step of an epoch", (f"{name}@saved:45@R",)),
             ("in the evaluation", (f"{name}@evaluation:1@R",)),
             ("while a checkpoint's data is written", (f"{name}@data:20@0",)),
             ("while a checkpoint is renamed", (f"{name}@manifest:20@0",)),
-            ("twice in a row", (f"{name}@step:31@R", f"{name}@step:32@0")),
+            ("twice in a row", (f"{name}@saved:31@R", f"{name}@step:32@0")),
         )
     ),
     Row(group="ways", title="killed, the same command again", events=MIDDLE, way="command"),

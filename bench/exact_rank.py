@@ -3,6 +3,7 @@
     exact_rank.py FOLDER SIGNAL@MOMENT:NUMBER@RANK ... -- OPTIONS OF ddptrain
 
     step:N        in step N, between the all-reduce of the gradients and the update of the weights
+    saved:N       in step N, as above, once a checkpoint is whole: a busy disk may take more than a few steps
     evaluation:N  in the N-th evaluation of a process
     data:N        when the data of the checkpoint of step N is written, and its manifest is not (rank 0 writes)
     manifest:N    when that manifest has its name, and the data does not have its own yet
@@ -13,6 +14,7 @@ A file in FOLDER for each signal keeps it from being sent again.
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -21,6 +23,8 @@ from typing import Any
 import torch
 
 from ddptrain import __main__, checkpoint, train_loop
+
+SAVED_S = 120.0
 
 
 def patch(
@@ -40,6 +44,17 @@ def patch(
     setattr(owner, name, replacement)
 
 
+def wait_for_checkpoint(moment: str) -> None:
+    """Wait until a checkpoint is whole, if ``moment`` asks for one."""
+    folder, deadline = Path(os.environ["DDP_CHECKPOINT_DIR"]), time.monotonic() + SAVED_S
+    while moment.startswith("saved:") and not any(
+        checkpoint.manifest_path(path).exists() for path in folder.glob("step-*.pt")
+    ):
+        if time.monotonic() > deadline:
+            sys.exit(f"exact_rank.py: no checkpoint in {folder} after {SAVED_S:g} s")
+        time.sleep(0.01)
+
+
 def main() -> None:
     separator = sys.argv.index("--")
     folder, events = Path(sys.argv[1]), [event.split("@") for event in sys.argv[2:separator]]
@@ -48,7 +63,8 @@ def main() -> None:
 
     def reach(moment: str) -> None:
         for name, at, rank in events:
-            if (at, rank) == (moment, os.environ.get("RANK", "0")):
+            if (at.replace("saved:", "step:"), rank) == (moment, os.environ.get("RANK", "0")):
+                wait_for_checkpoint(at)
                 try:
                     (folder / f"{name}@{at}").touch(exist_ok=False)
                 except FileExistsError:
