@@ -80,8 +80,9 @@ def test_a_stopped_rank_is_named_and_killed(runs, wording):
     wording(re.sub(r"for \d+ s", "for N s", outcome.message).replace(f"step {outcome.step},", "step N,"))
     for node, ranks in ((first, (0, 1)), (second, (2, 3))):
         kept = (node.folder / "stacks-attempt-1.txt").read_text()
-        assert [line.split()[2] for line in kept.splitlines() if line.startswith("====")] == [str(r) for r in ranks]
-        assert kept.count('steps.py", line') == 2  # the frozen one speaks too
+        _, *sections = re.split(r"^==== ", kept, flags=re.MULTILINE)
+        assert [section.split()[1] for section in sections] == [str(rank) for rank in ranks]
+        assert all('steps.py", line' in section for section in sections)  # the frozen one speaks too
 
 
 def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs, wording):

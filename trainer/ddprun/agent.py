@@ -314,7 +314,7 @@ class NodeAgent(SimpleElasticAgent):
         cause = outcome.cause if outcome else ""
         if cause == "hang":
             path = node.node_dir / stacks_file(self._rendezvous_handler.attempt)
-            heartbeat_monitor.dump_stacks(path, self._processes, node.workers)
+            heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
         if cause in ("hang", "node_lost") or self._is_restart:
             node.workers.clear()

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddprun.logs import RankLogs
 from ddprun.workers import Workers
 from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
@@ -21,6 +22,7 @@ from ddpwire.run_files import RankProcess, rank_heartbeat
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, takes a whole one
 DUMP_TIMEOUT_S = 1.0
+LOG_TIMEOUT_S = 0.5  # for what a rank has written and is still in its pipe
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
@@ -134,7 +136,7 @@ def describe_hang(status: RankStatus, timeout_s: float) -> str:
     return f"no sign of life for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
-def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers) -> None:
+def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:
     """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
 
     The ranks print the stacks themselves: with PYTHONFAULTHANDLER, which ddprun sets, a Python that receives SIGABRT
@@ -151,7 +153,8 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers) 
     deadline = time.monotonic() + DUMP_TIMEOUT_S
     while workers.alive and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.05)  # their output is still in the pipe
+    for rank in processes:
+        output.catch_up(rank.rank, LOG_TIMEOUT_S)
     try:
         with path.open("wb") as file:
             for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):
