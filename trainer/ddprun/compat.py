@@ -67,8 +67,10 @@ def before_process_group(call: Callable[[], None]) -> bool:
 
 def store_keys(store: Any) -> list[str] | None:
     """Return the keys in a store that this process serves; None: this torch does not list them."""
-    list_keys = getattr(store, "list_keys", None)
-    return None if list_keys is None else list(list_keys())
+    try:
+        return list(store.list_keys())
+    except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
+        return None
 
 
 def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
