@@ -1,5 +1,6 @@
-"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun against torchrun on the
-same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all ranks have made again.
+"""How long until ranks train: the first step of two nodes of two ranks on the loopback, ddprun and `ddprun --exec`
+against torchrun on the same script, interleaved; and with ddprun, from a rank's SIGKILL to the first step that all
+ranks have made again.
 
     python bench/startup.py [--repeats 3] [--kills 10] [--json FILE]
 
@@ -30,9 +31,10 @@ NODES, RANKS = 2, 2
 WORLD = range(NODES * RANKS)
 TIMEOUT_S = 120.0
 STEPS_FOR_EVER = 1_000_000
+LAUNCHERS = {"ddprun": ("ddprun",), "ddprun --exec": ("ddprun", "--exec"), "torchrun": ("torch.distributed.run",)}
 
 
-def launch(module: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
+def launch(launcher: str, folder: Path, *, steps: int, restarts: int) -> list[subprocess.Popen[bytes]]:
     """Both nodes of a run whose ranks report into ``folder``."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -41,7 +43,12 @@ def launch(module: str, folder: Path, *, steps: int, restarts: int) -> list[subp
     options += ["--max-restarts", restarts]
     return [
         subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps])],
+            [
+                sys.executable,
+                "-m",
+                *LAUNCHERS[launcher],
+                *map(str, [*options, "--node-rank", node, SCRIPT, folder, steps]),
+            ],
             env=environ | {"DDP_NODES_HERE": str(NODES)},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -65,12 +72,12 @@ def first_steps(folder: Path, attempt: int, nodes: list[subprocess.Popen[bytes]]
     return [(float(at), int(pid)) for at, pid in (path.read_text().split() for path in said)]
 
 
-def time_first_step(module: str) -> tuple[float, float]:
+def time_first_step(launcher: str) -> tuple[float, float]:
     """Seconds from the launch to the last rank's first step; and the CPU seconds of the launch as a whole."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
-        nodes = launch(module, Path(folder), steps=1, restarts=0)
+        nodes = launch(launcher, Path(folder), steps=1, restarts=0)
         try:
             wall_s = max(at for at, _ in first_steps(Path(folder), 0, nodes)) - started
         finally:
@@ -119,16 +126,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     processes.adopt_orphans()
-    pairs = [(time_first_step("ddprun"), time_first_step("torch.distributed.run")) for _ in range(args.repeats)]
+    rounds = [{one: time_first_step(one) for one in LAUNCHERS} for _ in range(args.repeats)]
     columns = {
-        "first step, ddprun": [ours[0] for ours, _ in pairs],
-        "first step, torchrun": [theirs[0] for _, theirs in pairs],
-        "CPU of it all, ddprun": [ours[1] for ours, _ in pairs],
-        "CPU of it all, torchrun": [theirs[1] for _, theirs in pairs],
+        **{f"first step, {one}": [times[one][0] for times in rounds] for one in LAUNCHERS},
+        **{f"CPU of it all, {one}": [times[one][1] for times in rounds] for one in LAUNCHERS},
         "again after SIGKILL, ddprun": time_recoveries(args.kills) if args.kills else [],
     }
     medians = {name: statistics.median(values) for name, values in columns.items() if values}
-    ratio = medians["first step, ddprun"] / medians["first step, torchrun"]
+    theirs = medians["first step, torchrun"]
+    ratio, exec_ratio = medians["first step, ddprun"] / theirs, medians["first step, ddprun --exec"] / theirs
     cores, version, load = os.cpu_count(), metadata.version("torch"), os.getloadavg()[0]
     print(
         f"{NODES} nodes x {RANKS} ranks, gloo, {cores} cores ({platform.machine()}), torch {version}, load {load:.1f}"
@@ -137,8 +143,16 @@ def main() -> None:
     for name, median in medians.items():
         print(f"{name:28}{median:7.2f}{min(columns[name]):7.2f}{max(columns[name]):7.2f}{len(columns[name]):4}")
     print(f"first step, ddprun / torchrun: {ratio:.2f} (goal: at most 0.45)")
+    print(f"first step, ddprun --exec / torchrun: {exec_ratio:.2f}")
     if args.json:
-        result = {"cores": cores, "torch": version, "load": load, "ratio": ratio, "seconds": columns}
+        result = {
+            "cores": cores,
+            "torch": version,
+            "load": load,
+            "ratio": ratio,
+            "exec_ratio": exec_ratio,
+            "seconds": columns,
+        }
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -2,6 +2,7 @@
 
 python examples/mp_spawn.py --world-size 2
 ddprun examples/mp_spawn.py --world-size 2
+ddpctl launch --gpus 2 --ranks 1 -- examples/mp_spawn.py --world-size 2
 """
 
 import argparse

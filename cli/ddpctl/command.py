@@ -53,6 +53,7 @@ class Command:
     secret: bool = False  # its stdin is never shown, also not by a dry run
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
+    stdin_inherited: bool = False  # background: it reads from ddpctl's own stdin, in place of nothing
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
     timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
     probe: bool = False  # it only looks and changes nothing: a dry run performs it too

@@ -156,7 +156,7 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """What the target's options find wrong in the job together with them (their ``problems``).
+    """What is wrong in the job as a whole, and in it together with the target's options (their ``problems``).
 
     Each is reported where its key stands in the file. The lines that belong to flags are returned; what stands
     nowhere, since it is a default, is the target's. ``flags``: the flag that gave a field or an option.
@@ -164,7 +164,7 @@ def _report_problems(
     profile, target = names
     lines = []
     wrong = bool(parsed.errors)
-    for key, text in getattr(options, "problems", lambda _: ())(job):
+    for key, text in (*job.problems(), *getattr(options, "problems", lambda _: ())(job)):
         section, _, name = key.partition(".")
         places = [("profiles", profile, name), ("job", name)] if section == "job" else [("targets", target, name)]
         place = next((parsed.places[place] for place in places if place in parsed.places), None)

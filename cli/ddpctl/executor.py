@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,6 +32,7 @@ from ddpctl.command import (
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
 from ddpwire import names
+from ddpwire.merged_output import MergedOutput
 
 if TYPE_CHECKING:
     from fabric import Connection
@@ -44,14 +45,17 @@ _MAX_PARALLEL = 64
 PROBE_S = 3.0  # how often a silent host is asked whether it is there
 LOST_S = 8.0
 _CHUNK = 1 << 16
-_printing = threading.Lock()
 
 
 class Executor:
-    """Performs commands on this machine, and holds the lifeline of those that must end with it."""
+    """Performs commands on this machine, and holds the lifeline of those that must end with it.
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
+    ``has_stdin``: whether commands may read from this process' stdin.
+    """
+
+    def __init__(self, environ: Mapping[str, str], *, has_stdin: bool = True) -> None:
         self._environ = environ
+        self._has_stdin = has_stdin
         self._remote = Remote(environ)
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
         self._started: list[int] = []  # leaders of the sessions that were put into the background
@@ -123,8 +127,8 @@ class Executor:
         self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None
     ) -> tuple[Output, ...]:
         """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
-        self._remote.prepare()
-        streams = any(command.mode == "stream" for command in commands)
+        streams = sum(command.mode == "stream" for command in commands)
+        self._remote.prepare(streams)
         pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
         futures = [pool.submit(self._run, command, None) for command in commands]
         try:
@@ -240,7 +244,7 @@ class Executor:
                     command.argv,
                     env=env,
                     cwd=command.cwd,
-                    stdin=subprocess.DEVNULL,
+                    stdin=None if command.stdin_inherited and self._has_stdin and _reads() else subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
@@ -277,11 +281,16 @@ class Remote:
         self._locks: dict[Host, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def prepare(self) -> None:
-        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race."""
+    def prepare(self, num_streams: int = 0) -> None:
+        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race.
+
+        ``num_streams``: how many commands will be streamed side by side.
+        """
         from ddpctl.ssh import Connector
 
         self._connector = self._connector or Connector(self._home)
+        self._out = MergedOutput(lambda data: _write(sys.stdout, data), num_sources=num_streams)
+        self._err = MergedOutput(lambda data: _write(sys.stderr, data), num_sources=num_streams)
 
     def capture(self, command: Command) -> Output:
         """Wait for it, keep what it wrote."""
@@ -291,16 +300,14 @@ class Remote:
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for it; what it writes is ours, whole lines at a time, so that many may go on side by side.
+        """Wait for it; what it writes is ours, merged with what others write that go on side by side.
 
         A host that is lost is named at once: the others may go on for days.
         """
-        out, err = _Lines(sys.stdout), _Lines(sys.stderr)
-        done = self._run(command, out, err)
-        if done.stderr:
-            err(f"{command.host}: {done.stderr}\n".encode())
-        out.close()
-        err.close()
+        with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
+            done = self._run(command, out.add, err.add)
+            if done.stderr:
+                err.add(f"{command.host}: {done.stderr}\n".encode())
         return done
 
     def hand_over(self, command: Command) -> Output:
@@ -432,24 +439,14 @@ def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[byte
     return moved
 
 
-class _Lines:
-    """Writes whole lines of what it is given to a stream that others write to as well."""
+def _reads() -> bool:
+    """Whether this process may read its stdin: not where that is the terminal of a shell that has put it aside."""
+    try:
+        return os.tcgetpgrp(0) == os.getpgrp()
+    except OSError:  # no terminal, or not the one that controls this session
+        return True
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream.buffer
-        self._rest = b""
 
-    def __call__(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if whole:
-            self._write(b"".join(line + b"\n" for line in whole))
-
-    def close(self) -> None:
-        """Write what is left without a line's end."""
-        if self._rest:
-            self._write(self._rest)
-
-    def _write(self, data: bytes) -> None:
-        with _printing:
-            self._stream.write(data)
-            self._stream.flush()
+def _write(stream: TextIO, data: bytes) -> None:
+    stream.buffer.write(data)
+    stream.buffer.flush()

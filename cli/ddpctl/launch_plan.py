@@ -28,7 +28,7 @@ class Plan:
     @property
     def world_size(self) -> int:
         """Ranks over all nodes, when all come."""
-        return self.job.max_nodes * self.job.gpus
+        return self.job.world_size
 
 
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
@@ -58,12 +58,21 @@ def title(job: JobSpec) -> str:
     """``2 nodes x 4 ranks of train.py``: the run in half a line."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
-    return f"{counted(job.nodes, 'node')} x {counted(job.gpus, 'rank')} of {one_line(what)}"
+    return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}"
 
 
 def counted(number: int | str, noun: str) -> str:
     """``1 node``, ``2 nodes``, ``1:4 nodes``."""
     return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
+
+
+def unused_gpus(job: JobSpec) -> str:
+    """A line if our own trainer leaves GPUs unused; empty: it does not, or the script is another."""
+    if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
+        return ""
+    return (
+        f"ddptrain uses one GPU a rank: {job.local_world_size} of a node's {job.gpus} GPUs; leave ranks out to use all"
+    )
 
 
 def command_line(job: JobSpec) -> str:
@@ -76,7 +85,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
     """The environment that tells a node its position, and the run's own variables. ``ddprun_args`` repeats none."""
     return {
         names.NNODES: plan.job.nodes,
-        names.NPROC_PER_NODE: str(plan.job.gpus),
+        names.NPROC_PER_NODE: str(plan.job.local_world_size),
         names.NODE_RANK: str(node),
         names.NODE_MASTER_ADDR: addr,
         names.NODE_MASTER_PORT: port,

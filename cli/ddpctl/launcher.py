@@ -23,7 +23,7 @@ from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
 from ddpctl.run_store import DiskUsage, Run, RunStatus
 from ddpctl.spec import JobSpec
-from ddpctl.targets import LogQuery
+from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import plain
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
@@ -135,7 +135,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         context.executor.kill_started()
         if not isinstance(error, NotStartedError):
             with suppress(DdpctlError):  # what went wrong first is what a user must read
-                context.executor.perform(target.stop(run, kill=True))
+                context.executor.perform(target.stop(run, signal="KILL"))
         run_store.discard(folder)
         if isinstance(error, NotStartedError):
             raise error.reason from None
@@ -161,9 +161,9 @@ def _name(context: AppContext, request: Request) -> str:
 def follow(context: AppContext, run: Run, *, tail: int | None = None) -> tuple[RunStatus, int]:
     """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
 
-    Ctrl-C once lets it save and stop, twice kills it; the code is then that of an interruption.
+    Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption.
     """
-    target, stopper = target_of(run), Stopper(context, run)
+    target, stopper = target_of(run), Stopper(context, run, first="INT")
     logs = target.logs(run, LogQuery(follow=True, tail=tail))
     if "stop" not in target.capabilities:
         try:
@@ -199,24 +199,32 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
 
 
 class Stopper:
-    """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed."""
+    """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed.
 
-    def __init__(self, context: AppContext, run: Run) -> None:
-        self._context, self._run = context, run
+    ``first``: the signal of the first time; TERM where the target cannot send INT.
+    """
+
+    def __init__(self, context: AppContext, run: Run, *, first: StopSignal) -> None:
+        self._context, self._run, self._first = context, run, first
         self.times = 0
 
     def __call__(self) -> None:
         """One Ctrl-C."""
         self.times += 1
-        if self.times == 1:
-            self._context.emit(
-                f"stopping {self._run.name}: its ranks have {self._run.job.grace:g} s to save; Ctrl-C again kills them"
-            )
-        else:
-            self._context.emit(f"killing {self._run.name}")
+        run, target = self._run, target_of(self._run)
         kill = self.times > 1
+        signal: StopSignal = "KILL" if kill else self._first
+        if kill:
+            self._context.emit(f"killing {run.name}")
+        else:
+            only = ""
+            if signal == "INT" and "interrupt" not in target.capabilities:
+                signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
+            self._context.emit(
+                f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; Ctrl-C again kills them"
+            )
         try:
-            self._context.executor.perform(target_of(self._run).stop(self._run, kill=kill, wait=kill))
+            self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
         except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
             self._context.emit(str(error))
 
@@ -229,20 +237,20 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
             f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
             f"ddpctl stop --kill {run.name} ends them at once"
         )
-        context.executor.perform(target.stop(run, kill=False, wait=False))
+        context.executor.perform(target.stop(run, signal="TERM", wait=False))
         state = _wait_until_ended(context, run, run.job.grace + STOP_MARGIN_S)
         if state.ended:
             return state
         if state.alive:
             context.emit(f"{run.name} did not stop within its grace: killing it")
-    if not context.executor.perform(target.stop(run, kill=True)):
+    if not context.executor.perform(target.stop(run, signal="KILL")):
         raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
     return _wait_until_ended(context, run, SETTLE_S)
 
 
 def clear(context: AppContext, run: Run) -> None:
     """Take away what a run that has ended has left where it ran."""
-    if not context.executor.perform(target_of(run).stop(run, kill=True)):
+    if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
 
 

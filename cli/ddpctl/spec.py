@@ -8,7 +8,7 @@ A field of type ``str`` takes a YAML value as it is written in the file (``nodes
 import math
 import re
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, is_dataclass
 from dataclasses import fields as dataclass_fields
 from functools import cache
@@ -271,7 +271,15 @@ class JobSpec:
         Doc("How many nodes: N, or MIN:MAX to start with fewer if not all come in time."),
         Rule(check_nodes, NODES_PATTERN.pattern),
     ] = "1"
-    gpus: Annotated[int, Doc("Ranks a node, one GPU each; CPU processes where there is no GPU."), Ge(1), Le(64)] = 1
+    gpus: Annotated[
+        int, Doc("GPUs a node, and with them its ranks, one each; CPU processes where there is no GPU."), Ge(1), Le(64)
+    ] = 1
+    ranks: Annotated[
+        int | None,
+        Doc("Ranks a node, a divisor of gpus: each sees all GPUs of its node; null: one for each of gpus."),
+        Ge(1),
+        Le(64),
+    ] = None
     device: Annotated[
         Device, Doc("auto: GPUs where there are any, else CPU; cuda: GPUs or an error; cpu: no GPU is touched.")
     ] = "auto"
@@ -340,6 +348,25 @@ class JobSpec:
         Doc("How long the run may take, such as 12h: its ranks save in time before it; null: no limit."),
         Rule(check_time, TIME_PATTERN.pattern),
     ] = None
+
+    @property
+    def local_world_size(self) -> int:
+        """The ranks of a node."""
+        return self.ranks or self.gpus
+
+    @property
+    def world_size(self) -> int:
+        """The ranks of all nodes, when all come."""
+        return self.max_nodes * self.local_world_size
+
+    def problems(self) -> Iterable[tuple[str, str]]:
+        """What cannot be, on no target: the key and a sentence."""
+        if self.ranks is not None and self.gpus % self.ranks:
+            yield (
+                "job.ranks",
+                f"{self.ranks} is no divisor of gpus, {self.gpus}: the ranks of a node share its GPUs evenly; "
+                "give a divisor, or leave ranks out for one rank a GPU",
+            )
 
     @property
     def time_limit_s(self) -> int | None:

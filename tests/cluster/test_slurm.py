@@ -119,6 +119,43 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
 
 
+INTERRUPTED = Path(__file__).parents[1] / "e2e/scripts/interrupted.py"
+
+
+def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank_and_no_requeue(site: Site) -> None:
+    """Ranks 1 and 2 do not catch it. This Slurm signals every process of a step, so that a rank might hear it twice."""
+    (site.folder / "script.py").write_text(INTERRUPTED.read_text())
+    launched = site.start("launch", "-f", FILE, "--name", "night", "--", str(site.folder / "script.py"))
+    until(lambda: site.log("night").count("] ready\n") == 4, 90, lambda: site.log("night"))
+    launched.send_signal(signal.SIGINT)
+    assert launched.wait(60) == 130
+    said = (site.folder / "logs.txt").read_text()
+    assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "slurm: interrupted: the ranks get SIGINT\n" in said
+    assert "run night stopped, exit code 130" in said
+    for rank in range(4):
+        log = (site.folder / "state" / "night" / f"node-{rank // 2}" / f"rank-{rank}.log").read_text()
+        if rank in (0, 3):
+            assert log == "ready\ninterrupted\nsaved\n"
+        else:
+            assert log.startswith("ready\nTraceback ")
+            assert log.endswith("\nKeyboardInterrupt\n")
+    assert "requeued" not in said
+    assert site.state(site.job("night")) == "FAILED"
+
+
+def test_a_second_ctrl_c_kills(site: Site) -> None:
+    (site.folder / "script.py").write_text(INTERRUPTED.replace("sleep(2)", "sleep(300)").replace('"12"', '""'))
+    launched = site.start("launch", "-f", FILE, "--name", "night", "--", str(site.folder / "script.py"))
+    until(lambda: site.log("night").count("] ready\n") == 4, 90, lambda: site.log("night"))
+    launched.send_signal(signal.SIGINT)
+    until(lambda: site.log("night").count("] interrupted\n") == 4, 60, lambda: site.log("night"))
+    launched.send_signal(signal.SIGINT)
+    assert launched.wait(90) == 130
+    assert "killing night\n" in (site.folder / "logs.txt").read_text()
+    assert site.state(site.job("night")) in ("CANCELLED", "FAILED")
+
+
 def start_soon(site: Site, job: str) -> None:
     """A requeued job starts again in five seconds, and not in two minutes.
 
@@ -168,7 +205,7 @@ def test_an_array_runs_four(site: Site) -> None:
                        "--", "task.py")  # fmt: skip
     assert "run four succeeded" in said
     for task in range(4):
-        assert f"[task {task}] [node0 rank0] task {task} rank 0\n" in said
+        assert f"[task {task}] task {task} rank 0\n" in said
 
 
 def test_more_gpus_than_there_are(site: Site) -> None:

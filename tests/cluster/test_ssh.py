@@ -153,7 +153,7 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     said = lab.said()
     assert launched.returncode == 130
     assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
-    assert "run night stopped, exit code 143" in said
+    assert "run night stopped, exit code 130" in said
     assert list((lab.boxes[0].home / ".ddpctl/runs/night/checkpoints").iterdir())
     assert lab.alive("night") == {}
 
@@ -172,6 +172,33 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     assert launched.returncode == 130
     assert "killing late\n" in said
     assert lab.alive("late") == {}
+
+
+INTERRUPTED = Path(__file__).parents[1] / "e2e/scripts/interrupted.py"
+
+
+@pytest.mark.parametrize("verb", ["launch", "attach"])
+def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab, verb: str) -> None:
+    """Ranks 1 and 2 do not catch it."""
+    script = lab.folder / "script.py"
+    script.write_text(INTERRUPTED.read_text())
+    program = ("launch", "--name", "night", "--", str(script))
+    if verb == "attach":
+        assert lab.ddpctl(*program[:1], "--detach", *program[1:]).returncode == 0
+        program = ("attach", "night")
+    launched = lab.start(*program)
+    wait_until(lambda: lab.said().count("] ready\n") == 4, "the ranks")
+    os.killpg(launched.pid, signal.SIGINT)
+    launched.wait(60)
+    said = lab.said()
+    assert launched.returncode == 130
+    assert "run night stopped, exit code 130" in said
+    for rank in range(4):
+        path = lab.boxes[rank // 2].home / f".ddpctl/runs/night/node-{rank // 2}/rank-{rank}.log"
+        last = "saved\n" if rank in (0, 3) else "\nKeyboardInterrupt\n"
+        wait_until(lambda path=path, last=last: path.read_text().endswith(last), f"the end of rank {rank}")
+        log = path.read_text()
+        assert log == "ready\ninterrupted\nsaved\n" if rank in (0, 3) else log.startswith("ready\nTraceback ")
 
 
 def test_a_killed_launcher_changes_nothing_and_another_machine_attaches(lab: Lab) -> None:

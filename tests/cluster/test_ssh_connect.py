@@ -1,8 +1,10 @@
 """Commands on other machines by real sshds on the loopback; no root is needed."""
 
+import fcntl
 import os
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -11,7 +13,9 @@ from tests.cluster.ssh_lab import MISSING, PATH, Box, Person, box, fingerprint, 
 
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.executor import Executor
+from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.target import sync
+from ddpwire.run_files import LOCK, NODE_LOG
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 
@@ -76,6 +80,28 @@ def test_commands_and_their_answers(lab: Lab, capfd: pytest.CaptureFixture[str])
     said = capfd.readouterr()
     assert sorted(said.out.splitlines()) == sorted(f"a{name}{i}" for name in "xyz" for i in "123")
     assert said.err == "e\ne\ne\n"
+
+
+def test_a_bar_and_a_prompt_of_a_lone_node_come_at_once(lab: Lab, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = lab.boxes[0].home / ".ddpctl/runs/night/node-0"
+    folder.mkdir(parents=True)
+    log = folder / NODE_LOG
+    follow = scripts.logs("~/.ddpctl", "night", 0, (), tail=None, follow=True)
+    with ThreadPoolExecutor(1) as pool, (folder / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = Command(argv=("/bin/sh",), stdin=follow, host=lab.host(), mode="stream", timeout_s=None)
+        done = pool.submit(lab.run, command)
+        for text in ("a line\n", "\r[node0 rank0]  45%|", "\r[node0 rank0]  46%|", "\n", "(Pdb) "):
+            with log.open("a") as file:
+                file.write(text)
+            seen, deadline = "", time.monotonic() + 30
+            while not seen.endswith(text):
+                assert time.monotonic() < deadline, seen
+                seen += capfd.readouterr().out
+                time.sleep(0.02)
+            assert seen == text
+    assert done.result()[0].returncode == 0
+    assert capfd.readouterr().out == "\n"
 
 
 def test_every_hop_is_trusted_by_known_hosts_alone(lab: Lab) -> None:

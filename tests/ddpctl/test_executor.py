@@ -2,6 +2,7 @@
 
 import io
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -108,6 +109,43 @@ def test_a_tethered_command_ends_with_its_launcher(tmp_path: Path) -> None:
     finally:
         launcher.kill()
         launcher.wait()
+
+
+READER = """
+import os, sys
+print(os.getsid(0) != os.getsid(os.getppid()), sys.stdin.isatty(), flush=True)
+print("read " + repr(sys.stdin.readline()), flush=True)
+"""
+LENDER = """
+import os, sys, time
+from ddpctl.command import Command
+from ddpctl.executor import Executor
+def verb():
+    argv = (sys.executable, "-c", sys.argv[1])
+    yield (Command(argv=argv, mode="background", output=sys.argv[2], stdin_inherited=True),)
+assert os.tcgetpgrp(0) == os.getpgrp()  # the terminal is this process'
+Executor(os.environ, has_stdin=sys.argv[3] == "stdin").perform(verb())
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("has", "written"),
+    [("stdin", "True True\nread 'a line\\n'\n"), ("none", "True False\nread ''\n")],
+)
+def test_a_background_command_reads_from_the_terminal_of_its_launcher(tmp_path: Path, has: str, written: str) -> None:
+    """It is in another session, so the terminal is not its controlling one; an executor without stdin lends none."""
+    log = tmp_path / "log"
+    child, terminal = pty.fork()
+    if not child:
+        os.execv(PYTHON, (PYTHON, "-c", LENDER, READER, str(log), has))  # noqa: S606
+    try:
+        os.write(terminal, b"a line\n")
+        wait_for(log, written)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(terminal)
 
 
 def test_ctrl_c_while_a_command_streams_calls_on_interrupt(tmp_path: Path) -> None:

@@ -241,11 +241,11 @@ def test_logs_wait_for_the_session_and_for_its_end(wording: Wording) -> None:
 
 def test_stop_pull_and_exec(wording: Wording) -> None:
     target = KaggleTarget(KaggleOptions())
-    for kill in (False, True):
+    for signal in ("TERM", "KILL"):
         with pytest.raises(UnavailableError) as raised:
-            play(target.stop(RUN, kill=kill), [])
+            play(target.stop(RUN, signal=signal), [])
         wording(raised.value)
-    assert play(target.stop(replace(RUN, handle={}), kill=True), [()]) == ([], True)
+    assert play(target.stop(replace(RUN, handle={}), signal="KILL"), [()]) == ([], True)
     (asked,), _ = play(target.pull(RUN, "/out"), [(answer("output"),)])
     assert (asked.argv, asked.timeout_s) == (argv("output"), 3600)
     with pytest.raises(NoInputError):

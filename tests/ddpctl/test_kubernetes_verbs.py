@@ -3,6 +3,8 @@
 import json
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.ddpctl.kubernetes_lab import DATA, KUBECTL, OK, VIEW, as_run, lines, play, recorded, run_of
@@ -10,6 +12,7 @@ from tests.wording import Wording
 
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError
+from ddpctl.launcher import AppContext, Stopper
 from ddpctl.run_store import RunStatus
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
@@ -87,7 +90,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
         [(as_run("pods/running", "digits-otter", "running"),), (OK,)],
     )
     assert lines(one) == [
-        "sh -c 'only=$1; shift; \"$@\" | grep -E -e \"$only\" || true' sh '^\\[node[0-9]+ rank(2|3)\\] ' "
+        "sh -c 'only=$1; shift; \"$@\" | grep -E -e \"$only\" || true' sh '^.?\\[node[0-9]+ rank(2|3)\\] ' "
         f"{logs} digits-otter-worker-1 --container pytorch"
     ]
 
@@ -123,7 +126,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "master": False,
         "context": "lab",
         "namespace": "ml",
-        "only": r"^\[node[0-9]+ rank(3)\] ",
+        "only": r"^.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,
         "poll_s": 2.0,
@@ -136,26 +139,42 @@ def test_stop_deletes_the_job_and_all_that_belongs_to_it(wording: Wording) -> No
     rest = f"{KUBECTL} delete configmaps,secrets,services,networkpolicies.networking.k8s.io {named}"
     left = f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json"
     wait = "kubectl --context lab --namespace ml wait pods --for=delete --selector ddpctl.run=digits-otter"
-    asked, gone = play(TARGET.stop(RUN, kill=False), [(OK,), (OK,), (OK,), (OK,)])
+    asked, gone = play(TARGET.stop(RUN, signal="TERM"), [(OK,), (OK,), (OK,), (OK,)])
     assert [line for step in asked for line in lines(step)] == [job, rest, f"{wait} --timeout=70s", left]
     assert gone
-    asked, gone = play(TARGET.stop(RUN, kill=True), [(OK,), (OK,), (OK,), (OK,), (PODS,)])
+    asked, gone = play(TARGET.stop(RUN, signal="KILL"), [(OK,), (OK,), (OK,), (OK,), (PODS,)])
     mine = "--selector ddpctl.run=digits-otter --ignore-not-found --wait=false"
     pods = f"{KUBECTL} delete pods {mine} --grace-period=1"
     assert [line for step in asked for line in lines(step)] == [job, pods, rest, f"{wait} --timeout=30s", left]
     assert not gone
-    asked, gone = play(TARGET.stop(RUN, kill=False, wait=False), [(OK,), (OK,), (PODS,)])
+    asked, gone = play(TARGET.stop(RUN, signal="TERM", wait=False), [(OK,), (OK,), (PODS,)])
     assert [len(step) for step in asked] == [1, 1, 1]
     with pytest.raises(DdpctlError) as error:
-        play(TARGET.stop(RUN, kill=False), [(recorded("bad/rbac-delete"),)])
+        play(TARGET.stop(RUN, signal="TERM"), [(recorded("bad/rbac-delete"),)])
     wording(error.value)
+
+
+def test_ctrl_c_is_a_sigterm_and_says_so(wording: Wording) -> None:
+    asked, said = [], []
+
+    class Recorder:
+        def perform(self, verb: Any) -> bool:
+            (command,) = next(verb)
+            asked.append(shell_line(command))
+            return True
+
+    recorder: Any = Recorder()
+    stopper = Stopper(AppContext(executor=recorder, root=Path("/runs"), emit=said.append), RUN, first="INT")
+    stopper()
+    assert len(asked) == len(said) == 1
+    assert " delete pytorchjobs.kubeflow.org digits-otter " in asked[0]
+    wording(said[0])
 
 
 def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_made() -> None:
     broken = Output(returncode=1, stderr="error: the server doesn't have a resource type")
-    asked, gone = play(
-        TARGET.stop(replace(RUN, handle={}), kill=True), [(VIEW,), (OK, broken, OK), (OK,), (OK, broken), (OK,), (OK,)]
-    )
+    answers = [(VIEW,), (OK, broken, OK), (OK,), (OK, broken), (OK,), (OK,)]
+    asked, gone = play(TARGET.stop(replace(RUN, handle={}), signal="KILL"), answers)
     assert [command.argv[7] for command in asked[1]] == [
         "pytorchjobs.kubeflow.org",
         "trainjobs.trainer.kubeflow.org",

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.wording import Wording
@@ -77,8 +78,26 @@ def test_submit_looks_first_then_starts_every_node(wording: Wording) -> None:
         for node in (0, 1)
     ]
     assert {command.tether for command in nodes} == {True}
+    assert {command.stdin_inherited for command in nodes} == {False}
     assert replace(submission, note="") == Submission(handle={"port": "40001"})
     wording(submission.note)
+
+
+@pytest.mark.parametrize(
+    ("job", "attached", "inherited"),
+    [
+        pytest.param({"nodes": "1", "gpus": 1}, True, True, id="one-rank"),
+        pytest.param({"nodes": "1", "gpus": 1}, False, False, id="detached"),
+        pytest.param({"nodes": "1", "gpus": 2}, True, False, id="two-ranks"),
+        pytest.param({"nodes": "2", "gpus": 1}, True, False, id="two-nodes"),
+    ],
+)
+def test_the_only_rank_of_an_attached_launch_has_its_stdin(
+    job: dict[str, Any], attached: bool, inherited: bool
+) -> None:
+    plan = replace(PLAN, job=replace(JOB, device="cpu", **job))
+    (_, nodes), _ = play(TARGET.submit(plan, attached=attached), [(OK, PORT, OK), (OK, OK)])
+    assert {command.stdin_inherited for command in nodes} == {inherited}
 
 
 def test_each_node_has_its_own_gpus() -> None:
@@ -236,14 +255,15 @@ def test_logs_and_stop(wording: Wording) -> None:
 
     dirs = "/runs/digits-otter/node-0 /runs/digits-otter/node-1"
     answer = (Output(returncode=0, stdout='{"alive": false}\n{"alive": true}\n'),)
-    ((term,),), gone = play(TARGET.stop(RUN, kill=False), [answer])
+    ((term,),), gone = play(TARGET.stop(RUN, signal="TERM"), [answer])
     assert (shell_line(term), gone) == (
         f"/venv/bin/python -P -m ddprun.nodectl signal --signal TERM --wait 35 {dirs}",
         False,
     )
-    ((kill,),), gone = play(
-        TARGET.stop(RUN, kill=True, wait=False), [(Output(returncode=0, stdout='{"alive": false}\n{"alive": false}'),)]
-    )
+    ((interrupt,),), _ = play(TARGET.stop(RUN, signal="INT", wait=False), [answer])
+    assert shell_line(interrupt) == f"/venv/bin/python -P -m ddprun.nodectl signal --signal INT --wait 0 {dirs}"
+    none_left = (Output(returncode=0, stdout='{"alive": false}\n{"alive": false}'),)
+    ((kill,),), gone = play(TARGET.stop(RUN, signal="KILL", wait=False), [none_left])
     assert (shell_line(kill), gone) == (
         f"/venv/bin/python -P -m ddprun.nodectl signal --signal KILL --wait 0 {dirs}",
         True,

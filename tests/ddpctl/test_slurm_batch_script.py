@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +22,7 @@ from ddpctl.targets.slurm import SlurmOptions
 from ddpctl.targets.slurm.batch_script import directives, render_script
 from ddprun.node_config import NodeConfig, read_config
 from ddprun.options import parse
+from ddpwire import run_files
 
 JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1 $(x)"), env={"A": "b c\n$(d)"})
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
@@ -285,7 +288,57 @@ def test_a_signal_is_handed_on_to_the_step(
     assert was_requeued(stand_ins) == requeued
 
 
-@pytest.mark.parametrize(("name", "requeued"), [("USR1", True), ("USR2", False)])
+# It is started in the background of a script, where bash could not trap INT.
+INTERRUPTED = """\
+#!{python}
+import os, pathlib, signal, sys, time
+if "-c" in sys.argv:
+    sys.exit()
+sys.path.insert(0, "{trainer}")
+from ddpwire.run_files import NodeState
+def told(*_):
+    with open("{told}", "a") as file:
+        print("ddprun: INT", file=file)
+signal.signal(signal.SIGINT, told)
+folder = pathlib.Path(os.environ["DDP_RUN_DIR"], "node-" + os.environ["SLURM_NODEID"])
+folder.mkdir(exist_ok=True)
+NodeState(run="night", node=0, pid=os.getpid(), state="training", started=0.0).write(folder)
+while not os.path.exists("{go}"):
+    time.sleep(0.05)
+sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize(
+    ("signals", "said"),
+    [
+        pytest.param(["INT"], ["ddprun: INT"], id="once"),
+        pytest.param(["INT", "INT"], ["ddprun: INT"] * 2, id="twice"),
+        pytest.param(["USR1", "INT"], ["--quiet --signal=TERM 4711.1"], id="warning-and-interrupt"),
+    ],
+)
+def test_ctrl_c_is_for_ddprun_alone(stand_ins: StandIns, signals: list[str], said: list[str]) -> None:
+    told, go, run_dir = stand_ins.folder / "told", stand_ins.folder / "go", stand_ins.folder / "runs/train-4711"
+    trainer = Path(run_files.__file__).parents[1]
+    (stand_ins.folder / "bin" / "ddprun").write_text(
+        INTERRUPTED.format(python=sys.executable, trainer=trainer, told=told, go=go)
+    )
+    with start(stand_ins) as job:
+        assert job.stderr is not None
+        until((run_dir / "node-0" / "node.json").exists)
+        job.stderr.readline()  # of the start
+        for number, name in enumerate(signals, 1):
+            job.send_signal(getattr(signal, f"SIG{name}"))
+            job.stderr.readline()  # it was heard
+            if number <= len(said):
+                until(lambda number=number: told.exists() and len(told.read_text().splitlines()) == number)
+        go.touch()
+        assert job.wait(30) == 130
+    assert told.read_text().splitlines() == said
+    assert not was_requeued(stand_ins)
+
+
+@pytest.mark.parametrize(("name", "requeued"), [("USR1", True), ("USR2", False), ("INT", False)])
 def test_a_signal_while_srun_has_no_step_yet(stand_ins: StandIns, name: str, requeued: bool) -> None:
     go, started = stand_ins.folder / "go", stand_ins.folder / "started"
     (stand_ins.folder / "bin" / "srun").write_text(
@@ -296,7 +349,7 @@ def test_a_signal_while_srun_has_no_step_yet(stand_ins: StandIns, name: str, req
         assert job.stderr is not None
         until(started.exists)
         job.send_signal(getattr(signal, f"SIG{name}"))
-        while b"the ranks save" not in job.stderr.readline():
+        while not re.search(rb"the ranks (save|get SIGINT)", job.stderr.readline()):
             pass
         go.touch()
         assert job.wait(30) == 1

@@ -38,7 +38,7 @@ def test_a_job_that_never_ran_leaves_no_secrets_when_it_is_stopped(tmp_path: Pat
     for folder in folders:
         folder.mkdir()
         (folder / "secrets").write_text("export TOKEN=hidden\n")
-    for how in ("save", "kill"):
+    for how in ("TERM", "KILL"):
         argv = ["/bin/sh", "-c", queue.STOP, "ddpctl", "7", how, "0", *map(str, folders)]
         done = subprocess.run(argv, env={"PATH": f"{tmp_path}:{SYSTEM}"}, timeout=30, check=False)
         assert done.returncode == 0

@@ -170,11 +170,13 @@ def test_logs_are_the_jobs_or_some_nodes_or_ranks(wording: Wording) -> None:
 
 def test_stop_and_a_command_beside_the_ranks(wording: Wording) -> None:
     target = SlurmTarget(SlurmOptions())
-    (asked,), gone = play(target.stop(RUN, kill=False), [(Output(returncode=1),)])
-    assert asked.argv[2:] == (queue.STOP, "ddpctl", "7", "save", "45", "/r/night")
+    (asked,), gone = play(target.stop(RUN, signal="TERM"), [(Output(returncode=1),)])
+    assert asked.argv[2:] == (queue.STOP, "ddpctl", "7", "TERM", "45", "/r/night")
     assert gone is False
-    (asked,), gone = play(target.stop(RUN, kill=True), [(OK,)])
-    assert (asked.argv[5:], gone) == (("kill", "60", "/r/night"), True)
+    (asked,), _ = play(target.stop(RUN, signal="INT", wait=False), [(Output(returncode=1),)])
+    assert asked.argv[4:] == ("7", "INT", "0", "/r/night")
+    (asked,), gone = play(target.stop(RUN, signal="KILL"), [(OK,)])
+    assert (asked.argv[5:], gone) == (("KILL", "60", "/r/night"), True)
     (asked,), code = play(target.execute(RUN, node=1, argv=("nvidia-smi",), tty=False), [(Output(returncode=3),)])
     assert (asked.argv[4:], asked.mode, code) == (("7", "1", "/p", "--", "nvidia-smi"), "stream", 3)
     docker = SlurmTarget(SlurmOptions(runtime="docker"))

@@ -158,8 +158,8 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
     texts += [scripts.show(options, "night", 0), scripts.signal_process(options, "night", 0, "TERM", 5)]
     texts += [scripts.logs(options.home, "night", 0, (1, 2), tail=3, follow=follow) for follow in (True, False)]
     texts += [
-        scripts.signal_container("docker", options.home, "night", 0, kill=kill, wait_s=1, last_word="{}")
-        for kill in (True, False)
+        scripts.signal_container("docker", options.home, "night", 0, name, wait_s=1, last_word="{}")
+        for name in ("INT", "KILL")
     ]
     shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
     assert shellcheck

@@ -53,7 +53,7 @@ def test_logs_ask_the_node_of_a_rank(wording: Wording) -> None:
 
 def test_stop_asks_every_host(wording: Wording) -> None:
     answers = (Output(returncode=0, stdout='{"alive": false}\n'), Output(returncode=0, stdout='{"alive": true}\n'))
-    (asked,), gone = play(SshTarget(OPTIONS).stop(RUN, kill=False), [answers])
+    (asked,), gone = play(SshTarget(OPTIONS).stop(RUN, signal="TERM"), [answers])
     assert not gone
     assert asked[0].stdin == (
         "ids=$(docker ps --all --quiet --filter label=ddpctl.run=night --filter label=ddpctl.node=0) || exit\n"
@@ -64,8 +64,12 @@ def test_stop_asks_every_host(wording: Wording) -> None:
         '&& [ -n "$ids" ] && [ $n -lt 10 ]; do sleep 0.2; n=$((n + 1)); done\n'
         """if [ -z "$ids" ]; then echo '{"alive": false}'; else echo '{"alive": true}'; fi\n"""
     )
+    (asked,), _ = play(SshTarget(OPTIONS).stop(RUN, signal="INT", wait=False), [answers])
+    assert "docker kill --signal INT $ids " in str(asked[0].stdin)
+    (asked,), _ = play(SshTarget(BARE).stop(RUN, signal="INT", wait=False), [answers])
+    assert " ddprun.nodectl signal --signal INT --wait 0 " in str(asked[0].stdin)
     with pytest.raises(UnavailableError) as error:
-        play(SshTarget(BARE).stop(RUN, kill=True), [(answers[0], GONE)])
+        play(SshTarget(BARE).stop(RUN, signal="KILL"), [(answers[0], GONE)])
     wording(error.value)
 
 

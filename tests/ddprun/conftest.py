@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,13 @@ class Node:
     def said(self) -> list[str]:
         """ddprun's own lines, without what differs from run to run: the metrics' address, the folder, waits."""
         lines = self.stderr.read_text().replace(str(self.folder.parent), "RUN").splitlines()
-        return [line for line in lines if "metrics at" not in line and not line.endswith(" s so far")]
+        own = [line for line in lines if re.match(r"\[node\d+\] |ddprun: ", line)]
+        return [line for line in own if "metrics at" not in line and not line.endswith(" s so far")]
+
+    def shown(self) -> list[str]:
+        """The ranks' lines on the console, stdout's before stderr's."""
+        lines = [*self.stdout.read_text().splitlines(), *self.stderr.read_text().splitlines()]
+        return [line for line in lines if not re.match(r"\[node\d+\] |ddprun: ", line)]
 
 
 @dataclass(kw_only=True)

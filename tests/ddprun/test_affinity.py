@@ -83,6 +83,22 @@ def test_ranks_without_gpus_are_dealt_out_when_asked(plan, mode, bound):
     assert plan(mode, 6) == bound
 
 
+@pytest.mark.parametrize(
+    ("mode", "local_world_size", "gpus", "bound"),
+    [
+        (None, 1, (0, 0, 1), ["0-7,16-23"]),  # the only rank has them all
+        (None, 2, (0, 0, 1, 1), []),  # it is not known which of them a rank uses
+        ("node", 2, (0, 0, 1, 1), ["0-3,16-19", "4-7,20-23"]),
+        ("node", 2, (0, 0, 1), ["0-3,16-19", "0-3,16-19"]),  # no equal shares: as torchrun has it
+        ("socket", 2, (0, 1, 2, 3), ["0-7,16-23", "8-15,24-31"]),
+        ("exclusive", 2, (0, 1, 0, 1), ["0-3,16-19", "4-7,20-23"]),
+        ("exclusive", 2, (0, 1, 1, 1), []),  # their cores overlap
+    ],
+)
+def test_a_rank_with_several_gpus_is_bound_near_all_of_them(plan, mode, local_world_size, gpus, bound):
+    assert plan(mode, local_world_size, gpus=gpus) == bound
+
+
 def test_a_mask_that_somebody_has_set_is_never_left(plan):
     assert plan("node", 2, gpus=(0, 1), allowed=(1, 2, 5, 17)) == ["1-2,17", "5"]
     assert plan("exclusive", 2, gpus=(0, 0), allowed=(1, 2, 17)) == ["1,17", "2"]

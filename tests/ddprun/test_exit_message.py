@@ -42,7 +42,7 @@ def test_two_nodes_report_the_failure_once_and_without_torchs_own_prefix(runs, w
     assert first.stdout.read_text() == ""
     said = [*first.said(), *second.said()]
     wording("\n".join(line for line in said if "rank-0.log" not in line))  # rank 0 may have failed after it
-    shown = [line for line in second.stdout.read_text().splitlines() if "^^^" not in line]
+    shown = [line for line in second.shown() if "^^^" not in line]
     script = Path(__file__).parent / "scripts/torn.py"
     assert shown == [
         "[node1 rank1] Traceback (most recent call last):",

@@ -52,6 +52,7 @@ def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs, node, key, va
 
 KILLED_SUPERVISOR = """
 import os, threading, psutil
+from ddprun.logs import RankStreams
 from ddprun.workers import SupervisorLostError, Workers
 read, write = os.pipe()
 workers = Workers(lock_fd=read, fork=False)
@@ -61,7 +62,7 @@ workers.clear()  # it has answered: it reads
 supervisor.suspend()
 threading.Timer(0.3, supervisor.kill).start()
 try:
-    workers.start("1.0", ["true"], {}, write)
+    workers.start("1.0", ["true"], {}, RankStreams(read, write, write))
 except SupervisorLostError as error:
     print(error)
 """

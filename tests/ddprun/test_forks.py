@@ -21,8 +21,8 @@ def test_what_a_process_draws_or_reads_for_itself(tmp_path):
 
 
 DRAW = """
-import sys
-there = "torch._dynamo" in sys.modules
+import gc
+there = gc.get_freeze_count() > 0
 import json, multiprocessing, os, random, threading
 import numpy, torch
 opened = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
@@ -44,7 +44,7 @@ def test_a_script_chooses_its_temporary_folder(runs, tmp_path):
     )
     node = runs.start(str(script), env={"DDP_RUN_DIR": ""})  # ddprun makes a temporary folder itself
     assert node.end() == 0
-    assert f"[node0 rank0] at {folder}\n" in node.stdout.read_text()
+    assert f"at {folder}\n" in node.stdout.read_text()
 
 
 @pytest.mark.e2e
@@ -83,7 +83,7 @@ if __name__ == "__main__":
 
 
 def test_where_a_fork_would_be_another_program_it_is_executed_and_reported(wording, tmp_path):
-    (tmp_path / "script.py").write_text("import queue, sys; print(queue.__file__, 'torch' in sys.modules)")
+    (tmp_path / "script.py").write_text("import gc, queue; print(queue.__file__, gc.get_freeze_count() > 0)")
     (tmp_path / "queue.py").touch()
     done, plain = run_ranks("fork", [[["script.py"], {}], [["script.py"], {}]], tmp_path)
     assert done == [[f"{tmp_path}/queue.py False\n", 0]] * 2
@@ -93,7 +93,7 @@ def test_where_a_fork_would_be_another_program_it_is_executed_and_reported(wordi
 
 @pytest.mark.parametrize("options", [(), ("-P",)])
 def test_the_first_path_is_the_script_s_whatever_ddprun_s_is(tmp_path, options):
-    (tmp_path / "script.py").write_text("import sys; print(sys.path[0], 'torch' in sys.modules)")
+    (tmp_path / "script.py").write_text("import gc, sys; print(sys.path[0], gc.get_freeze_count() > 0)")
     lines = [[["script.py"], {}], [["-m", "script"], {}], [["script.py"], {"PYTHONSAFEPATH": "1"}]]
     done, plain = run_ranks("fork", lines, tmp_path, options=options)
     trainer = Path(__file__).parents[2] / "trainer"
@@ -101,7 +101,9 @@ def test_the_first_path_is_the_script_s_whatever_ddprun_s_is(tmp_path, options):
 
 
 def test_options_of_the_interpreter_are_not_the_ranks_own(wording, tmp_path):
-    (tmp_path / "script.py").write_text("import sys; print(sys.flags.dont_write_bytecode, 'torch' in sys.modules)")
+    (tmp_path / "script.py").write_text(
+        "import gc, sys; print(sys.flags.dont_write_bytecode, gc.get_freeze_count() > 0)"
+    )
     done, plain = run_ranks("fork", [[["script.py"], {}]], tmp_path, options=("-B",))
     assert done == [["0 False\n", 0]]
     (reason,) = plain
@@ -109,7 +111,7 @@ def test_options_of_the_interpreter_are_not_the_ranks_own(wording, tmp_path):
 
 
 def test_ddprun_forks_unless_it_is_told_to_execute(runs, tmp_path):
-    (tmp_path / "script.py").write_text("import sys; print('torch' in sys.modules)")
+    (tmp_path / "script.py").write_text("import gc; print(gc.get_freeze_count() > 0)")
     for options in ((), ("--exec",)):
         node = runs.start(str(tmp_path / "script.py"), options=options)
         assert node.end() == 0

@@ -1,6 +1,6 @@
 """What of a rank's last words is shown, and when; and a real node whose ranks all cry when one fails."""
 
-from ddprun.logs import HOLD_S, MAX_HELD_LINES, LogFilter
+from ddprun.log_view import HOLD_S, MAX_HELD_LINES, LogFilter
 
 CRASH = [b"[rank1]: Traceback (most recent call last):", b"[rank1]:   File x", b"[rank1]: ValueError: bad label 17"]
 
@@ -31,7 +31,8 @@ def test_a_script_that_catches_its_error_is_shown_after_a_while() -> None:
 
 
 def test_what_begins_a_crash() -> None:
-    for line in (CRASH[0], b"Traceback (most recent call last):", b"terminate called after throwing an instance of 'x'",
+    for line in (CRASH[0], b"[rank1]: " + CRASH[0], b"Traceback (most recent call last):",
+                 b"terminate called after throwing an instance of 'x'",
                  b"[rank3]:[E1120 17:00:00.1 ProcessGroupNCCL.cpp:1] Watchdog"):  # fmt: skip
         assert LogFilter().accept([line], 0.0) == []
     for line in (
@@ -45,7 +46,7 @@ def test_what_begins_a_crash() -> None:
 def test_the_console_shows_the_rank_that_failed_first(runs, wording) -> None:
     node = runs.start("cry.py", "1", options=("--nproc-per-node", "3"))
     assert node.end() == 1
-    said = [line for line in node.stdout.read_text().splitlines() if "ready" not in line]
+    said = [line for line in node.shown() if "ready" not in line]
     assert [line[: len("[node0 rank1]")] for line in said] == ["[node0 rank1]"] * len(said)
     assert said[-1].endswith("ValueError: bad label 17")
     assert all("RuntimeError: gloo/pair.cc: the connection is closed" in node.log(rank) for rank in (0, 2))

@@ -6,7 +6,10 @@ import time
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from ddprun.logs import MAX_QUEUED_LINES, Console, RankLogs, last_error
+from ddprun import node_config, options
+from ddprun.console import MAX_QUEUED_TEXTS, Console
+from ddprun.logs import RankLogs
+from ddprun.rank_errors import last_error
 from ddpwire import names
 from ddpwire.run_files import rank_error, rank_log, write_error
 
@@ -17,25 +20,27 @@ def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_p
     monkeypatch.setattr(os, "write", lambda fd, data: real(write if fd == 1 else fd, data))
     console = Console("node0")
     console.start()
-    logs = RankLogs(console, 0)
-    output = logs.open(5, tmp_path / "rank-5.log")
-    lines = b"".join(b"%d\n" % number for number in range(3 * MAX_QUEUED_LINES))
+    config = node_config.read_config(options.parse(["--nproc-per-node=8", "x.py"]), {}, lambda _: 8)
+    logs = RankLogs(console, config)
+    streams = logs.open(5, 5, tmp_path / "rank-5.log")
+    output = streams.stdout
+    lines = b"".join(b"%d\n" % number for number in range(3 * MAX_QUEUED_TEXTS))
     sent = 0
     while sent < len(lines):
         sent += real(output, lines[sent : sent + 4096])
-    os.close(output)
+    streams.close()
     logs.drain(60.0)
     assert (tmp_path / "rank-5.log").read_bytes() == lines
     os.set_blocking(read, False)
     said = b""
-    while not said.endswith(b"\n") or said.count(b"\n") < MAX_QUEUED_LINES // 2:
+    while not said.endswith(b"\n") or said.count(b"\n") < MAX_QUEUED_TEXTS // 2:
         try:
             said += os.read(read, 1 << 16)
         except BlockingIOError:
             time.sleep(0.01)
     whole = [b"[node0 rank5] %d" % number for number in range(said.count(b"\n"))]
-    assert said.splitlines()[: MAX_QUEUED_LINES // 2] == whole[: MAX_QUEUED_LINES // 2]
-    while console._lines.unfinished_tasks:
+    assert said.splitlines()[: MAX_QUEUED_TEXTS // 2] == whole[: MAX_QUEUED_TEXTS // 2]
+    while console._texts.unfinished_tasks:
         try:
             os.read(read, 1 << 16)
         except BlockingIOError:

@@ -26,6 +26,7 @@ ALONE = {
     "restarts_errors": False,
     "num_requeues": 0,
     "node_rank": 0,
+    "may_host": True,
     "master_addr": "127.0.0.1",
     "master_port": 0,
     "run_id": "none",
@@ -47,6 +48,11 @@ ALONE = {
     "local_addr": None,
     "retries_network": False,
     "check_only": False,
+    "shown_local_ranks": None,
+    "no_prefix": False,
+    "debug_rank": None,
+    "role": "default",
+    "virtual_local_rank": False,
 }
 
 
@@ -108,7 +114,68 @@ def read(argv, environ, gpus=0):
         (["--nproc-per-node", "auto"], {}, {"local_world_size": 6}),
         (["-m"], {}, {"command": (sys.executable, "-m", "train.py")}),
         (["--no-python"], {}, {"command": ("train.py",), "forks": False}),
+        ([], {"PET_NO_PYTHON": "1"}, {"command": ("train.py",), "forks": False}),
+        (["--run-path"], {}, {"command": (sys.executable, "-m", "ddprun.run_path", "train.py")}),
+        (["--role", "trainer"], {"PET_VIRTUAL_LOCAL_RANK": "1"}, {"role": "trainer", "virtual_local_rank": True}),
+        (
+            ["-r", "3", "--nproc-per-node", "2", "--tee", "1:3"],
+            {},
+            {"local_world_size": 2, "shown_local_ranks": frozenset({1})},
+        ),
+        (
+            ["--local_ranks_filter", "0,1", "--nproc-per-node", "3"],
+            {"PET_REDIRECTS": "0:3,1:1"},
+            {"local_world_size": 3, "shown_local_ranks": frozenset({1})},
+        ),
+        (["--redirects", "3", "--tee", "3"], {}, {}),
         (["--exec"], {}, {"forks": False}),
+        ([], {"PET_SHUTDOWN_TIMEOUT": "5", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 5.0}),
+        (["--shutdown-timeout", "7"], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "9"}, {"grace_s": 7.0}),
+        (
+            ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.0.0.1"],
+            {},
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "node_rank": node_config.UNNUMBERED,
+                "master_addr": "10.0.0.1",
+                "master_port": 29400,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        (
+            ["--rdzv-conf", "is_host=0"],
+            {"PET_NNODES": "1:2", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "[fd00::1]:5000"},
+            {
+                "max_nodes": 2,
+                "node_rank": node_config.UNNUMBERED,
+                "may_host": False,
+                "master_addr": "fd00::1",
+                "master_port": 5000,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        (
+            ["--rdzv-backend=c10d", "--rdzv-endpoint=[fd00::1]", "--node-rank=1"],
+            {"PET_NNODES": "2"},
+            {
+                "min_nodes": 2,
+                "max_nodes": 2,
+                "node_rank": 1,
+                "master_addr": "fd00::1",
+                "master_port": 29400,
+                "join_timeout_s": 60.0,
+            },
+        ),
+        (["--no-prefix"], {}, {"no_prefix": True}),
+        (
+            ["--local-ranks-filter", "0,2", "--nproc-per-node", "3"],
+            {"PET_LOCAL_RANKS_FILTER": "1"},
+            {"local_world_size": 3, "shown_local_ranks": frozenset({0, 2})},
+        ),
+        ([], {"PET_LOCAL_RANKS_FILTER": "0"}, {"shown_local_ranks": frozenset({0})}),
+        (["--debug-rank", "0"], {}, {"debug_rank": 0, "hang_timeout_s": 0.0}),
+        (["--debug-rank", "0", "--hang-timeout", "60"], {}, {"debug_rank": 0, "hang_timeout_s": 60.0}),
         (
             ["--max-restarts", "3", "--grace", "5", "--join-timeout", "0.5", "--rdzv-id", "x"],
             {"DDP_RUN_ID": "y", "DDP_RUN_DIR": "/runs/a", "DDP_METRICS_PORT": "9400", "DDP_LIFELINE_FD": "7"},
@@ -142,6 +209,8 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         pytest.param(["--nnodes", "3:2"], {}, id="nnodes-reversed"),
         pytest.param(["--nnodes", "0"], {}, id="nnodes-0"),
         pytest.param(["--nnodes", "2"], {}, id="no-node-rank"),
+        pytest.param(["--nnodes=2", "--rdzv-backend=static", "--rdzv-endpoint=a:1"], {}, id="static-no-node-rank"),
+        pytest.param(["--nnodes=2", "--rdzv-backend=c10d"], {}, id="c10d-no-endpoint"),
         pytest.param([], TWO | {"PET_NODE_RANK": "2"}, id="rank-too-high"),
         pytest.param(["--node-rank", "1"], {}, id="rank-on-one-node"),
         pytest.param([], TWO | {"PET_NODE_RANK": "-1"}, id="rank-negative"),
@@ -155,6 +224,7 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         pytest.param(["--standalone", "--nnodes", "2"], {}, id="standalone-flag"),
         pytest.param(["--rdzv-endpoint", "host"], {}, id="endpoint-without-port"),
         pytest.param(["--grace", "soon"], {}, id="grace-word"),
+        pytest.param([], {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "-3"}, id="shutdown-timeout-negative"),
         pytest.param(["--deadline", "soon"], {}, id="deadline-word"),
         pytest.param([], {"DDP_DEADLINE": "35"}, id="deadline-before-grace"),
         pytest.param(["--grace", "1e10"], {}, id="grace-too-long"),
@@ -163,9 +233,21 @@ def test_auto_counts_gpus_unless_the_device_is_the_cpu():
         pytest.param(["--max-restarts", "many"], {}, id="restarts-word"),
         pytest.param([], {"DDP_METRICS_PORT": "http"}, id="metrics-port-word"),
         pytest.param(["--rdzv-conf", "is_host=true", "--node-rank", "1", "--nnodes", "2"], {}, id="host-is-not-node-0"),
+        pytest.param(["--rdzv-conf", "is_host=maybe"], {}, id="is-host-word"),
         pytest.param([], {"PET_STANDALONE": "1", "PET_NNODES": "2"}, id="standalone-variable"),
         pytest.param([], {"DDP_NODES_HERE": "0"}, id="nodes-here-0"),
         pytest.param([], {"DDP_LIFELINE_FD": "x"}, id="lifeline-word"),
+        pytest.param(["--local-ranks-filter", "first"], {}, id="ranks-filter-word"),
+        pytest.param(["--local-ranks-filter", "0,"], {}, id="ranks-filter-open"),
+        pytest.param([], {"PET_LOCAL_RANKS_FILTER": "0,2", "PET_NPROC_PER_NODE": "2"}, id="ranks-filter-too-high"),
+        pytest.param(["--redirects", "4"], {}, id="redirects-4"),
+        pytest.param(["--tee", "0:3;1:3"], {}, id="tee-semicolon"),
+        pytest.param(
+            ["--virtual-local-rank", "--nproc-per-node=2"], {"CUDA_VISIBLE_DEVICES": "3"}, id="virtual-too-few-gpus"
+        ),
+        pytest.param(["--debug-rank", "-1"], {}, id="debug-rank-negative"),
+        pytest.param(["--debug-rank", "1"], {}, id="debug-rank-of-one-rank"),
+        pytest.param(["--debug-rank", "8"], TWO, id="debug-rank-too-high"),
     ],
 )
 def test_a_contradictory_configuration_is_refused(wording, argv, environ):
@@ -176,10 +258,20 @@ def test_a_contradictory_configuration_is_refused(wording, argv, environ):
 
 
 def test_torchruns_other_flags_are_accepted_and_reported_as_without_effect(wording):
-    argv = ["-r", "3", "--tee", "3", "--start_method", "spawn", "--monitor-interval=1", "--role", "trainer", "train.py"]
-    notes = options.accepted(options.parse(argv))
+    argv = ["-r", "0:1", "--tee", "3", "--start_method", "spawn", "--monitor-interval=1", "--rdzv-backend", "etcd"]
+    argv += [
+        "--duplicate-stdout-filters",
+        "loss",
+        "--duplicate-stderr-filters",
+        "nan",
+        "--logs-specs",
+        "own",
+        "train.py",
+    ]
+    notes = options.accepted(options.parse(argv), {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     assert [note.split()[0] for note in notes] == [
-        *("--monitor-interval", "--start-method", "--role", "--redirects", "--tee"),
+        *("--monitor-interval", "--start-method", "--tee", "--duplicate-stdout-filters", "--duplicate-stderr-filters"),
+        *("--logs-specs", "--rdzv-backend", "--redirects", "TORCHELASTIC_ENABLE_FILE_TIMER"),
     ]
     wording("\n".join(notes))
 

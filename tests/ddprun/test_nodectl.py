@@ -1,8 +1,11 @@
 """What a launcher asks and tells the ddpruns of a machine: real ones where it matters."""
 
+import contextlib
+import fcntl
 import json
 import os
 import resource
+import select
 import socket
 import subprocess
 import sys
@@ -12,6 +15,8 @@ import psutil
 import pytest
 
 from ddprun import nodectl as nodectl_module
+from ddpwire.merged_output import MergedOutput
+from ddpwire.run_files import LOCK
 
 NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
 
@@ -110,9 +115,11 @@ def test_the_last_lines_of_a_file(text, block, monkeypatch, tmp_path):
     (tmp_path / "log").write_bytes(text)
     lines = text.removesuffix(b"\n").split(b"\n") if text else []
     for count in range(6):
-        tail = nodectl_module.LogTail(tmp_path / "log", None, count)
-        assert b"".join(tail.lines(last=True)).split(b"\n")[:-1] == lines[max(0, len(lines) - count) :]
+        written = []
+        tail = nodectl_module.LogTail(tmp_path / "log", MergedOutput(written.append).add_source(), count)
+        tail.pass_on()
         tail.close()
+        assert b"".join(written).split(b"\n")[:-1] == lines[max(0, len(lines) - count) :]
 
 
 @pytest.mark.parametrize("options", [["--tail", "5"], []], ids=["tail", "all"])
@@ -147,6 +154,64 @@ def test_following_ends_with_the_run_and_loses_nothing(runs):
     assert node.end() == 0
     lines = [f"[node0 rank0] {line}" for line in node.log(0).split("\n")]
     assert done.stdout.decode().splitlines() == lines
+
+
+def grow(path, text):
+    with path.open("ab") as file:
+        file.write(text)
+
+
+@contextlib.contextmanager
+def followed(run_dir, nodes, *options):
+    """The logs of nodes that are alive, and what ``nodectl logs --follow`` prints of them as they grow."""
+    paths = [run_dir / f"node-{node}" / "node.log" for node in range(nodes)]
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            path.parent.mkdir(parents=True)
+            path.touch()
+            lock = stack.enter_context((path.parent / LOCK).open("wb"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        process = stack.enter_context(
+            subprocess.Popen([*NODECTL, "logs", "-f", *options, str(run_dir)], stdout=subprocess.PIPE, bufsize=0)
+        )
+        stack.callback(process.kill)
+
+        def read(text):
+            """Read until ``text`` comes, and see that nothing else does."""
+            shown = b""
+            while len(shown) < len(text):
+                assert select.select([process.stdout], [], [], 30)[0], shown
+                shown += process.stdout.read(len(text) - len(shown))
+            assert shown == text
+
+        yield paths, read
+
+
+def test_a_bar_and_a_prompt_of_a_lone_node_are_passed_on_as_they_come(tmp_path):
+    with followed(tmp_path, 1) as ((log,), read):
+        grow(log, b"a line\n")
+        read(b"a line\n")
+        for text in (b"\r[node0 rank0]  45%|##", b"\r[node0 rank0]  46%|##", b"\n", b"(Pdb) ", b"x\n"):
+            grow(log, text)
+            read(text)
+
+
+def test_bars_of_two_nodes_share_no_line(tmp_path):
+    with followed(tmp_path, 2) as ((first, second), read):
+        grow(first, b"a line\n")
+        read(b"a line\n")
+        grow(first, b"\r[node0 rank0]  1%|\r[node0 rank0]  2%|")
+        read(b"[node0 rank0]  2%|")
+        grow(second, b"\r[node1 rank2]  1%|")
+        read(b"\n[node1 rank2]  1%|")
+        grow(second, b"\r[node1 rank2]  2%|")
+        read(b"\r[node1 rank2]  2%|")
+        grow(first, b"\r[node0 rank0]  3%|\n(Pdb) ")
+        read(b"\n[node0 rank0]  3%|\n")
+        grow(second, b"\r[node1 rank2]  4%|\nend\n")  # the prompt before it is not whole
+        read(b"[node1 rank2]  4%|\nend\n")
+        grow(first, b"x\n")
+        read(b"(Pdb) x\n")
 
 
 def cpu_seconds(*argv):

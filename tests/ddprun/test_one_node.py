@@ -137,3 +137,47 @@ def test_max_restarts_is_torchruns(runs, deed, option, code):
     node = runs.start("act.py", deed, "again=0", options=(option, "1"))
     assert node.end() == code
     assert node.outcome().attempt == (1 if code else 2)
+
+
+def test_torchruns_role_virtual_local_rank_and_run_path(runs, tmp_path):
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os, sys\n"
+        "names = ('RANK', 'LOCAL_RANK', 'CUDA_VISIBLE_DEVICES', 'ROLE_NAME', 'ROLE_RANK', 'ROLE_WORLD_SIZE')\n"
+        "open(os.environ['RANK'], 'w').write(str([__name__, sys.argv[1:], *(os.environ[name] for name in names)]))\n"
+    )
+    flags = ("--nproc-per-node", "2", "--role", "trainer", "--virtual-local-rank", "--run-path")
+    node = runs.start(script, "--lr", "1", options=flags, env={"CUDA_VISIBLE_DEVICES": "5, 7"}, cwd=tmp_path)
+    assert node.end() == 0
+    shown = [(tmp_path / rank).read_text() for rank in "01"]
+    assert shown == [
+        str(["__main__", ["--lr", "1"], rank, "0", gpu, "trainer", rank, "2"]) for rank, gpu in (("0", "5"), ("1", "7"))
+    ]
+
+
+ELASTIC = """
+import os
+import torch.distributed as dist
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+def work(number):
+    dist.init_process_group("gloo")
+    place = f"{number + dist.get_rank()} of {dist.get_world_size()}"
+    dist.destroy_process_group()
+    return place
+if __name__ == "__main__":
+    assert dist.is_torchelastic_launched()
+    name = f"inner-{os.environ['RANK']}"
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=name, rdzv_backend="c10d", rdzv_endpoint="localhost:0"
+    )
+    print(dist.get_node_local_rank(), elastic_launch(config, work)(7))
+"""
+
+
+def test_a_rank_is_launched_by_torch_elastic_and_may_launch_with_it(runs, tmp_path):
+    script = tmp_path / "inner.py"
+    script.write_text(ELASTIC)
+    node = runs.start(script, options=("--nproc-per-node", "2"))
+    assert node.end() == 0
+    inner = "{0: '7 of 2', 1: '8 of 2'}"
+    assert sorted(node.stdout.read_text().splitlines()) == [f"[node0 rank{rank}] {rank} {inner}" for rank in (0, 1)]

@@ -1,5 +1,7 @@
 """Several ranks of which none joins a process group are copies of one training: who is told, and who is not."""
 
+import re
+
 import pytest
 
 GROUP = "import torch.distributed as d\nd.init_process_group('gloo')\nd.barrier()\nd.destroy_process_group()\n"
@@ -56,3 +58,106 @@ def test_nothing_is_said_where_it_is_right_or_not_known(runs, tmp_path, text, op
 @pytest.mark.parametrize("text", [GROUP, CHILD, REPLACED, FILE, RPC], ids=["group", "child", "replaced", "file", "rpc"])
 def test_nothing_is_said_of_ranks_that_have_met(runs, tmp_path, text):
     assert run(runs, tmp_path, text).outcome().message == NOTHING
+
+
+# Scripts that choose the place of their processes themselves, on each of two ranks.
+
+SPAWN = """\
+import os, sys, time
+from multiprocessing.connection import wait
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def train(rank, port):
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    while os.environ["WORLD_SIZE"] == "2":  # until the other rank has started its own
+        time.sleep(1)
+
+if __name__ == "__main__":
+    mp.spawn(train, args=(sys.argv[2],), nprocs=2)
+"""
+FORK = SPAWN.replace(
+    "mp.spawn(train, args=(sys.argv[2],), nprocs=2)",
+    """\
+ranks = [mp.get_context("fork").Process(target=train, args=(rank, sys.argv[2])) for rank in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    wait([rank.sentinel for rank in ranks])
+    for rank in ranks:
+        rank.terminate()
+    sys.exit(1)""",
+)
+COPIES = """\
+import os, sys, torch.distributed as dist
+os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": sys.argv[2]}
+dist.init_process_group("gloo", rank=0, world_size=2)
+"""
+HARMLESS = """\
+import os, socket, subprocess, sys, tempfile
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+def meet(index, method, first, size):  # of the rank's own, or of all ranks
+    dist.init_process_group("gloo", init_method=method, rank=first + index, world_size=size)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == size
+    dist.destroy_process_group()
+
+def meet_often(index, rank, port, folder):
+    meet(index, f"tcp://127.0.0.1:{port}", 0, 2)
+    meet(index, f"file://{folder}/meet", 0, 2)
+    meet(index, "env://", 2 * rank, 4)  # as ImageNet's example has it
+
+if __name__ == "__main__":
+    rank = int(os.environ["RANK"])
+    for context in ("fork", "spawn", "forkserver"):
+        assert sum(map(int, DataLoader(Numbers(), num_workers=1, multiprocessing_context=context))) == 6
+    subprocess.run([sys.executable, "-c", "print(1)"], check=True)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(meet_often, args=(rank, port, folder), nprocs=2)
+    os.environ["MASTER_ADDR"] = "localhost"
+    os.environ["MASTER_PORT"] = sys.argv[2]
+    meet(rank, None, 0, 2)
+"""
+
+
+def own_places(runs, tmp_path, text, local_world_size="2"):
+    script = tmp_path / "places.py"
+    script.write_text(text)
+    port = str(runs.free_port())
+    node = runs.start(str(script), "argument", port, options=("--nproc-per-node", local_world_size))
+    return node, node.end(), port
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("text", [SPAWN, FORK, COPIES], ids=["spawn", "fork", "copies"])
+def test_two_ranks_that_claim_one_place_are_told_so(runs, tmp_path, text, wording):
+    node, code, port = own_places(runs, tmp_path, text)
+    assert (code, node.outcome().cause) == (1, "error"), node.said()
+    (line, *_) = [line for rank in (0, 1) for line in node.log(rank).splitlines() if "RuntimeError: ranks" in line]
+    wording(re.sub("as rank [01] of", "as rank K of", line.replace(port, "PORT")))
+    assert runs.nothing_is_left()
+
+
+@pytest.mark.e2e
+def test_nothing_is_said_of_processes_whose_places_differ(runs, tmp_path):
+    node, code, _ = own_places(runs, tmp_path, HARMLESS)
+    assert (code, node.outcome().message) == (0, NOTHING), node.log(0) + node.log(1)
+
+
+@pytest.mark.e2e
+def test_one_rank_starts_its_own_ranks(runs, tmp_path):
+    node, code, _ = own_places(runs, tmp_path, SPAWN, local_world_size="1")
+    assert (code, node.outcome().message) == (0, NOTHING), node.log(0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.ddprun.supervised import run_ranks
 
 from ddprun.script_environment import UNKNOWN, set_before_torch
 
@@ -83,3 +84,27 @@ def test_a_variable_has_the_effect_that_it_has_under_python(runs, name, tmp_path
     assert node.log(0) == plain.stdout
     said = f"[node0] ranks are executed, which takes longer than a fork: the script sets {name} before it imports torch"
     assert (said in node.said()) == (not is_forked)
+
+
+def test_what_the_source_does_not_show_is_said_at_the_first_import_of_torch(tmp_path):
+    """As by an installed package; until then torch is not there, as in an executed rank."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/settings.py").write_text(
+        "import os\nos.environ |= {'OMP_NUM_THREADS': '3', 'NCCL_DEBUG': 'INFO'}\n"
+    )
+    (tmp_path / "script.py").write_text(
+        f"import sys\nbefore = [*sys.modules]\nsys.path.append('{tmp_path}/site')\nimport settings\n"
+        "from torch.utils.data import DataLoader\nimport torch\n"
+        "print([name for name in before if name.partition('.')[0] == 'torch'])\n"
+        "print(torch.__spec__.loader is torch.__loader__)\n"
+        "print(sys.modules['torch'] is torch, sys.modules[DataLoader.__module__].DataLoader is DataLoader)\n"
+    )
+    (((said, status),), plain) = run_ranks("fork", [[["script.py"], {"LOCAL_RANK": "0"}]], tmp_path)
+    assert (status, plain) == (0, [])
+    assert said.splitlines() == [
+        "ddprun: OMP_NUM_THREADS changed before torch was imported, in code whose source ddprun does not read: "
+        "without effect on torch, which was imported once for all ranks; --exec lets it count",
+        "[]",
+        "True",
+        "True True",
+    ]

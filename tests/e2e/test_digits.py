@@ -112,6 +112,6 @@ def test_ctrl_c_once_saves_twice_kills(tmp_path: Path, times: int, wording: Word
         (killing,) = [line for line in rest.splitlines() if line.startswith("killing ")]
         wording(killing)
     else:
-        assert outcome["code"] == 143
+        assert outcome["code"] == 130
         wording(end_of("interrupted", rest))
         assert "ddpctl launch --resume interrupted" in rest

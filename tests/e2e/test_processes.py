@@ -96,6 +96,18 @@ def test_a_rank_that_exits_with_3(tmp_path: Path, wording: Wording) -> None:
     wording(ddpctl("status", "three").stdout.splitlines()[0])
 
 
+def test_one_rank_for_two_gpus(tmp_path: Path, wording: Wording) -> None:
+    script = tmp_path / "place.py"
+    script.write_text("import os\nprint('place', os.environ['RANK'], 'in', os.environ['WORLD_SIZE'])\n")
+    done = ddpctl("launch", "--gpus", "2", "--ranks", "1", "--name", "one", "--", str(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall("place . in .", node_log(tmp_path, "one", 0)) == ["place 0 in 1"]
+    status = json.loads(ddpctl("status", "one", "--json").stdout)
+    assert (status["gpus"], status["ranks"]) == (2, 1)
+    (note,) = [line for line in done.stderr.splitlines() if "gloo" in line]
+    wording(note)
+
+
 def test_a_script_written_for_torchrun_runs_unchanged() -> None:
     script = str(Path(__file__).parent.parent.parent / "examples/plain_ddp.py")
     done = ddpctl("launch", "--nodes", "2", "--gpus", "2", "--name", "plain", "--", script, "--epochs", "3")

@@ -29,7 +29,7 @@ def test_exec_and_attach(tmp_path: Path, wording: Wording) -> None:
     said, _ = attached.communicate(timeout=60)
     assert attached.returncode == 130, said
     status = json.loads(ddpctl("status", "night", "--json").stdout)
-    assert (status["state"], status["code"]) == ("stopped", 143)
+    assert (status["state"], status["code"]) == ("stopped", 130)
     wording(end_of("night", said))
     ended = ddpctl("attach", "night")
     assert ended.returncode == 66

@@ -1,10 +1,14 @@
-"""A stop at any moment of a run, as bench/signals.py tries it fifty times; here five."""
+"""A stop at any moment of a run, as bench/signals.py tries it fifty times; here five. What Ctrl-C is for a rank."""
 
+import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from tests.e2e.driver import ROOT
+from tests.e2e.driver import ROOT, ddpctl, start
 from tests.wording import Wording
 
 pytestmark = pytest.mark.e2e
@@ -17,3 +21,46 @@ def test_sigterm_at_five_random_moments(wording: Wording) -> None:
     *tries, last = done.stdout.splitlines()[1:]
     assert len(tries) == 5
     wording(last)
+
+
+INTERRUPTED = Path(__file__).parent / "scripts/interrupted.py"
+
+
+@pytest.mark.parametrize("verb", ["launch", "attach"])
+def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(tmp_path: Path, verb: str) -> None:
+    """Rank 1 does not catch it."""
+    (tmp_path / "script.py").write_text(INTERRUPTED.read_text())
+    program = ("launch", "--nodes", "2", "--name", "night", "--", str(tmp_path / "script.py"))
+    if verb == "attach":
+        assert ddpctl(*program[:1], "--detach", *program[1:]).returncode == 0
+        program = ("attach", "night")
+    attached = start(*program)
+    assert attached.stdout is not None
+    ready = 0
+    while ready < 2:
+        line = attached.stdout.readline()
+        assert line
+        ready += line.endswith("] ready\n")
+    os.killpg(attached.pid, signal.SIGINT)
+    said, _ = attached.communicate(timeout=60)
+    assert attached.returncode == 130, said
+    assert (tmp_path / "runs/night/node-0/rank-0.log").read_text() == "ready\ninterrupted\nsaved\n"
+    log = (tmp_path / "runs/night/node-1/rank-1.log").read_text()
+    assert log.startswith("ready\nTraceback ")
+    assert log.endswith("\nKeyboardInterrupt\n")
+    state = json.loads(ddpctl("status", "night", "--json").stdout)
+    assert (state["state"], state["code"]) == ("stopped", 130)
+
+
+def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(INTERRUPTED.replace("sleep(1)", "sleep(100)"))
+    attached = start("launch", "--name", "night", "--", str(tmp_path / "script.py"))
+    assert attached.stdout is not None
+    for word in ("ready", "interrupted"):
+        while not attached.stdout.readline().endswith(f"{word}\n"):
+            assert attached.poll() is None
+        os.killpg(attached.pid, signal.SIGINT)
+    said, _ = attached.communicate(timeout=60)
+    assert attached.returncode == 130, said
+    assert "killing night\n" in said
+    assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == "stopped"

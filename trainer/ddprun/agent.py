@@ -5,7 +5,6 @@ elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` unt
 share; the decision says whether there is a restart.
 """
 
-import os
 import shutil
 import signal
 import time
@@ -28,11 +27,12 @@ from ddprun import heartbeat_monitor, metrics, network, rank_environment, termin
 from ddprun.consensus import Consensus
 from ddprun.errors import node_error
 from ddprun.heartbeat_monitor import HeartbeatMonitor
-from ddprun.logs import RankLogs, last_error
+from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
 from ddprun.rank_environment import PreviousAttempts, RankInfo, ResourceAllocation
+from ddprun.rank_errors import last_error
 from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
 from ddprun.restart_policy import Failure
@@ -59,7 +59,6 @@ ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not
 PEER_GRACE_S = 5.0  # peers of a failed rank wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 60.0
-LOG_TIMEOUT_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
 GROUP_GUIDE = "docs/your_script.md"
 DEATHS = (signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT)
 EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
@@ -91,7 +90,7 @@ class NodeAgent(SimpleElasticAgent):
     def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous, consensus: Consensus) -> None:
         super().__init__(
             WorkerSpec(
-                role="default",
+                role=node.config.role,
                 local_world_size=node.config.local_world_size,
                 rdzv_handler=rendezvous,
                 entrypoint=node.config.command[0],
@@ -186,17 +185,17 @@ class NodeAgent(SimpleElasticAgent):
             metrics.prepare_rank_dir(node.node_dir / rank_metrics(info.rank))
             (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
             (node.node_dir / rank_error(info.rank)).unlink(missing_ok=True)
-            output = node.logs.open(info.rank, log)
+            streams = node.logs.open(info.rank, info.local_rank, log)
         except OSError as error:
             raise node_error(
                 Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}"
             ) from None
         try:
-            pid = node.workers.start(f"{info.attempt}.{info.local_rank}", node.config.command, env, output, cores)
+            pid = node.workers.start(f"{info.attempt}.{info.local_rank}", node.config.command, env, streams, cores)
         except SupervisorLostError as error:
             raise node_error(Exit.KILLED, "killed", str(error)) from None
         finally:
-            os.close(output)  # only the rank and its children keep it open: it ends with them
+            streams.close()  # only the rank and its children keep it open: it ends with them
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=info.rank, local_rank=info.local_rank, pid=pid, log=str(log))
 
@@ -228,7 +227,9 @@ class NodeAgent(SimpleElasticAgent):
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills = self._node.stop, self._node.oom_monitor
         if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or still on the way there
-            self._node.logs.catch_up(rank, LOG_TIMEOUT_S)
+            self._node.logs.catch_up(rank)
+        in_order = self._node.logs.in_order
+        error = last_error(self._node.node_dir, rank, status, in_order=in_order) if status > 0 else ""
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,
@@ -239,7 +240,7 @@ class NodeAgent(SimpleElasticAgent):
             step=self._node.heartbeats.step(rank),
             stopped_for=self._node.heartbeats.stopped_for(rank),
             oom=kills.limit() if status == -signal.SIGKILL and kills.killed() else "",
-            error=last_error(self._node.node_dir, rank, status) if status > 0 else "",
+            error=error,
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

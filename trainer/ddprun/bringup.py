@@ -9,8 +9,9 @@ import sys
 import time
 
 from ddprun import metrics, node_facts, preflight, progress
+from ddprun.console import Console
 from ddprun.heartbeat_monitor import HeartbeatMonitor
-from ddprun.logs import Console, RankLogs
+from ddprun.logs import RankLogs
 from ddprun.metrics import NodeMetrics
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal, NodeDir
@@ -82,7 +83,8 @@ def bring_up(
     consensus.start()
     node_facts.write_inventory(node_dir, config, environ)
     node_metrics.history.start()
-    logs = RankLogs(console, config.node_rank)
+    logs = RankLogs(console, config)
+    signals.on_resize = lambda: resize(logs, workers)
     node = NodeContext(
         config=config,
         node_dir=node_dir,
@@ -128,6 +130,12 @@ def route_signals(signals: Signals, stop: Stop, series: metrics.NodeSeries, jour
         stop.forward(number)
 
     signals.on_stop, signals.on_forward = on_stop, on_forward
+
+
+def resize(logs: RankLogs, workers: Workers) -> None:
+    """Tell the ranks that the terminal has another size."""
+    logs.resize()
+    workers.signal(signal.SIGWINCH)
 
 
 def silence_torch() -> None:

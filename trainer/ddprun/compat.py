@@ -65,6 +65,24 @@ def before_process_group(call: Callable[[], None]) -> bool:
     return True
 
 
+def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
+    """Call ``check`` with the URL, rank and world size before this process meets others in init_process_group.
+
+    The fallback, where this torch has no place for it: it is not called.
+    """
+    from torch.distributed import distributed_c10d
+
+    meet: Any = getattr(distributed_c10d, "rendezvous", None)
+    if meet is None:
+        return
+
+    def check_first(url: Any, rank: Any = -1, world_size: Any = -1, **kwargs: Any) -> Any:
+        check(url, rank, world_size)
+        return meet(url, rank, world_size, **kwargs)
+
+    distributed_c10d.rendezvous = check_first  # type: ignore[attr-defined]
+
+
 def store_keys(store: Any) -> list[str] | None:
     """Return the keys in a store that this process serves; None: this torch does not list them."""
     try:

@@ -29,10 +29,11 @@ from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from ddprun import compat, processes, supervisor
+from ddprun.process_groups import record_process_group, watch_process_groups
 from ddprun.script_environment import set_before_torch
+from ddprun.torch_import import FirstTorchImport
 from ddpwire.exits import Exit
-from ddpwire.heartbeat import HEARTBEAT_FILE
-from ddpwire.run_files import GROUP_SUFFIX, write_error
+from ddpwire.run_files import write_error
 
 HARMLESS_OPTIONS = ("-P", "-u")  # of the interpreter: their effect is set up again for each rank
 
@@ -74,6 +75,7 @@ def fork_supervisor(lock_fd: int, control: socket.socket) -> int:
 def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGWINCH, signal.SIG_DFL)
     for number in supervisor.BLOCKED_SIGNALS:  # blocked here; in the ranks as Python sets them
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -92,27 +94,32 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
 
 
 def fork_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
     """Fork a rank that runs ``argv``, or execute it if a fork would behave differently; return its pid and why."""
     reason = fork_obstacle(argv, cwd)
     if reason:
-        return supervisor.exec_rank(argv, env, cwd, cores, output)[0], reason
+        return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
     supervisor_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run_rank(argv, env, cwd, cores, output, supervisor_pid)
+        _run_rank(argv, env, cwd, cores, streams, supervisor_pid)
     return pid, ""
 
 
 def _run_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int, supervisor_pid: int
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    cwd: str,
+    cores: Sequence[int],
+    streams: Sequence[int],
+    supervisor_pid: int,
 ) -> NoReturn:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         threading.excepthook = threading.__excepthook__  # ddprun's own ends the node
-        supervisor.set_up_rank(cwd, cores, output, supervisor_pid)
+        supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         run_python(argv, env)
     except OSError as error:
@@ -193,24 +200,15 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         faulthandler.enable()
     safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _record_process_group(env)
+    record_process_group(env)
+    watch_process_groups(env)
+    if "torch" in sys.modules:
+        FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # a handler would run instead
     if uncaught:
         write_error(describe_uncaught(uncaught), env)
     _exit(code)
-
-
-def _record_process_group(env: Mapping[str, str]) -> None:
-    """Write a file beside the rank's heartbeat once the rank makes a process group."""
-    path = env.get(HEARTBEAT_FILE)
-
-    def record() -> None:
-        with contextlib.suppress(OSError):
-            Path(f"{path}{GROUP_SUFFIX}").touch()
-
-    if path and not compat.before_process_group(record):
-        record()  # not known: as if it had made one
 
 
 def _run_module(words: Sequence[str], safe: bool) -> None:
@@ -246,7 +244,7 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Make the streams that Python makes for a pipe under PYTHONUNBUFFERED, which ddprun sets."""
+    """Make the streams that Python makes under PYTHONUNBUFFERED, which ddprun sets."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)
@@ -256,6 +254,7 @@ def _reopen_streams() -> None:
             encoding=getattr(old, "encoding", "utf-8"),
             errors=getattr(old, "errors", "strict"),
             newline="\n",
+            line_buffering=os.isatty(descriptor),
             write_through=True,
         )
         text.mode = mode  # type: ignore[misc]

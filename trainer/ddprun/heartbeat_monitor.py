@@ -22,7 +22,6 @@ from ddpwire.run_files import RankProcess, rank_heartbeat
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, takes a whole one
 DUMP_TIMEOUT_S = 1.0
-LOG_TIMEOUT_S = 0.5  # for what a rank has written and is still in its pipe
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
@@ -154,7 +153,7 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
     while workers.alive and time.monotonic() < deadline:
         time.sleep(0.01)
     for rank in processes:
-        output.catch_up(rank.rank, LOG_TIMEOUT_S)
+        output.catch_up(rank.rank)
     try:
         with path.open("wb") as file:
             for rank, note, log, size in zip(processes, notes, logs, sizes, strict=True):

@@ -23,6 +23,8 @@ Setting = Literal[
     "max_restarts",
     "local_addr",
     "join_timeout",
+    "backend",
+    "is_host",
 ]
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
 
@@ -36,7 +38,10 @@ TORCHRUN_NAMES: dict[Setting, str] = {
     "run_id": "rdzv_id",
     "max_restarts": "max_restarts",
     "local_addr": "local_addr",
+    "backend": "rdzv_backend",
 }
+C10D = "c10d"  # torchrun's backend under which the nodes are not numbered
+C10D_PORT = "29400"  # torchrun's, for an endpoint without one
 SLURM_PORTS = range(61000, 65536)  # above the kernel's ephemeral ports, so that no connection takes one meanwhile
 SLURM_NO_SRUN = 4_294_967_290  # from here on a step id means the batch script, or salloc's shell
 
@@ -74,6 +79,8 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
     source, endpoint = lookup("rdzv_endpoint")
     if endpoint:
         host, _, port = endpoint.rpartition(":")
+        if (not host or endpoint.endswith("]")) and lookup("rdzv_backend")[1] == C10D:
+            host, port = endpoint, C10D_PORT
         if not host:
             raise config_error(f"{source} is {endpoint!r}: HOST:PORT is what it takes")
         settings |= {"master_addr": (source, host.strip("[]")), "master_port": (source, port)}
@@ -95,12 +102,16 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
     """Parse ``is_host=1,join_timeout=60``; the other keys of torchrun's rendezvous have no meaning here."""
     settings: Settings = {}
     for key, _, value in (pair.partition("=") for pair in (text or "").split(",") if pair):
-        if key == "is_host" and value.lower() in ("1", "true", "yes"):
+        if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
             if known.get("node_rank", ("", "0"))[1] != "0":
                 raise config_error(
                     f"{source} says is_host, but {' is '.join(known['node_rank'])}: node 0 is the host, give one"
                 )
             settings["node_rank"] = (f"{source} is_host", "0")
+        elif key == "is_host":
+            if value.lower() not in ("0", "false", "f", "no", "n"):
+                raise config_error(f"{source} has is_host={value}: 1 or 0 is allowed")
+            settings["is_host"] = (f"{source} is_host", "0")
         elif key in ("join_timeout", "timeout"):
             settings["join_timeout"] = (f"{source} {key}", value)
     return settings

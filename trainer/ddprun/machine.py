@@ -64,9 +64,10 @@ def plan_affinity(
 
     The modes are those of torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program
     and asks CUDA for the GPU's address, which is not possible before a fork; here GPUs are given as PCI addresses. A
-    rank without a GPU gets its NUMA node by its local rank.
+    rank without a GPU gets its NUMA node by its local rank; one with several, the cores near any of them.
 
-    By default only ranks with a GPU each are bound, to its NUMA node, and only where there are several (decision 0005).
+    By default ranks are bound only to the NUMA nodes of GPUs that are known to be theirs, with a GPU each or as the
+    only rank, and only where there are several (decision 0005).
     """
     if sys.platform != "linux" or mode == "none":
         return ()
@@ -75,10 +76,10 @@ def plan_affinity(
         if mode is None and (len(nodes) < 2 or any(name in environ for name in OPENMP_BINDING)):
             return ()
         gpus = find_gpus()
-        if mode is None and len(gpus) < local_world_size:
+        if mode is None and (not gpus or local_world_size not in (1, len(gpus))):
             return ()
         homes = [
-            _numa_node(local_rank, local_world_size, gpus, sorted(nodes), sysfs)
+            _numa_homes(local_rank, local_world_size, gpus, sorted(nodes), sysfs)
             for local_rank in range(local_world_size)
         ]
         return tuple(
@@ -97,32 +98,42 @@ def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
     return {number: cores for number, cores in found.items() if cores}
 
 
-def _numa_node(local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path) -> int:
-    """Return the NUMA node of a rank: its GPU's; without a GPU, ranks are spread evenly over the nodes in order."""
-    if local_rank < len(gpus):
-        home = int(_read_sysfs(sysfs / "bus/pci/devices" / gpus[local_rank] / "numa_node"))
-        return nodes[0] if home == -1 and len(nodes) == 1 else home  # -1: unknown to the firmware
-    return nodes[local_rank * len(nodes) // local_world_size]
+def _numa_homes(
+    local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path
+) -> frozenset[int]:
+    """Return the NUMA nodes of a rank: those of its GPUs; without a GPU, ranks are spread evenly over the nodes.
+
+    Of g GPUs, rank k of r has those from k * g / r on; where r does not divide g, the GPU k.
+    """
+    share = len(gpus) // local_world_size if len(gpus) % local_world_size == 0 else 1
+    if not (own := gpus[local_rank * share : (local_rank + 1) * share]):
+        return frozenset({nodes[local_rank * len(nodes) // local_world_size]})
+    homes = frozenset(int(_read_sysfs(sysfs / "bus/pci/devices" / gpu / "numa_node")) for gpu in own)
+    return frozenset(nodes) if homes == {-1} and len(nodes) == 1 else homes  # -1: unknown to the firmware
 
 
-def _rank_cores(mode: BindingMode, local_rank: int, homes: list[int], nodes: Mapping[int, Cores], sysfs: Path) -> Cores:
+def _rank_cores(
+    mode: BindingMode, local_rank: int, homes: list[frozenset[int]], nodes: Mapping[int, Cores], sysfs: Path
+) -> Cores:
     home = homes[local_rank]
-    cores = nodes[home]
+    cores = frozenset[int]().union(*(nodes[number] for number in home))
 
     def topology(core: int, what: str) -> str:
         return _read_sysfs(sysfs / f"devices/system/cpu/cpu{core}/{what}")
 
     if mode == "socket":
-        socket = topology(min(cores), "topology/physical_package_id")
-        same = (own for own in nodes.values() if topology(min(own), "topology/physical_package_id") == socket)
-        return frozenset[int]().union(*same)
-    neighbours = [rank for rank, other in enumerate(homes) if other == home]
+        sockets = {number: topology(min(own), "topology/physical_package_id") for number, own in nodes.items()}
+        wanted = {sockets[number] for number in home}
+        return frozenset[int]().union(*(own for number, own in nodes.items() if sockets[number] in wanted))
+    neighbours = [rank for rank, other in enumerate(homes) if other & home]
     place = neighbours.index(local_rank)
     if mode == "core-complex":
         caches = _group_cores(cores, lambda core: parse_cpu_list(topology(core, "cache/index3/shared_cpu_list")))
         caches.sort(key=len, reverse=True)  # the largest first; the sort is stable
         return caches[place % len(caches)]
     if mode == "exclusive":
+        if any(homes[rank] != home for rank in neighbours):
+            raise ValueError("ranks share some of their NUMA nodes, and not all")
         physical = _group_cores(cores, lambda core: parse_cpu_list(topology(core, "topology/thread_siblings_list")))
         first, last = (len(physical) * edge // len(neighbours) for edge in (place, place + 1))
         if first == last:

@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun import fork_server, machine, node_config, options, preflight, progress
+from ddprun import fork_server, joining, machine, node_config, options, preflight, progress
+from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.errors import NodeError, node_error
-from ddprun.logs import NUM_LAST_LINES, Console, last_lines, strip_torch_prefix
+from ddprun.log_view import strip_torch_prefix
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.preflight import PreflightReport
 from ddprun.rank_environment import allocate_resources, describe_allocation
+from ddprun.rank_errors import last_lines
 from ddprun.recovery import Downtime
 from ddprun.registration import deregister, push_outcome
 from ddprun.termination import Signals, stopped_before_start
@@ -70,10 +72,11 @@ class NodeExit:
         deregister(self.config)
         push_outcome(self.config, outcome, started=self.journal.state.started, log=self.console.log)
         if outcome.code:
-            if outcome.node == node and outcome.rank is not None and outcome.cause != "stopped":
-                log = last_lines(self.folder.path / rank_log(outcome.rank), NUM_LAST_LINES)
-                lines = [strip_torch_prefix(line.encode(), outcome.rank).decode() for line in log]
-                shown = [f"[node{node} rank{outcome.rank}] {line}\n" for line in lines]
+            rank = outcome.rank if outcome.node == node and outcome.cause != "stopped" else None
+            if rank is not None and not self.config.shows_raw(rank):
+                log = last_lines(self.folder.path / rank_log(rank), NUM_LAST_LINES)
+                lines = [strip_torch_prefix(line.encode(), rank).decode() for line in log]
+                shown = [f"{self.config.prefix(rank)}{line}\n" for line in lines]
                 if shown and not self.console.recently_shown(shown[-1]):
                     for line in shown:
                         self.console.put(1, line.encode())
@@ -92,10 +95,13 @@ def main() -> NoReturn:
     args = options.parse(sys.argv[1:])
     node_rank = os.environ.get(names.NODE_RANK) or os.environ.get("SLURM_NODEID")
     try:
-        config = node_config.read_config(args, os.environ, count_ranks, now=time.time())
+        config = node_config.read_config(args, os.environ, count_ranks, now=time.time(), on_terminal=os.isatty(0))
+        if config.node_rank != node_config.UNNUMBERED:
+            node_rank = str(config.node_rank)
+        node_config.check_program(config, alone=True)
+        config = number_node(config)
         node = config.node_rank
         node_rank = str(node)
-        node_config.check_program(config, alone=True)
         state = NodeState(run=config.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
@@ -127,14 +133,12 @@ def main() -> NoReturn:
         try:
             if not config.retries_network:
                 route = preflight.find_route(config, report)
-            if config.forks:
-                with progress.import_progress(console.log_now, "importing torch"):
-                    fork_server.preload_torch(resources.threads)
+            preload_torch(config, console.log_now)
             workers = Workers(lock_fd=folder.lock_fd, fork=config.forks)
         finally:
             signals.listen()
             console.start()
-        for line in filter(None, (*options.accepted(args), describe_allocation(config, resources))):
+        for line in filter(None, (*options.accepted(args, os.environ), describe_allocation(config, resources))):
             journal.log(line)
         if config.deadline is not None:
             node_config.watch_deadline(
@@ -156,6 +160,25 @@ def main() -> NoReturn:
     if config.check_only:
         console.put(1, report.table().encode())
     end(outcome)
+
+
+def number_node(config: NodeConfig) -> NodeConfig:
+    """Return the configuration with this node's number, which may have to be learnt from node 0. Raises NodeError."""
+    if config.node_rank != node_config.UNNUMBERED:
+        return config
+    return joining.settle_number(config, say, lambda: preload_torch(config, say))
+
+
+def say(line: str) -> None:
+    """Print a line of a node that has no number yet."""
+    print(f"ddprun: {line}", file=sys.stderr, flush=True)
+
+
+def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
+    """Import torch, if ranks are forked. Before this process has a thread."""
+    if config.forks:
+        with progress.import_progress(log, "importing torch"):
+            fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 
 def count_ranks(kind: str) -> int:

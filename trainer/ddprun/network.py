@@ -9,12 +9,14 @@ import ipaddress
 import os
 import random
 import socket
+import sys
 import threading
 from pathlib import Path
 
 CONNECT_TIMEOUT_S = 4.0  # longer than ARP takes to find nobody (3 s)
 MIN_CONNECT_TIMEOUT_S = 0.2
 ARP_TABLE = Path("/proc/net/arp")
+DOCUMENTATION_ADDRESS = "198.51.100.1"  # of no machine (RFC 5737): the default route leads there
 INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered, see proc(5)
 
 # What each error of a failed connection means. Linux distinguishes these.
@@ -62,6 +64,13 @@ def source_address(address: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((address, 9))  # sends nothing: it only looks up the route
         return str(probe.getsockname()[0])
+
+
+def default_address() -> str | None:
+    """Return the address of this machine from which other networks are reached; None: it has no route there."""
+    with contextlib.suppress(OSError):
+        return source_address(DOCUMENTATION_ADDRESS)
+    return None
 
 
 def interface_of(address: str) -> str | None:
@@ -139,6 +148,25 @@ def bind(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def lock_port(host: str, port: int) -> bool:
+    """Lock host:port until this process ends, which is going to listen there. False: another has it. Raises OSError.
+
+    Linux lets several sockets bind a port before one of them listens, so the lock is a name that only one can have.
+    """
+    lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    try:
+        if sys.platform == "linux":
+            lock.bind(f"\0ddprun {host} {port}")  # in no file system
+        bind(host, port).close()
+    except OSError as error:
+        lock.close()
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    lock.detach()
+    return True
 
 
 def listen_on_free_port(host: str) -> socket.socket:

@@ -26,10 +26,16 @@ from ddpwire.machine import MAX_PORT
 
 MARGIN_S = 5.0  # from the end of the last rank to that of ddprun
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
+DEFAULT_RUN_ID = "none"  # torchrun's id of runs without a given one: each is a different run
 MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
+UNNUMBERED = -1  # the node_rank of a node until joining.py settles it
+TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
+RUN_PATH = ("-m", "ddprun.run_path")
+STD_SPEC = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"  # torch's, for --redirects and --tee
 MASTER_SETTINGS: tuple[Setting, ...] = ("master_addr", "master_port")
 PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
@@ -115,7 +121,8 @@ class NodeConfig:
     min_nodes: int
     max_nodes: int
     local_world_size: int
-    node_rank: int
+    node_rank: int  # UNNUMBERED: no launcher says which node this is
+    may_host: bool  # whether a node that is not numbered may become node 0
     master_addr: str
     master_port: int  # 0: a free one, which only a single node can choose
     run_id: str
@@ -140,6 +147,24 @@ class NodeConfig:
     retries_network: bool  # names and networks may become available later (Kubernetes)
     check_only: bool  # only the preflight, no ranks
     numa_binding: machine.BindingMode | None  # None: the default of machine.plan_affinity
+    shown_local_ranks: frozenset[int] | None  # those whose output the console shows; None: all
+    no_prefix: bool  # lines of ranks on the console do not begin with their node and rank
+    debug_rank: int | None  # the global rank to debug; None: none
+    role: str  # torch elastic's name of what the ranks of this node do
+    virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
+
+    def reads_stdin(self, rank: int) -> bool:
+        """Whether a rank's stdin is ddprun's: several ranks would read each other's input."""
+        return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
+
+    def shows_raw(self, rank: int) -> bool:
+        """Whether the console shows a rank's output as it comes: it is the only one shown, or is debugged."""
+        shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
+        return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
+
+    def prefix(self, rank: int) -> str:
+        """Return how a rank's lines begin on the console."""
+        return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
 
     @property
     def on_one_machine(self) -> bool:
@@ -148,36 +173,50 @@ class NodeConfig:
 
 
 def read_config(
-    options: argparse.Namespace, environ: Mapping[str, str], count: Callable[[str], int], *, now: float = 0.0
+    options: argparse.Namespace,
+    environ: Mapping[str, str],
+    count: Callable[[str], int],
+    *,
+    now: float = 0.0,
+    on_terminal: bool = False,
 ) -> NodeConfig:
-    """Return the configuration. ``count`` says how many ranks 'gpu' and 'cpu' mean. Raises NodeError."""
+    """Return the configuration. Raises NodeError.
+
+    ``count`` says how many ranks 'gpu' and 'cpu' mean. ``now``: seconds since the epoch. ``on_terminal``: a person may
+    type what a single rank reads.
+    """
     settings = launchers.read_settings(options, environ)
     min_nodes, max_nodes = _nnodes(settings)
     node_rank = _node_rank(settings, max_nodes)
     master_addr, master_port = _master(settings, max_nodes)
     here = machine.is_loopback(master_addr)
-    grace_s = _seconds("--grace", options.grace, 30.0)
+    grace_s = _grace_s(options.grace, environ)
     default_s = launchers.join_timeout_s(environ, on_one_machine=here)
     timeout_from, timeout = settings.get("join_timeout", ("", None))
     if options.join_timeout is not None:
         timeout_from, timeout = "--join-timeout", options.join_timeout
+    local_world_size = _local_world_size(settings, environ, count)
+    debug_rank = _debug_rank(options.debug_rank, max_nodes * local_world_size)
+    is_debugged = debug_rank is not None or (on_terminal and max_nodes * local_world_size == 1)
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
+    command = _command(options, environ)
     return NodeConfig(
-        command=_command(options, environ),
-        forks=sys.platform == "linux"
-        and not (options.exec or options.no_python),  # the libraries of macOS do not survive a fork
+        command=command,
+        # A program is executed, and the libraries of macOS do not survive a fork.
+        forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        local_world_size=_local_world_size(settings, environ, count),
+        local_world_size=local_world_size,
         node_rank=node_rank,
+        may_host="is_host" not in settings,
         master_addr=master_addr,
         master_port=master_port,
-        run_id=settings.get("run_id", ("", "none"))[1],
+        run_id=settings.get("run_id", ("", DEFAULT_RUN_ID))[1],
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
         max_restarts=_max_restarts(options, settings),
         restarts_errors=options.max_restarts is not None,
-        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, HANG_TIMEOUT_S),
+        hang_timeout_s=_seconds("--hang-timeout", options.hang_timeout, 0.0 if is_debugged else HANG_TIMEOUT_S),
         grace_s=grace_s,
         deadline=read_deadline(options.deadline, environ, grace_s=grace_s, now=now),
         join_timeout_s=_seconds(timeout_from, timeout, default_s),
@@ -195,6 +234,11 @@ def read_config(
         retries_network="KUBERNETES_SERVICE_HOST" in environ,
         check_only=options.check_only,
         numa_binding=_numa_binding(options.numa_binding),
+        shown_local_ranks=_shown_local_ranks(options, environ, local_world_size),
+        no_prefix=options.no_prefix,
+        debug_rank=debug_rank,
+        role=_torchruns(options, environ, "role")[1] or "default",
+        virtual_local_rank=_virtual_local_rank(options, environ, local_world_size),
     )
 
 
@@ -207,9 +251,10 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
         return
-    if command[1] != "-m":
-        if not Path(command[1]).exists():
-            raise _no_program(f"{command[1]}: there is no such script in {Path.cwd()}")
+    if command[1:3] == RUN_PATH or command[1] != "-m":
+        script = command[3 if command[1] == "-m" else 1]
+        if not Path(script).exists():
+            raise _no_program(f"{script}: there is no such script in {Path.cwd()}")
         return
     name = command[2].partition(".")[0]
     try:
@@ -237,15 +282,17 @@ def _nnodes(settings: Settings) -> tuple[int, int]:
 
 def _node_rank(settings: Settings, max_nodes: int) -> int:
     if "node_rank" not in settings and max_nodes > 1:
+        if settings.get("backend", ("", ""))[1] == launchers.C10D:
+            return UNNUMBERED
         raise config_error(
             f"{max_nodes} nodes, and which one this is was not said",
-            hint=f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}",
+            hint=f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}, or --rdzv-backend=c10d on all nodes",
         )
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
         raise config_error(
             f"{settings['node_rank'][0]} is {rank}, but the job has {max_nodes} node{'s' * (max_nodes > 1)}: "
-            f"{f'0 to {max_nodes - 1}' if max_nodes > 1 else 'only 0'} is allowed"
+            f"{_numbers_below(max_nodes)} is allowed"
         )
     return rank
 
@@ -285,6 +332,75 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
     return num_ranks
 
 
+def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
+    """Return the source and the text of a flag that torchrun also reads from a variable; no text: it is not given."""
+    given = getattr(options, name)
+    if given is not None:
+        return f"--{name.replace('_', '-')}", given
+    return f"PET_{name.upper()}", environ.get(f"PET_{name.upper()}") or ""
+
+
+def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> bool:
+    return bool(getattr(options, name)) or environ.get(f"PET_{name.upper()}") == "1"
+
+
+def _shown_local_ranks(
+    options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
+) -> frozenset[int] | None:
+    """Return the local ranks that the console shows: those of the filter whose output does not go to files alone."""
+    redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
+    copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
+    hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}
+    shown = _local_ranks(*_torchruns(options, environ, "local_ranks_filter"), local_world_size)
+    return frozenset(range(local_world_size) if shown is None else shown) - hidden if hidden else shown
+
+
+def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
+    """Parse torchrun's ``3`` or ``0:3,1:0``: 1 is stdout, 2 stderr, 3 both, 0 none."""
+    if text and not re.fullmatch(STD_SPEC, text):
+        raise config_error(
+            f"{source} is {reprlib.repr(text)}: a number from 0 to 3, or one a local rank as 0:3,1:0, is allowed"
+        )
+    if ":" not in text:
+        return dict.fromkeys(range(local_world_size), text or "0")
+    return {int(rank): streams for rank, streams in (pair.split(":") for pair in text.split(","))}
+
+
+def _virtual_local_rank(options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int) -> bool:
+    given = _torchruns_switch(options, environ, "virtual_local_rank")
+    visible = environ.get(CUDA_VISIBLE_DEVICES)
+    if given and visible and len(visible.split(",")) < local_world_size:
+        raise config_error(
+            f"--virtual-local-rank gives each of {local_world_size} ranks a GPU of its own, "
+            f"but {CUDA_VISIBLE_DEVICES} is {visible}",
+            hint="start fewer ranks, or name more GPUs",
+        )
+    return given
+
+
+def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int] | None:
+    if not text:
+        return None
+    ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
+    if min(ranks) < 0 or max(ranks) >= local_world_size:
+        numbers = _numbers_below(local_world_size)
+        raise config_error(f"{source} is {reprlib.repr(text)}: local ranks ({numbers}) with commas between are allowed")
+    return ranks
+
+
+def _debug_rank(text: str | None, world_size: int) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= world_size:
+        numbers = _numbers_below(world_size)
+        raise config_error(f"--debug-rank is {reprlib.repr(text)}: a rank of this run, {numbers}, is allowed")
+    return int(text)
+
+
+def _numbers_below(end: int) -> str:
+    return f"0 to {end - 1}" if end > 1 else "only 0"
+
+
 def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
     if options.max_restarts is None and options.restart_limit is not None:
         settings = {"max_restarts": ("--restart-limit", options.restart_limit)}
@@ -294,8 +410,8 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        auto = ", auto, gpu or cpu" if setting == "local_world_size" else ""
-        raise config_error(f"{source} is {reprlib.repr(text)}: a whole number from 0{auto} is allowed")
+        allowed = "1, auto, gpu or cpu" if setting == "local_world_size" else "0"
+        raise config_error(f"{source} is {reprlib.repr(text)}: a whole number from {allowed} is allowed")
     return int(text)
 
 
@@ -334,6 +450,12 @@ def _numa_binding(text: str | None) -> machine.BindingMode | None:
     return None
 
 
+def _grace_s(flag: str | None, environ: Mapping[str, str]) -> float:
+    texts = {"--grace": flag} | {name: environ.get(name) or None for name in TORCHRUN_GRACE}
+    source = next((source for source, text in texts.items() if text is not None), "--grace")
+    return _seconds(source, texts[source], 30.0)
+
+
 def _seconds(flag: str, text: str | None, default: float) -> float:
     try:
         seconds = float(text) if text is not None else default
@@ -346,7 +468,9 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
 
 def _command(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
     arguments = options.script_args
-    if options.no_python or environ.get("PET_NO_PYTHON") == "1":
+    if _torchruns_switch(options, environ, "run_path"):
+        return (sys.executable, *RUN_PATH, options.script, *arguments)
+    if _torchruns_switch(options, environ, "no_python"):
         return (options.script, *arguments)
-    is_module = options.module or environ.get("PET_MODULE") == "1"
+    is_module = _torchruns_switch(options, environ, "module")
     return (sys.executable, *(("-m",) if is_module else ()), options.script, *arguments)

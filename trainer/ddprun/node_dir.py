@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import process_discovery
+from ddprun.console import Console
 from ddprun.errors import config_error, node_error
-from ddprun.logs import Console
-from ddprun.node_config import NodeConfig
+from ddprun.node_config import DEFAULT_RUN_ID, NodeConfig
 from ddprun.requeue import Requeues, count_requeues
 from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
 from ddpwire.exits import Exit
@@ -25,7 +25,6 @@ from ddpwire.history import HISTORY
 from ddpwire.run_files import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT, NodeState, Outcome, node_name
 
 EVENTS_TAIL_BYTES = 65536  # of the events in which the highest step is searched
-DEFAULT_RUN_ID = "none"  # the id of runs without a given one: each is a different run
 RUN_ID_FILE = f"{METRICS}/run"  # of the run whose counts are kept; a batch script may remove node.json
 
 

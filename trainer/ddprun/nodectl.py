@@ -12,14 +12,15 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddprun import network, process_discovery, processes
-from ddprun.logs import strip_torch_prefix
+from ddprun.log_view import strip_torch_prefix
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT
+from ddpwire.merged_output import MergedOutput, Source
 from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, read_node, read_regular
 
 FETCH_S = 5.0
@@ -79,33 +80,29 @@ def _fetch(url: str) -> str:
 
 
 class LogTail:
-    """A growing file, read line by line, a block of it in memory at a time."""
+    """A growing file, of which a block is in memory at a time."""
 
-    def __init__(self, path: Path, node_and_rank: tuple[int, int] | None, tail: int | None) -> None:
-        self._node_and_rank = node_and_rank
+    def __init__(self, path: Path, source: Source, tail: int | None) -> None:
         self._file = open_regular(path)
-        self._rest = b""
+        self._source = source
         if tail is not None:
             self._file.seek(start_of_last_lines(self._file, tail))
 
-    def lines(self, *, last: bool = False) -> Iterator[bytes]:
-        """Yield the lines that were added; an incomplete one only if this is the ``last`` read."""
+    def pass_on(self) -> None:
+        """Hand on what was added."""
         while block := self._file.read(BLOCK_BYTES):
-            *whole, self._rest = (self._rest + block).split(b"\n")
-            yield from map(self._with_origin, whole)
-        if last and self._rest:
-            yield self._with_origin(self._rest)
-            self._rest = b""
-
-    def _with_origin(self, line: bytes) -> bytes:
-        if self._node_and_rank:
-            node, rank = self._node_and_rank
-            line = f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
-        return line + b"\n"
+            self._source.add(block)
+        self._source.add(b"")
 
     def close(self) -> None:
-        """Close the file."""
+        """End the last line, and close the file."""
+        self._source.close()
         self._file.close()
+
+
+def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
+    """Return the function that makes a line of a rank's log bear its origin."""
+    return lambda line: f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
 
 
 def start_of_last_lines(file: BinaryIO, count: int) -> int:
@@ -149,6 +146,7 @@ def print_logs(
 ) -> bool:
     """Print the logs to stdout, and follow them until every node has ended. False: there was none."""
     tails: dict[Path, LogTail] = {}
+    output = MergedOutput(sys.stdout.buffer.write)
     parent = os.getppid()
     started = time.monotonic()
     ended = AllNodesEnded(run_dir, nodes)
@@ -157,13 +155,14 @@ def print_logs(
         last = not follow or os.getppid() != parent or (ended() if tails else time.monotonic() - started > APPEAR_S)
         for path, node_and_rank in find_logs(run_dir, nodes, ranks).items():
             if path not in tails:
-                tails[path] = LogTail(path, node_and_rank, tail)
-        for source in tails.values():
-            sys.stdout.buffer.writelines(source.lines(last=last))
+                mark = mark_of(*node_and_rank) if node_and_rank else None
+                tails[path] = LogTail(path, output.add_source(mark), tail)
+        for log in tails.values():
+            log.pass_on()
+            if last:
+                log.close()
         sys.stdout.buffer.flush()
         if last:
-            for source in tails.values():
-                source.close()
             return bool(tails)
         time.sleep(FOLLOW_POLL_S)
 
@@ -270,8 +269,8 @@ def _signal(node_dir: Path, number: int) -> bool:
                 os.kill(int(read_json(node_dir / NODE)["pid"]), number)
                 return True
         elif starters := tuple(process_discovery.starting_processes(node_dir)):
-            for pid in starters:
-                processes.kill(pid, number)
+            for pid in starters:  # a shell before ddprun passes over SIGINT, and there is no rank yet to interrupt
+                processes.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
             return True
         if time.monotonic() > deadline:
             break

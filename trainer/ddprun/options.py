@@ -1,7 +1,7 @@
 """ddprun's command line, under torchrun's names. Values are checked in node_config.py, where their source is known."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddpwire.commandline import Parser
 
@@ -12,15 +12,22 @@ from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and so on, from Slurm or Kuberne
 
 # torchrun's flags that are accepted and change nothing, each with the reason.
 ACCEPTED = {
-    "rdzv_backend": "ddprun has one way to meet",
     "monitor_interval": "a rank's end is noticed at once",
     "start_method": "the ranks are started as ddprun does it",
     "event_log_handler": "what happens stands in node.log and outcome.json",
-    "role": "all ranks have the role 'default'",
-    "redirects": "every rank's output goes to the console and to a log of its own",
     "tee": "every rank's output goes to the console and to a log of its own",
+    "duplicate_stdout_filters": "every line is in the log of its rank",
+    "duplicate_stderr_filters": "every line is in the log of its rank",
+    "logs_specs": "ddprun has its own logs, and loads no other's",
     "log_line_prefix_template": "a line begins with its node and rank",
     "signals_to_handle": "all signals that ask for a stop are handed on to the ranks",
+}
+
+# The variables of torchrun's agent that ddprun has no use for.
+ACCEPTED_VARIABLES = {
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "a rank that hangs is found by its heartbeat, see --hang-timeout",
+    "TORCHELASTIC_HEALTH_CHECK_PORT": "python -m ddprun.healthcheck is this node's health check",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ACCEPTED["log_line_prefix_template"],
 }
 
 
@@ -40,7 +47,13 @@ def parser() -> argparse.ArgumentParser:
     add("--node-rank", metavar="K", help="which node this is, from 0")
     add("--master-addr", metavar="HOST", help="address of node 0, as the other nodes reach it")
     add("--master-port", metavar="PORT", help="a free port of node 0")
-    add("--rdzv-endpoint", metavar="HOST:PORT", help="torchrun's other way to give both")
+    add("--rdzv-endpoint", metavar="HOST[:PORT]", help="torchrun's other way to give both")
+    add(
+        "--rdzv-backend",
+        metavar="c10d|static",
+        help="c10d: without --node-rank the node whose address is HOST is node 0 and the others are numbered as they "
+        "come, PORT is 29400 by default; static (default): each node is given its --node-rank",
+    )
     add("--rdzv-id", "--run-id", dest="rdzv_id", metavar="ID", help="the run's id, the same on every node")
     add("--rdzv-conf", metavar="KEY=VALUE,...", help="of torchrun's, is_host and join_timeout are heard")
     add("--standalone", action="store_const", const="1", help="one node, on a port of its own")
@@ -66,8 +79,28 @@ def parser() -> argparse.ArgumentParser:
         "--hang-timeout",
         metavar="S",
         help="seconds without a heartbeat of any rank after which the one that holds the others up is killed "
-        "(default 300; only once the script has beaten, or a rank is stopped; 0: never)",
+        "(default 300; 0, never, for a single rank that reads a terminal, and with --debug-rank; only once the script "
+        "has beaten, or a rank is stopped)",
     )
+    add(
+        "--debug-rank",
+        metavar="K",
+        help="the rank that gets ddprun's stdin and whose output is shown as it comes: for breakpoint() with several "
+        "ranks, where a single one needs no flag; without --hang-timeout no rank is taken for hung",
+    )
+    add(
+        "--local-ranks-filter",
+        metavar="K,...",
+        help="local ranks whose output the console shows (default: all); the logs have every rank's",
+    )
+    add(
+        "-r",
+        "--redirects",
+        metavar="SPEC",
+        help="3, or 0:3,1:0: local ranks of which the console shows nothing, unless --tee names them too; 1 and 2, one "
+        "stream alone, change nothing",
+    )
+    add("--no-prefix", action="store_true", help="lines of ranks on the console do not begin with their node and rank")
     add(
         "--run-dir",
         "--log-dir",
@@ -92,7 +125,7 @@ def parser() -> argparse.ArgumentParser:
         "--numa-binding",
         metavar="MODE",
         help="bind each rank to cores near its GPU: node, socket, exclusive or core-complex as in torchrun, or none "
-        "(default: node, where there are several NUMA nodes and a GPU for each rank)",
+        "(default: node, where there are several NUMA nodes, and a GPU for each rank or a single rank)",
     )
     add(
         "--pushgateway",
@@ -103,12 +136,28 @@ def parser() -> argparse.ArgumentParser:
         "--check-only", action="store_true", help="meet the other nodes, say what is wrong or that nothing is, and stop"
     )
     for name, why in ACCEPTED.items():
-        short = {"redirects": ["-r"], "tee": ["-t"]}.get(name, [])
-        add(*short, f"--{name.replace('_', '-')}", dest=name, metavar="X", help=f"accepted for torchrun's sake: {why}")
+        add(
+            *(["-t"] if name == "tee" else []),
+            f"--{name.replace('_', '-')}",
+            dest=name,
+            metavar="X",
+            help=f"accepted for torchrun's sake: {why}",
+        )
+    add(
+        "--role",
+        metavar="NAME",
+        help="the ranks' ROLE_NAME; ROLE_RANK counts those of the same role (default 'default')",
+    )
+    add(
+        "--virtual-local-rank",
+        action="store_true",
+        help="each rank has LOCAL_RANK=0, and sees its own GPU alone (CUDA_VISIBLE_DEVICES)",
+    )
     add("--exec", action="store_true", help="execute each rank, instead of forking it from a process that has torch")
     what = top.add_mutually_exclusive_group()
     what.add_argument("-m", "--module", action="store_true", help="the script is a module, as for `python -m`")
     what.add_argument("--no-python", "--no_python", action="store_true", help="the script is a program of its own")
+    add("--run-path", action="store_true", help="run the script with runpy.run_path, as torchrun does")
     top.add_argument("script", help="the training script")
     rest = top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
     rest.required = False  # else an error names it as missing
@@ -128,7 +177,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def accepted(options: argparse.Namespace) -> tuple[str, ...]:
-    """Return a line for each given flag that changes nothing."""
+def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a line for each given flag, and variable of torch elastic's agent, that changes nothing."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
-    return tuple(f"--{name.replace('_', '-')} changes nothing here: {why}" for name, why in given.items())
+    if options.rdzv_backend not in (None, "static", "c10d"):
+        given["rdzv_backend"] = "the nodes meet at node 0, as with static"
+    if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
+        given["redirects"] = "only 3, both streams, keeps a rank's output from the console"
+    lines = {f"--{name.replace('_', '-')}": why for name, why in given.items()}
+    lines |= {name: why for name, why in ACCEPTED_VARIABLES.items() if environ.get(name)}
+    return tuple(f"{name} changes nothing here: {why}" for name, why in lines.items())

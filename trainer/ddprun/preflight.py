@@ -14,7 +14,7 @@ from typing import Literal
 
 from ddprun import machine, network
 from ddprun.errors import config_error, node_error
-from ddprun.node_config import NodeConfig
+from ddprun.node_config import UNNUMBERED, NodeConfig
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -118,7 +118,8 @@ def find_route(config: NodeConfig, report: PreflightReport) -> Route:
 
 def node_label(node: int, own: str | None = None) -> str:
     """Name a node in messages."""
-    return f"node-{node} ({own})" if own else f"node-{node}"
+    name = "this node" if node == UNNUMBERED else f"node-{node}"
+    return f"{name} ({own})" if own else name
 
 
 def _resolve(config: NodeConfig) -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import machine
-from ddprun.node_config import NodeConfig
+from ddprun.joining import TOKEN
+from ddprun.node_config import CUDA_VISIBLE_DEVICES, DEFAULT_RUN_ID, NodeConfig
 from ddpwire import kaggle, names
 from ddpwire.events import EVENTS, EVENTS_FILE
 from ddpwire.heartbeat import HEARTBEAT_FILE
@@ -139,10 +140,11 @@ def rank_environment(
         names.RANKS_NODE: str(info.node_rank),
         names.MASTER_ADDR: info.master_addr,
         names.MASTER_PORT: str(info.master_port),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": config.role,
         "ROLE_RANK": str(info.role_rank),
         "ROLE_WORLD_SIZE": str(info.role_world_size),
-        "TORCHELASTIC_RUN_ID": config.run_id,
+        # As torchrun's: without an id one node makes its own, which several nodes cannot.
+        "TORCHELASTIC_RUN_ID": TOKEN if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1 else config.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(info.attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         # A single rank serves its own store, as do processes that it spawns, at an address of their choice.
@@ -156,6 +158,10 @@ def rank_environment(
         names.LOST_BEFORE: previous.lost,
         "PYTHONUNBUFFERED": "1",  # else the last output of a killed rank is lost
     }
+    if config.virtual_local_rank:
+        visible = base.get(CUDA_VISIBLE_DEVICES)
+        own = str(info.local_rank) if visible is None else visible and visible.split(",")[info.local_rank].strip()
+        env |= {names.LOCAL_RANK: "0", CUDA_VISIBLE_DEVICES: own}
     defaults = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts; CUDA's own order is the fastest first
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",

@@ -10,7 +10,6 @@ port of the attempt's store; ``N/left``: the outcome of a node that gave up.
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -24,8 +23,9 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 )
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from ddprun import compat, network, stores
+from ddprun import compat, joining, network, stores
 from ddprun.errors import NodeError, config_error, node_error, store_lost_error
+from ddprun.joining import Wait
 from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
 from ddprun.preflight import Route
@@ -33,56 +33,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # how the keys begin that torch elastic itself keeps in an attempt's store
-PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
-
-
-class Wait:
-    """One wait for other nodes: its limit and its progress lines."""
-
-    def __init__(
-        self,
-        config: NodeConfig,
-        extra_s: float,
-        log: Callable[[str], None],
-        check_stop: Callable[[], None],
-        pause: Callable[[str], None],
-    ) -> None:
-        self._config, self._log, self._check_stop, self._pause = config, log, check_stop, pause
-        self._started = time.monotonic()
-        self._limit_s = config.join_timeout_s + extra_s
-        self._log_at_s = PROGRESS_INTERVAL_S
-
-    @property
-    def passed_s(self) -> float:
-        """Seconds since it began."""
-        return time.monotonic() - self._started
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until its limit."""
-        return max(0.0, self._limit_s - self.passed_s)
-
-    def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Whether the limit has passed; else sleep a little, and log every few seconds which nodes are ``missing``.
-
-        The sleep ends when ``key`` is set.
-        """
-        self._check_stop()
-        if self.passed_s >= self._limit_s:
-            return True
-        if missing and self.passed_s >= self._log_at_s:
-            self._log_at_s += PROGRESS_INTERVAL_S
-            reason = f" ({why})" if why else ""
-            self._log(f"waiting for {format_nodes(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
-        self._pause(key)
-        return False
-
-
-def format_nodes(nodes: tuple[int, ...]) -> str:
-    """Name nodes in messages."""
-    *most, last = map(str, nodes)
-    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
 
 
 class NodeClaim:
@@ -96,7 +47,7 @@ class NodeClaim:
         """``facts``: what all nodes must agree on, stored with the claim."""
         self._control = control
         self._node = node
-        self._value = {"token": uuid.uuid4().hex} | facts
+        self._value = {"token": joining.TOKEN} | facts  # a node that was not numbered has it already
 
     def take(self, is_over: Callable[[str], bool]) -> None:
         """Take the claim; ``is_over`` sleeps a little, or returns True at its limit. Raises NodeError."""
@@ -186,36 +137,22 @@ class FixedRankRendezvous(RendezvousHandler):
             ) from None
 
     def _join(self) -> stores.TimeoutStore:
-        address, port = self._route.address, self._config.master_port
         wait = self._new_wait()
-        while True:
-            try:
-                network.check_reachable(address, port, timeout_s=wait.left_s)
-                break
-            except OSError as error:
-                reason = (
-                    f"node-{self._config.node_rank} ({self._route.own}): {network.describe_error(error, address, port)}"
-                )
+        while reason := joining.why_unreachable(self._config, self._route, wait.left_s):
             if wait.is_over((0,), reason):
-                raise self._absent_error((0,), reason)
-        try:
-            return stores.connect(address, port)
-        except RuntimeError:
-            message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
-            raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
+                raise joining.absent_error(self._config, (0,), reason)
+        return stores.connect_to_node_0(self._route.address, self._config.master_port)
 
     def _claim_node(self) -> NodeClaim:
         node, config = self._config.node_rank, self._config
-        facts = {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
+        facts = joining.run_facts(config)
         wait, claim = self._new_wait(), NodeClaim(self.control, node, facts)
         if self._is_leader:
             claim.take(lambda why: wait.is_over((node,), why))
         first = stores.decode(
             "claim/0", self.control.get("claim/0"), lambda claim: {name: claim[name] for name in facts}
         )
-        for name, value in facts.items():
-            if value != first[name]:
-                raise config_error(f"the {name} of node {node} is {value}, but node 0's is {first[name]}")
+        joining.check_same_run(config, first)
         if not self._is_leader:  # a node of another run, on the wrong port, must not claim a rank
             claim.take(lambda why: wait.is_over((node,), why))
         return claim
@@ -307,7 +244,7 @@ class FixedRankRendezvous(RendezvousHandler):
             pass  # node 0 is gone
 
     def _new_wait(self, extra_s: float = 0.0) -> Wait:
-        return Wait(self._config, extra_s, self._log, self._check_stop, self._pause)
+        return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
         """Sleep a little, at most until ``key`` is in the control store."""
@@ -321,17 +258,11 @@ class FixedRankRendezvous(RendezvousHandler):
         except DistStoreError:
             pass  # not yet
 
-    def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
-        limit_s = self._config.join_timeout_s
-        if self.previous_outcome and self.previous_outcome.cause == "node_lost":
-            return NodeError(
-                replace(
-                    self.previous_outcome,
-                    message=f"{self.previous_outcome.message}, and did not come back in {limit_s:g} s",
-                )
-            )
-        message = f"{format_nodes(missing)} of {self._config.max_nodes} did not come within {limit_s:g} s"
-        return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+    def _absent_error(self, missing: tuple[int, ...]) -> NodeError:
+        last, limit_s = self.previous_outcome, self._config.join_timeout_s
+        if last and last.cause == "node_lost":
+            return NodeError(replace(last, message=f"{last.message}, and did not come back in {limit_s:g} s"))
+        return joining.absent_error(self._config, missing)
 
     def ranks_have_met(self) -> bool | None:
         """On node 0: whether ranks have used the attempt's store; None: it is not known."""

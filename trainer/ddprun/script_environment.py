@@ -31,11 +31,12 @@ def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
     ``root``: where Python looks for the script's own modules. It follows the order of the source: whatever stands above
     the import counts, also in a function. Empty for a file that cannot be read or parsed.
     """
-    names = dict.fromkeys(name for name in _Reader(root).read(script) if not _is_read_later(name))
+    names = dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name))
     return tuple(names)
 
 
-def _is_read_later(name: str) -> bool:
+def is_read_later(name: str) -> bool:
+    """Whether a variable is read after torch is imported, if at all."""
     return name in READ_LATER or name.startswith(READ_LATER_PREFIXES)
 
 

@@ -118,6 +118,15 @@ def connect(address: str, port: int) -> TimeoutStore:
     return TimeoutStore(made[0])
 
 
+def connect_to_node_0(address: str, port: int) -> TimeoutStore:
+    """Connect to the run's store, on whose port a process listens. Raises NodeError if that is no store."""
+    try:
+        return connect(address, port)
+    except RuntimeError:
+        message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
+
+
 def serve(host: str, listener: socket.socket) -> TCPStore:
     """Serve a store on a port that is already bound, so that no other process can take it. Raises OSError."""
     listener.listen(network.LISTEN_BACKLOG)

@@ -4,8 +4,8 @@ It exists so that ranks have a parent without threads (it may fork safely, and t
 so that a process is left to clean up when ddprun is SIGKILLed: at the end of file of the control socket it kills all
 its descendants and ends. Standard library only; it knows processes, not training.
 
-The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with one
-descriptor for the rank's stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
+The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
+descriptors of the rank's stdin, stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
 {"started": tag, "pid", "plain"} (why the rank was executed although it was to be forked, see fork_server.py);
 {"exited": tag, "status"} as soon as waitpid returns (subprocess' return code); {"cleared": true} when no descendant is
 left.
@@ -26,8 +26,8 @@ from typing import Any, NoReturn
 from ddprun import processes
 
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
-# argv, env, cwd, cores, output → the pid, and why the rank was executed although it was to be forked
-StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], int], tuple[int, str]]
+# argv, env, cwd, cores, stdin to stderr → the pid, and why the rank was executed although it was to be forked
+StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], Sequence[int]], tuple[int, str]]
 # A signal to a whole process group or job step is for the ranks; ddprun forwards it to them. Blocked, not ignored: a
 # signal that reaches a rank between fork and exec must not be lost. ddprun starts the supervisor with this mask.
 BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -39,7 +39,7 @@ class Supervisor:
     def __init__(self, control: socket.socket, start: StartRank) -> None:
         self._control = control
         self._start = start
-        self._descriptors: deque[int] = deque()  # received, one for each start request that is still to be read
+        self._descriptors: deque[int] = deque()  # received, three for each start request that is still to be read
         self._ranks: dict[int, str] = {}  # pid → tag
         self._rest = b""
 
@@ -73,9 +73,10 @@ class Supervisor:
 
     def _do(self, request: dict[str, Any]) -> None:
         if request["do"] == "start":
-            output = self._descriptors.popleft()
-            pid, plain = self._start(request["argv"], request["env"], request["cwd"], request["cores"], output)
-            os.close(output)
+            streams = [self._descriptors.popleft() for _ in range(3)]
+            pid, plain = self._start(request["argv"], request["env"], request["cwd"], request["cores"], streams)
+            for descriptor in streams:
+                os.close(descriptor)
             self._ranks[pid] = request["tag"]
             self._send({"started": request["tag"], "pid": pid, "plain": plain})
         elif request["do"] == "signal":
@@ -112,7 +113,7 @@ class Supervisor:
 
 
 def exec_rank(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], output: int
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
     """Fork and execute a rank, the leader of a session of its own; return its pid."""
     supervisor_pid = os.getpid()
@@ -121,21 +122,20 @@ def exec_rank(
         try:
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
                 signal.signal(number, signal.SIG_DFL)
-            set_up_rank(cwd, cores, output, supervisor_pid)
+            set_up_rank(cwd, cores, streams, supervisor_pid)
             os.execvpe(argv[0], list(argv), env)  # noqa: S606 (the command is the user's)
         except OSError as error:
             exit_not_started(argv, error)
     return pid, ""
 
 
-def set_up_rank(cwd: str, cores: Sequence[int], output: int, supervisor_pid: int) -> None:
+def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:
     """Prepare the forked child: its streams, session, cores, working directory, and death with the supervisor.
 
     Raises OSError.
     """
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    for target, descriptor in enumerate(streams):
+        os.dup2(descriptor, target)
     os.setsid()
     processes.die_with_parent(supervisor_pid)
     if cores and sys.platform == "linux":

@@ -28,7 +28,9 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, of at most 1000 (proc(5))
 
 
 class Signals:
-    """Calls ``on_stop`` and ``on_forward`` for signals, from its creation on. The owner may replace the callbacks.
+    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` for signals, from its creation on.
+
+    The owner may replace the callbacks.
 
     Until ``listen`` there is no thread, so that the process may be forked: the calls are made in the main thread. Then
     they are made in a thread of their own, whatever the main thread is doing: Python runs a handler between two
@@ -39,6 +41,7 @@ class Signals:
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
         self.on_stop = on_stop
         self.on_forward = on_forward
+        self.on_resize: Callable[[], None] = lambda: None  # the terminal has another size
         self._listening = False
         self._stop_requested = False
         self._lifelines: list[int] = []
@@ -46,7 +49,7 @@ class Signals:
         write.setblocking(False)
         self._write = write  # kept open
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
-        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS):
+        for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGWINCH):
             if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # as nohup sets it
                 signal.signal(number, lambda number, _: self._handle_now(number))
 
@@ -96,6 +99,8 @@ class Signals:
             self.on_stop(signal.SIGTERM if number == signal.SIGHUP else number)
         elif number in FORWARDED_SIGNALS:
             self.on_forward(number)
+        elif number == signal.SIGWINCH:
+            self.on_resize()
 
 
 def stopped_before_start(number: int, node: int) -> Outcome:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddprun import fork_server, processes
+from ddprun.logs import RankStreams
 from ddprun.progress import Progress
 from ddprun.supervisor import BLOCKED_SIGNALS
 
@@ -89,9 +90,9 @@ class Workers:
         return self._fork and not self._exec_reason
 
     def start(
-        self, tag: str, argv: Sequence[str], env: Mapping[str, str], output: int, cores: Collection[int] = ()
+        self, tag: str, argv: Sequence[str], env: Mapping[str, str], streams: RankStreams, cores: Collection[int] = ()
     ) -> int:
-        """Start a rank whose stdout and stderr are ``output``; return its pid. Raises SupervisorLostError.
+        """Start a rank with ``streams``; return its pid. Raises SupervisorLostError.
 
         ``cores``: those that it may run on; none: those of this process.
         """
@@ -102,7 +103,7 @@ class Workers:
         self._alive.add(tag)
         options = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
         request = {"do": "start", "tag": tag, "argv": list(argv), "env": dict(env)} | options
-        reply = self._request(request, (output,))
+        reply = self._request(request, (streams.stdin, streams.stdout, streams.stderr))
         self._exec_reason = self._exec_reason or reply["plain"]
         if self._exec_reason and not self._reported_exec:
             self._reported_exec = True

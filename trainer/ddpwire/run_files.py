@@ -15,6 +15,7 @@ RUN/                       beside it .targets/, with the runs' metrics addresses
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
     heartbeat/rank-1.group     there once rank 1 has made a process group, where ddprun has forked it
+    heartbeat/group...     a link for each place in a process group that a process has claimed (ddprun alone)
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
     metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
     outcome.json           how it ended; there once ddprun has ended by itself

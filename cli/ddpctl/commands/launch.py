@@ -45,7 +45,11 @@ class Flags:
     ] = None
     gpus: Annotated[
         str | None,
-        _option("--gpus", "-g", metavar="G", help="Ranks a node, one GPU each; CPU processes without GPUs."),
+        _option("--gpus", "-g", metavar="G", help="GPUs a node, with a rank each; CPU processes without GPUs."),
+    ] = None
+    ranks: Annotated[
+        str | None,
+        _option("--ranks", metavar="R", help="Ranks a node, if not one a GPU: a divisor of --gpus."),
     ] = None
     target: Annotated[
         str | None,
@@ -98,7 +102,7 @@ class Flags:
     ] = None
 
 
-JOB_FLAGS = ("nodes", "gpus", "device", "port", "image")  # a field of JobSpec each, as text
+JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # a field of JobSpec each, as text
 
 
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
@@ -202,9 +206,10 @@ def render(
 
 
 def _warn(request: "Request") -> None:
+    from ddpctl.launch_plan import unused_gpus
     from ddpctl.secrets import exposed, exposed_arguments
 
-    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job))):
+    for warning in filter(None, (exposed(request.job), exposed_arguments(request.job), unused_gpus(request.job))):
         print(f"ddpctl: {warning}", file=sys.stderr)
 
 

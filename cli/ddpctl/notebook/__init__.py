@@ -27,6 +27,7 @@ def launch(
     what: Callable[..., Any] | str,
     *,
     gpus: int = 2,
+    ranks: int | None = None,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     device: str | None = None,
@@ -37,11 +38,11 @@ def launch(
     time_limit: str | None = None,
     grace: float = 30.0,
 ) -> Any:
-    """Run ``what`` on ``gpus`` ranks of this machine, show it here, and wait for its end.
+    """Run ``what`` on a rank for each of ``gpus`` GPUs of this machine, show it here, and wait for its end.
 
     A function is called as ``what(*args, **kwargs)`` on every rank; what rank 0 returns is returned, its tensors on the
     CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, which says where its
-    checkpoints are. Without GPUs the ranks are CPU processes.
+    checkpoints are. Without GPUs the ranks are CPU processes. ``ranks``: fewer than one a GPU, a divisor of ``gpus``.
 
     ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest, on Kaggle that of
     a former version's output among this notebook's inputs. The other arguments are those of ddpctl.yaml.
@@ -59,6 +60,7 @@ def launch(
             name=name,
             resume=resume,
             gpus=gpus,
+            ranks=ranks,
             device=device,
             env=dict(env or {}),
             max_restarts=max_restarts,

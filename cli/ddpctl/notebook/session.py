@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from codecs import getincrementaldecoder
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -130,9 +131,9 @@ def _executor() -> Executor:
     """One for all calls of this kernel: it holds the lifeline, so that the ranks end with the kernel.
 
     It sees the environment as it is at each call. A notebook's own backend of matplotlib draws into a cell, which no
-    rank has.
+    rank has. What a kernel has as its stdin is not the cell's.
     """
-    return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ))
+    return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ), has_stdin=False)
 
 
 def _job(
@@ -149,6 +150,9 @@ def _job(
     gpus, on = fields["gpus"], kaggle.session(os.environ)
     if not isinstance(gpus, int) or not 1 <= gpus <= 64:
         raise UsageError(f"launch: gpus is {gpus!r}: a whole number from 1 to 64 is allowed")
+    ranks = fields["ranks"]
+    if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
+        raise UsageError(f"launch: ranks is {ranks!r}: a divisor of gpus, {gpus}, is allowed")
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     if device not in ("auto", "cuda", "cpu"):
         raise UsageError(f"launch: device is {device!r}: auto, cuda or cpu is allowed")
@@ -256,24 +260,32 @@ def _result(calls: Path) -> Any:
 
 
 class Tail:
-    """What is new at the end of a file, in whole lines."""
+    """Prints what is new at the end of a file, as it comes: a progress bar has no line's end for long."""
 
     def __init__(self, path: Path) -> None:
-        self._path, self._part = path, ""
-        self._file: IO[str] | None = None
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._in_line = False
 
-    def lines(self) -> list[str]:
-        """The lines since the last call."""
+    def print_new(self) -> None:
+        """Print what was added since the last call."""
         if self._file is None:
             with suppress(OSError):
-                self._file = self._path.open(errors="replace")
-        if self._file is None:
-            return []
-        *whole, self._part = (self._part + self._file.read()).split("\n")
-        return whole
+                self._file = self._path.open("rb")
+        if self._file is not None and (text := self._decoder.decode(self._file.read())):
+            print(text, end="", flush=True)
+            self._in_line = not text.endswith("\n")
+
+    def end_line(self) -> None:
+        """End a line that is not whole, for what else is printed."""
+        if self._in_line:
+            print(flush=True)
+            self._in_line = False
 
     def close(self) -> None:
         """Read no more."""
+        self.end_line()
         if self._file is not None:
             self._file.close()
 
@@ -281,13 +293,13 @@ class Tail:
 def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     """Show it to its end; how it ended, and whether the cell was interrupted."""
     node = Path(run.folder) / run_files.node_name(0)
-    tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run)
+    tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run, first="TERM")
     progress = Progress(node / run_files.NODE, screen())
     checked, interval_s = time.monotonic(), ALIVE_CHECK_S
     state = None
     while state is None:
         try:
-            _print_lines(tail.lines())
+            tail.print_new()
             progress.update()
             if (node / run_files.OUTCOME).exists() or time.monotonic() - checked > interval_s:
                 checked, interval_s = time.monotonic(), min(2 * interval_s, ALIVE_CHECK_SELDOM_S)
@@ -296,16 +308,12 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
             if state is None:
                 time.sleep(POLL_S)
         except KeyboardInterrupt:
+            tail.end_line()
             _stop(stopper)
-    _print_lines(tail.lines())
+    tail.print_new()
     tail.close()
     progress.close()
     return state, bool(stopper.times)
-
-
-def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        print(line, flush=True)
 
 
 def _stop(stopper: launcher.Stopper) -> None:

@@ -39,7 +39,10 @@ class LogQuery:
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Which node is asked for which of its ranks; none: for all that it said."""
-        asked = ((node, tuple(r for r in self.ranks if r // run.job.gpus == node)) for node in range(run.job.max_nodes))
+        asked = (
+            (node, tuple(r for r in self.ranks if r // run.job.local_world_size == node))
+            for node in range(run.job.max_nodes)
+        )
         return tuple(
             (node, ranks)
             for node, ranks in asked
@@ -49,7 +52,7 @@ class LogQuery:
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
     """The error of a query for a node or a rank that the run has not; ``yet``: or that has said nothing so far."""
-    nodes, ranks = run.job.max_nodes, run.job.max_nodes * run.job.gpus
+    nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
         f"{run.name} has no such log{' yet' if yet else ''}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}"
     )
@@ -58,11 +61,14 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
 Capability = Literal[
     "discovery",  # its runs' nodes serve their metrics at addresses that they write into their files
     "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` reach
+    "interrupt",  # ddpctl can send its runs' ranks SIGINT, as Ctrl-C does
     "pull",  # what its runs write is fetched with `ddpctl pull`
     "queue",  # its runs wait in a queue before their nodes start
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
 ]
+
+StopSignal = Literal["INT", "TERM", "KILL"]
 
 
 class Target(ABC):
@@ -91,8 +97,11 @@ class Target(ABC):
         """Print a run's logs."""
 
     @abstractmethod
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
-        """Let a run save and stop within its grace, or kill it; return whether nothing of it is left after the wait."""
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
+        """Let a run save and stop within its grace, or kill it; return whether nothing of it is left after the wait.
+
+        INT is asked only of a target with the capability "interrupt".
+        """
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return what every node's endpoint and folder say, by node."""

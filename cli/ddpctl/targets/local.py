@@ -20,7 +20,7 @@ from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
 from ddpctl.run_store import Run, RunStatus, fold_nodes, node_report
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
-from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.text import one_line
 from ddpwire import names, run_files
 from ddpwire.exits import Exit
@@ -51,7 +51,7 @@ class LocalTarget(Target):
     """Nodes as processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"stop"})
+    capabilities = frozenset[Capability]({"interrupt", "stop"})
 
     def __init__(self, options: LocalOptions) -> None:
         super().__init__(options)
@@ -94,6 +94,7 @@ class LocalTarget(Target):
                 cwd=plan.cwd,
                 mode="background",
                 output=str(PurePath(plan.run_dir) / run_files.node_name(node) / run_files.NODE_LOG),
+                stdin_inherited=attached and plan.world_size == 1,
                 tether=attached,
             )
             for node in range(job.max_nodes)
@@ -155,10 +156,10 @@ class LocalTarget(Target):
         answers = _answers(shown, run.job.max_nodes)
         return tuple(ProbeResult(node=node, **answer) for node, answer in enumerate(answers))
 
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every ddprun and wait until none is alive."""
-        wait_s = 0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
-        argv = ("--signal", "KILL" if kill else "TERM", "--wait", f"{wait_s:g}", *node_dirs(run))
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        argv = ("--signal", signal, "--wait", f"{wait_s:g}", *node_dirs(run))
         command = Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "signal", *argv), timeout_s=wait_s + 10)
         (done,) = yield (command,)
         if done.returncode:
@@ -228,7 +229,7 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     if job.device == "cpu" or (job.device == "auto" and not gpus):
         return ()
     if need > 1 and gpus and gpus[0].startswith(MIG):
-        raise ConfigError(f"{_asked(job)}: {_ON_MIG}", hint="ask for one rank, or --device cpu for CPU ranks")
+        raise ConfigError(f"{_asked(job)}: {_ON_MIG}", hint="ask for one GPU, or --device cpu for CPU ranks")
     if len(gpus) < need:
         insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
@@ -304,7 +305,7 @@ def render_script(plan: Plan, python: str) -> str:
     exports = {
         **job.env,
         names.NNODES: job.nodes,
-        names.NPROC_PER_NODE: str(job.gpus),
+        names.NPROC_PER_NODE: str(job.local_world_size),
         names.NODE_MASTER_ADDR: LOOPBACK,
     }
     if job.device != "auto":

@@ -12,6 +12,7 @@ import tempfile
 import threading
 
 from ddprun import fork_server
+from ddprun.logs import RankStreams
 from ddprun.workers import Workers
 
 forks = sys.argv[1] == "fork"
@@ -28,10 +29,11 @@ done = []
 for number, (argv, env) in enumerate(json.load(sys.stdin)):
     with tempfile.TemporaryFile() as output:
         pipe_read, pipe_write = os.pipe()
+        streams = RankStreams(os.open(os.devnull, os.O_RDONLY), pipe_write, os.dup(pipe_write))
         pid = workers.start(
-            f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, pipe_write
+            f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, streams
         )
-        os.close(pipe_write)
+        streams.close()
         with os.fdopen(pipe_read, "rb") as said:
             text = said.read().decode("utf-8", "replace")
         text = re.sub(r"\b0x[0-9a-f]+|(?<=\b(?:started|stopped|.daemon) )\d+", "…", text)

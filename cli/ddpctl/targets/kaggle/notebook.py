@@ -148,6 +148,8 @@ def _launch(plan: Plan) -> str:
     words = program(job.command)
     what = "ddptrain" if words[:2] == TRAINER else words[0]
     given: dict[str, Any] = {"name": plan.run}
+    if job.ranks is not None:
+        given["ranks"] = job.ranks
     if job.device != "auto":
         given["device"] = job.device
     if job.env:

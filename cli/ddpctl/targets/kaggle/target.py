@@ -13,7 +13,7 @@ from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan, script_of
 from ddpctl.run_store import Run, RunStatus, State
-from ddpctl.targets import Capability, LogQuery, Submission, Target
+from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
@@ -152,7 +152,8 @@ class KaggleTarget(Target):
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print what the notebook said, or some ranks; followed, from when its session has begun until it has ended."""
         words = [] if query.tail is None else [f"--tail={query.tail}"]
-        words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
+        if run.job.world_size > 1:  # the lines of a run's only rank have no prefix
+            words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
         kernel = str(run.handle["kernel"])
         if not query.follow:
             argv = ("sh", "-c", _PRINT, sys.executable, kernel, *words)
@@ -176,9 +177,9 @@ class KaggleTarget(Target):
                 return found
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Nothing but the website stops a session. Raises UnavailableError, unless it was never pushed."""
-        del kill, wait
+        del signal, wait
         if run.handle:
             raise UnavailableError(f"{run.name}: {self.exit_message(run)}")
         yield ()

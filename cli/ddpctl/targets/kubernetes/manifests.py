@@ -116,7 +116,7 @@ def _pytorch_pod(draft: Draft) -> Object:
     if not draft.options.master:  # with a Master the operator says all of it
         rank = {"fieldRef": {"fieldPath": f"metadata.labels['{_REPLICA}']"}}
         place = [
-            *variables({names.NNODES: str(job.max_nodes), names.NPROC_PER_NODE: str(job.gpus)}),
+            *variables({names.NNODES: str(job.max_nodes), names.NPROC_PER_NODE: str(job.local_world_size)}),
             {"name": names.NODE_RANK, "valueFrom": rank},
             *variables({names.NODE_MASTER_ADDR: f"{draft.name}-worker-0", names.NODE_MASTER_PORT: str(draft.port)}),
         ]
@@ -145,7 +145,7 @@ def _pytorch_job(draft: Draft) -> Object:
         "kind": "PyTorchJob",
         "metadata": metadata_of(draft),
         "spec": {
-            "nprocPerNode": str(job.gpus),
+            "nprocPerNode": str(job.local_world_size),
             "runPolicy": policy,
             "pytorchReplicaSpecs": {**roles, **({"Worker": replicas(workers)} if workers else {})},
         },
@@ -156,7 +156,7 @@ def _job_pod(draft: Draft) -> Object:
     job = draft.plan.job
     place = {
         names.NNODES: str(job.max_nodes),
-        names.NPROC_PER_NODE: str(job.gpus),
+        names.NPROC_PER_NODE: str(job.local_world_size),
         names.NODE_MASTER_ADDR: f"{draft.name}-0.{draft.name}",
         names.NODE_MASTER_PORT: str(draft.port),
     }
@@ -217,7 +217,7 @@ def _train_job(draft: Draft) -> Object:
         "metadata": metadata_of(draft),
         "spec": {
             "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
-            "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.gpus},
+            "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
         },
     }
 

@@ -15,7 +15,7 @@ from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.run_store import Run, RunStatus
 from ddpctl.secrets import read_secrets
-from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
 from ddpctl.targets.kubernetes.kubectl import (
     Choice,
@@ -115,7 +115,7 @@ class KubernetesTarget(Target):
         """Print the pods' logs, from before a restart as well; follow them through restarts to the job's end."""
         _check_query(run, query)
         kubectl, workload = _kubectl(run), workload_of(run.handle)
-        only = _pattern(query)
+        only = _pattern(run, query)
         if query.follow:
             # Here, so that the package does not import what runs as a program of its own.
             from ddpctl.targets.kubernetes.log_follower import Task
@@ -158,7 +158,7 @@ class KubernetesTarget(Target):
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, _kubectl(run), workload_of(run.handle), pods))
 
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
@@ -168,13 +168,13 @@ class KubernetesTarget(Target):
         )
         if run.handle:
             check(*jobs)
-        if kill:
+        if signal == "KILL":
             mine = ("--selector", f"{RUN_LABEL}={run.name}")
             check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
         trains = any(workload.word == "trainjob" for workload in found)
         runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
         yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
-        wait_s = KILL_WAIT_S if kill else int(run.job.grace) + STOP_MARGIN_S
+        wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", f"{RUN_LABEL}={run.name}", f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
@@ -231,14 +231,19 @@ def _run_name(thing: Mapping[str, Any]) -> str:
 
 
 def _check_query(run: Run, query: LogQuery) -> None:
-    nodes, ranks = run.job.max_nodes, run.job.max_nodes * run.job.gpus
+    nodes, ranks = run.job.max_nodes, run.job.world_size
     if any(node >= nodes for node in query.nodes) or any(rank >= ranks for rank in query.ranks):
         raise no_such_log(run)
 
 
-def _pattern(query: LogQuery) -> str | None:
-    """What a line of these ranks begins with; a node's own lines have no rank."""
-    return rf"^\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] " if query.ranks else None
+def _pattern(run: Run, query: LogQuery) -> str | None:
+    """What a line of these ranks begins with, after the carriage return of a progress bar; None: every line counts.
+
+    A node's own lines have no rank; the lines of a run's only rank have no prefix.
+    """
+    if not query.ranks or run.job.world_size == 1:
+        return None
+    return rf"^.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:

@@ -80,8 +80,8 @@ export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 run_dir+={task}
 export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
-# woken: a signal has ended the wait for srun
-stopped=0 warned=0 told=0 wanted=0 telling=0 woken=0 srun_pid=0
+# signal: which one; woken: a signal has ended the wait for srun
+stopped=0 warned=0 told=0 wanted=0 signal=TERM telling=0 woken=0 srun_pid=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
 end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
   say "$3"
@@ -92,9 +92,10 @@ end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddp
   exit "$1"
 }}
 
-# Slurm's warning (USR1), ddpctl stop (USR2) and scancel (TERM). The ranks are told through their step: a TERM would
-# make srun kill them. scancel has told them itself, and whoever is told twice is killed: only a second stop does that.
-# A trap may run within another one: only the first of them tells.
+# Slurm's warning (USR1), ddpctl stop (USR2), its Ctrl-C (INT) and scancel (TERM). The ranks are told through their
+# step: a TERM would make srun kill them. scancel has told them itself, and whoever is told twice is killed: only a
+# second stop does that. INT is sent to ddprun alone: scancel may signal every process of a step, and the ranks would
+# get it from ddprun as well. A trap may run within another one: only the first of them tells.
 # shellcheck disable=SC2329 # called by the traps
 tell() {{
   woken=1
@@ -103,7 +104,9 @@ tell() {{
   while ((told < wanted)); do
     while [[ ! -s $run_dir/step ]] && kill -0 "$srun_pid" 2>/dev/null; do sleep 0.2; done
     ((told += 1))
-    [[ ! -s $run_dir/step ]] || scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" ||
+    [[ ! -s $run_dir/step ]] ||
+      {{ [[ $signal == INT ]] && timeout 30 srun "${{step[@]}}" --overlap bash -c "$interrupt"; }} ||
+      scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" ||
       kill -USR1 "$srun_pid" || true
   done
   telling=0
@@ -111,6 +114,7 @@ tell() {{
 }}
 trap 'warned=1; say "Slurm will end this job soon: the ranks save"; ((wanted)) || wanted=1; tell' USR1
 trap 'say "stopped on request: the ranks save"; ((stopped += 1)); wanted=$stopped; tell' USR2
+trap 'say "interrupted: the ranks get SIGINT"; ((stopped += 1)); wanted=$stopped signal=INT; tell' INT
 trap '((stopped += 1)); wanted=$stopped; [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] ||
   told=$stopped; tell' TERM
 
@@ -140,7 +144,8 @@ fi
 
 
 def _rendezvous(job: JobSpec) -> str:
-    ranks = str(job.gpus) if job.device == "cpu" else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
+    fixed = job.ranks is not None or job.device == "cpu"  # else one for each GPU that sbatch was given
+    ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$((nodes < {job.min_nodes} ? nodes : {job.min_nodes})):$nodes"
@@ -171,7 +176,12 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
         words = f' "$workdir" {shlex.quote(script)}'
         test = f'{{ cd "$2" && [ -f "$3" ]; }} || lacks {Exit.NO_INPUT:d} "$3: there is no such script in $2"\n'
     return _CHECK.format(
-        not_shared=_NOT_SHARED, needs=test + runtime.needs, on_node=runtime.on_node, exits=Exit, words=words
+        not_shared=_NOT_SHARED,
+        needs=test + runtime.needs,
+        on_node=runtime.on_node,
+        interrupt=runtime.interrupt,
+        exits=Exit,
+        words=words,
     )
 
 
@@ -193,6 +203,14 @@ rm -f "$token"
 
 read -r -d '' on_node <<'NODE' || true
 {on_node}NODE
+read -r -d '' interrupt <<'INTERRUPT' || true
+for _ in {{1..100}}; do # ddprun may not be there yet
+  {interrupt} && exit
+  [ ! -e "$DDP_RUN_DIR/node-$SLURM_NODEID/outcome.json" ] || exit 0
+  sleep 0.1
+done 2>/dev/null
+exit 1
+INTERRUPT
 """
 
 
@@ -203,6 +221,7 @@ def _start(plan: Plan, runtime: Runtime) -> str:
     sharing = runtime.srun and f" \\\n    {runtime.srun}"
     return f"""\
 code={Exit.SAVED_TERM:d}
+[[ $signal == TERM ]] || code={Exit.INTERRUPTED:d}
 if ((!stopped && !warned)); then
   say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $nodes, node 0 at $PET_MASTER_ADDR," \\
     "files in $run_dir"

@@ -29,6 +29,8 @@ WIDTH = 96
 PLAIN = """\
 [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
 """
+# A process of the node sees ddprun's own number also where that is in a container of pyxis or apptainer.
+INTERRUPT = """kill -INT "$(sed -n 's/^ "pid": \\([0-9]*\\),.*/\\1/p' "$DDP_RUN_DIR/node-$SLURM_NODEID/node.json")\""""
 PULL_S = 3600
 # What a container of the engine may have: docker's daemon starts it outside of the job's cgroup.
 _MEMORY = """\
@@ -47,6 +49,7 @@ class Runtime:
     srun: str = ""  # further options of srun
     words: str  # what stands before ddprun's own arguments
     reader: str = "bash"  # what reads on_node
+    interrupt: str = INTERRUPT  # on a node: sends its ddprun SIGINT
 
 
 def handed_in(job: JobSpec) -> tuple[str, ...]:
@@ -255,5 +258,6 @@ kill -KILL "$pipe" 2>/dev/null
 {engine} rm --force "$name" >/dev/null 2>&1
 exit "$code"
 """,
+        interrupt=f'{engine} kill --signal INT "ddpctl-$SLURM_JOB_ID-$SLURM_NODEID" >/dev/null',
         words=BREAK.join((*lines(words), """-c 'exec 3<&0 </dev/null; exec ddprun "$@"' ddprun""")),
     )

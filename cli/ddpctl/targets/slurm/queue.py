@@ -174,20 +174,22 @@ exit 0
 """
 
 _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
-# $1: the job, $2: save or kill, $3: seconds to wait for its end, then folders of runs. 1: it is still there.
+# $1: the job, $2: INT, TERM or KILL, $3: seconds to wait for its end, then folders of runs. 1: it is still there.
 # A run that is killed is left no time for a last word: it is written here.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
-case $how$job in
-  *@*)
-    lives "$job" && kill -USR2 "$pid"
+tell=USR2
+[ "$how" != INT ] || tell=INT
+case $job in
+  @*)
+    lives "$job" && kill -"$tell" "$pid"
     job=${{job#*:}} ;;
   *)
     scancel --quiet --state=PENDING "$job"
-    scancel --quiet --batch --signal=USR2 "$job" ;;
+    scancel --quiet --batch --signal="$tell" "$job" ;;
 esac 2>/dev/null
-if [ "$how" = kill ]; then # the script knows by now, and does not take the job's place in the queue again
+if [ "$how" = KILL ]; then # the script knows by now, and does not take the job's place in the queue again
   for folder in "$@"; do
     task=
     case $folder in */task-*) task=_${{folder##*/task-}} ;; esac
@@ -206,7 +208,7 @@ while :; do
   sleep 1
 done
 for folder in "$@"; do rm -f "$folder/secrets"; done # of a job that never ran, or was killed
-[ "$how" = kill ] && for folder in "$@"; do
+[ "$how" = KILL ] && for folder in "$@"; do
   set -- "$folder"/node-*/outcome.json
   [ -e "$1" ] || {{ mkdir -p "$folder/node-0" && echo '{_KILLED}' >"$folder/node-0/outcome.json"; }}
 done

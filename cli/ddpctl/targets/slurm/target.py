@@ -17,7 +17,7 @@ from ddpctl.launch_plan import Plan, check_script, counted, find_script, look_fo
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.run_store import DiskUsage, Run, RunStatus
 from ddpctl.secrets import read_secrets
-from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.containers import beside
@@ -47,7 +47,7 @@ class SlurmTarget(Target):
     """Jobs of a Slurm cluster."""
 
     kind = "slurm"
-    capabilities = frozenset[Capability]({"discovery", "queue", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "interrupt", "queue", "stop"})
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
@@ -130,13 +130,12 @@ class SlurmTarget(Target):
         (output,) = yield (Command(argv=("sh",), stdin=text, host=self._host, timeout_s=TIMEOUT_S),)
         return read_probe(output, nodes)
 
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
-        """Tell the batch script, which tells the ranks; or cancel the job."""
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
+        """Tell the batch script, which tells the ranks; with KILL cancel the job as well."""
         if not job_of(run):
             return True
-        wait_s = 0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
-        how = "kill" if kill else "save"
-        command = self._ask(queue.STOP, job_of(run), how, f"{wait_s:.0f}", *run_folders(run))
+        wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
+        command = self._ask(queue.STOP, job_of(run), signal, f"{wait_s:.0f}", *run_folders(run))
         (done,) = yield (replace(command, timeout_s=wait_s + 30),)
         if done.returncode > 1:
             raise UnavailableError(f"cannot stop {run.name}: {done.last_line('no answer')}")
@@ -294,7 +293,7 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
             for node in query.nodes:
                 words += [before, f"{path}/{run_files.node_name(node)}/{run_files.NODE_LOG}"]
         for rank in query.ranks:
-            node = rank // run.job.gpus
+            node = rank // run.job.local_world_size
             if not query.nodes or node in query.nodes:
                 file = f"{path}/{run_files.node_name(node)}/{run_files.rank_log(rank)}"
                 words += [f"{before}[node{node} rank{rank}] ", file]

@@ -15,6 +15,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.images import Engine, inspect_line
 from ddpctl.launch_plan import Plan, ddprun_args
 from ddpctl.spec import size_bytes
+from ddpctl.targets import StopSignal
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
@@ -215,16 +216,18 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
     return "\n".join([*lines, "wait $tails"]) + "\n"
 
 
-def signal_container(engine: str, home: str, run: str, node: int, *, kill: bool, wait_s: float, last_word: str) -> str:
+def signal_container(
+    engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
+) -> str:
     """Signal a node's container by its label; whether anything of it is left, as nodectl says it."""
     folder = path_word(run_path(home, run, node_name(node)))
     ours = _labelled(engine, run, node)
     name = container_name(run, node)
-    if kill:
+    if signal == "KILL":
         outcome = f"printf '%s\\n' {shlex.quote(last_word)} >{folder}/{OUTCOME}"
         act = f'if [ -n "$ids" ]; then {engine} rm --force $ids >/dev/null; [ -e {folder}/{OUTCOME} ] || {outcome}; fi'
     else:
-        act = f'[ -z "$ids" ] || {engine} kill --signal TERM $ids >/dev/null 2>&1 || true'
+        act = f'[ -z "$ids" ] || {engine} kill --signal {signal} $ids >/dev/null 2>&1 || true'
     return f"""\
 ids=$({ours}) || exit
 {act}
@@ -235,12 +238,12 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 """
 
 
-def signal_process(options: SshOptions, run: str, node: int, name: str, wait_s: float) -> str:
+def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
     """Signal a node's ddprun; nodectl says whether anything of it is left, and with KILL sees to it."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
-        f"{path_word(options.python)} -P -m ddprun.nodectl signal --signal {name} --wait {wait_s:g} {folder}\n"
+        f"{path_word(options.python)} -P -m ddprun.nodectl signal --signal {signal} --wait {wait_s:g} {folder}\n"
     )
 
 

@@ -23,7 +23,7 @@ from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_
 from ddpctl.run_store import DiskUsage, NodeReport, Run, RunStatus, fold_nodes, node_report
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import JobSpec
-from ddpctl.targets import Capability, LogQuery, Submission, Target, no_such_log
+from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import preflight, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, report
@@ -56,7 +56,7 @@ class SshTarget(Target):
     """Nodes on machines that SSH reaches."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"discovery", "hosts", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "stop"})
 
     options: SshOptions
 
@@ -200,12 +200,12 @@ class SshTarget(Target):
         )
         return tuple(one for node, output in enumerate(outputs) for one in read_probe(output, (node,)))
 
-    def stop(self, run: Run, *, kill: bool, wait: bool = True) -> Verb[bool]:
+    def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""
-        wait_s = 0.0 if not wait else KILL_WAIT_S if kill else run.job.grace + STOP_MARGIN_S
+        wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
         hosts = self._hosts_of(run)
         outputs = yield tuple(
-            self._signal(run, node, host.host, kill=kill, wait_s=wait_s) for node, host in enumerate(hosts)
+            self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in enumerate(hosts)
         )
         failed = [
             f"{host.address} (node {node}): {output.last_line()}"
@@ -225,14 +225,13 @@ class SshTarget(Target):
             run_store.read_disk_usage(output, path, host.address) for host, output in zip(hosts, outputs, strict=True)
         )
 
-    def _signal(self, run: Run, node: int, host: Host, *, kill: bool, wait_s: float) -> Command:
+    def _signal(self, run: Run, node: int, host: Host, signal: StopSignal, *, wait_s: float) -> Command:
         home, engine = self.options.home, self.options.runtime
         if engine == "none":
-            name = "KILL" if kill else "TERM"
-            text = scripts.signal_process(self.options, run.name, node, name, wait_s)
+            text = scripts.signal_process(self.options, run.name, node, signal, wait_s)
         else:
             word = json.dumps(asdict(replace(run_files.KILLED_ON_REQUEST, node=node)))
-            text = scripts.signal_container(engine, home, run.name, node, kill=kill, wait_s=wait_s, last_word=word)
+            text = scripts.signal_container(engine, home, run.name, node, signal, wait_s=wait_s, last_word=word)
         return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:

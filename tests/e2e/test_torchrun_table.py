@@ -1,0 +1,349 @@
+"""What a script observes under torchrun, under ddprun and under ``ddprun --exec``: docs/torchrun.md.
+
+Each case is one launch of a script of torchrun_table/ under each of the three. What the script observes, and what the
+launcher prints and exits with, are the rows. A row that differs needs a reason in REASONS, and no other row has one.
+``--update-wording`` writes the page anew.
+"""
+
+import compileall
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.e2e.driver import ROOT, wait_until
+
+SCRIPTS = Path(__file__).parent / "torchrun_table"
+PAGE = ROOT / "docs/torchrun.md"
+LAUNCHERS = {"torchrun": ["torch.distributed.run"], "ddprun": ["ddprun"], "ddprun --exec": ["ddprun", "--exec"]}
+TIMEOUT_S = 240
+MAX_CHARS = 90  # of a value that is shown as it is
+# Python's, this machine's or this checkout's: compared, and not shown.
+NOT_SHOWN = (
+    "atexit callbacks at the start",
+    "gc.get_threshold()",
+    "hash('a') with PYTHONHASHSEED=7",
+    "sys.flags",
+    "sys.getrecursionlimit()",
+    "names in `__main__`",
+    "resource limits",
+    "sys.meta_path",
+    "sys.path[1:]",
+    "torch.manual_seed(7); torch.rand(1)",
+    "multiprocessing start method",
+    "nice",
+    "umask",
+    "warnings.filters",
+)
+STDIN = b"p answer + 1\nc\nthe first line\nthe second line\nno final newline"
+# torchrun's own lines: a warning is a line, after an error or a traceback of its own nothing of a rank follows.
+TORCHRUN_LINES = re.compile(
+    r"^[WI]\d{4} [^\n]*torch/distributed/[^\n]*\n"
+    r"|^(E\d{4} [^\n]*torch/distributed/|Traceback [^\n]*\n  File \"<frozen runpy>\").*",
+    re.M | re.S,
+)
+DDPRUN_LINES = re.compile(r"^\[node0\] .*\n", re.M)
+FAILED_RANK = re.compile(r"^  rank +: (\d+) |^\[node0\] .*?rank (\d+) on node 0 ", re.M)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One launch: ``command`` follows the launcher and its options."""
+
+    command: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    stdin: bytes = b""
+    env: Mapping[str, str] = field(default_factory=dict)
+    ddprun_options: tuple[str, ...] = ()
+    stop: signal.Signals | None = None  # sent to the launcher once the script is ready
+
+
+CASES = {
+    "one rank": Case(
+        command=("probe.py", "--epochs", "3", ""),
+        stdin=STDIN,
+        env={"EXTRA": "é=1", "PYTHONWARNINGS": "default::DeprecationWarning", "PET_NNODES": "1"},
+    ),
+    "output": Case(command=("./output.py",)),
+    "children": Case(command=("children.py",)),
+    "two ranks": Case(
+        command=("two_ranks.py",),
+        options=("--nproc-per-node", "2"),
+        ddprun_options=("--no-prefix",),
+        env={"OMP_NUM_THREADS": "1"},
+    ),
+    "a script elsewhere, sys.exit(3)": Case(
+        command=("elsewhere/above_torch.py", "x"),
+        env={"PYTHONHASHSEED": "7", "PYTHONOPTIMIZE": "1"},
+    ),
+    "a module, sys.exit('text')": Case(command=("end", "text"), options=("-m",)),
+    "a package, sys.exit(300)": Case(command=("package", "300"), options=("-m",)),
+    "a folder, sys.exit(-1)": Case(command=("folder", "-1")),
+    "a zip file, os._exit(5)": Case(command=("zipped.zip", "os._exit")),
+    "a .pyc file, an exception": Case(command=("compiled.pyc", "raise")),
+    "a relative import, a broken excepthook": Case(command=("end.py", "relative import")),
+    "a link, Ctrl-C of itself": Case(command=("link.py", "interrupt"), options=("--max-restarts", "0")),
+    "SIGSEGV": Case(command=("end.py", "segmentation fault")),
+    "SIGKILL": Case(command=("end.py", "kill")),
+    "a program without Python": Case(
+        command=("sh", "-c", 'echo "$RANK of $WORLD_SIZE"; read -r line; echo "$line" >&2; exit 7'),
+        options=("--no-python",),
+        stdin=b"from stdin\n",
+    ),
+    "SIGTERM to the launcher": Case(command=("end.py", "wait"), stop=signal.SIGTERM),
+}
+
+# Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
+OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
+AGAIN = "ddprun starts killed ranks again, until three attempts in a row made no progress; then it exits with 75."
+OWN_STORE = (
+    "Under ddprun a single rank serves its own store, so that processes that it spawns can meet at a port of their own."
+)
+IMPORTED = "A forked rank has the libraries that ddprun has imported already."
+REASONS = {
+    "exit code of the launcher": OWN_CODE,
+    "SIGKILL: exit code of the launcher": AGAIN,
+    "SIGKILL: stdout": AGAIN,
+    "SIGSEGV: stderr": "ddprun sets PYTHONFAULTHANDLER, so the rank prints its stacks.",
+    "output: a process that the rank leaves behind lives on": "No process of a run outlives ddprun.",
+    "children: mp.spawn of two processes that train": OWN_STORE,
+    "children: stderr": OWN_STORE,
+    "one rank: TORCHELASTIC_USE_AGENT_STORE": OWN_STORE,
+    "one rank: modules at the start": IMPORTED,
+    "one rank: atexit callbacks at the start": IMPORTED,
+    "one rank: warnings.filters": IMPORTED,
+    "one rank: gc.get_freeze_count() > 0": "What is imported before a fork is frozen, which leaves its pages shared.",
+    "one rank: sys.orig_argv": "torchrun gives Python -u, ddprun sets PYTHONUNBUFFERED: children have it, too.",
+    "one rank: sys.meta_path": "A finder gives a forked rank the torch that ddprun has imported.",
+    "one rank: its parent is the launcher": "The ranks' parent is a supervisor, which ends them if ddprun is killed.",
+    "one rank: signal at the parent's death": "A rank does not outlive its parent, also where that is killed.",
+    "one rank: oom_score_adj is the launcher's": "Where memory runs out, the kernel is to end a rank and not ddprun.",
+    "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
+    "one rank: MASTER_ADDR": "The address of the loopback needs no name service.",
+    "one rank: OMP_NUM_THREADS": "ddprun shares the cores among the ranks; torchrun sets 1, for several ranks.",
+    "one rank: PET_NNODES": "They are for ddprun: a launcher that the script starts must not take them for its own.",
+    "one rank: TORCHELASTIC_MAX_RESTARTS": "Without --max-restarts ddprun starts killed ranks again.",
+    "one rank: TORCHELASTIC_SIGNALS_TO_HANDLE": "ddprun hands on all signals that ask for a stop.",
+    "one rank: further variables": "ddprun names the network interface and the files of metrics, events, heartbeats.",
+    "two ranks: hash('a') differs from rank to rank": "Forked ranks have one hash seed: a set has one order in all.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A launch that is over."""
+
+    code: int
+    stdout: str
+    stderr: str  # without the launcher's own lines
+    failed_rank: str  # as the launcher names it
+    ranks: list[dict[str, Any]]  # what each has observed
+
+
+def prepare(folder: Path) -> None:
+    """Copy the scripts, in all forms in which Python starts them."""
+    shutil.copytree(SCRIPTS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "sitecustomize.py").write_text("import builtins\nbuiltins.customized = True\n")
+    for other in ("elsewhere", "folder"):
+        (folder / other).mkdir()
+        shutil.copy(folder / "facts.py", folder / other)
+    (folder / "above_torch.py").rename(folder / "elsewhere/above_torch.py")
+    shutil.copy(folder / "package/__main__.py", folder / "folder")
+    with zipfile.ZipFile(folder / "zipped.zip", "w") as archive:
+        archive.write(folder / "package/__main__.py", "__main__.py")
+        archive.write(folder / "facts.py", "facts.py")
+    assert compileall.compile_file(folder / "end.py", quiet=1, legacy=True)
+    (folder / "end.pyc").rename(folder / "compiled.pyc")
+    (folder / "link.py").symlink_to("end.py")
+
+
+def launch(case: Case, launcher: str, folder: Path) -> Ended:
+    """Run a case under a launcher in a folder of its own."""
+    prepare(folder)
+    launcher_words = [*LAUNCHERS[launcher], *(case.ddprun_options if launcher != "torchrun" else ())]
+    words = [sys.executable, "-m", *launcher_words, *case.options, *case.command]
+    with tempfile.TemporaryDirectory() as temporary:  # a short path, as sockets need it
+        env = {name: os.environ[name] for name in ("HOME", "PATH") if name in os.environ}
+        env |= {"LANG": "C.UTF-8", "TMPDIR": temporary, **case.env}
+        env["PYTHONPATH"] = f"{os.environ['PYTHONPATH']}{os.pathsep}{folder}"  # for sitecustomize
+        with subprocess.Popen(
+            ["/bin/sh", "-c", 'LAUNCHER_PID=$$ exec "$@"', "sh", *words],
+            cwd=folder,
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as process:
+            try:
+                if case.stop:
+                    ready = folder / "facts-0.json"
+                    wait_until(lambda: ready.exists() and '"ready"' in ready.read_text(), "the script", TIMEOUT_S)
+                    process.send_signal(case.stop)
+                out, err = process.communicate(case.stdin, TIMEOUT_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def plain(text: str) -> str:
+        for place, word in places(folder, temporary).items():
+            text = text.replace(place, word)
+        return re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
+
+    print(f"==== {launcher}\n", out, err.decode(errors="replace"))
+    said = plain(err.decode("utf-8", "backslashreplace"))
+    ranks = [json.loads(plain(path.read_text())) for path in sorted(folder.glob("facts-*.json"))]
+    if (kept := folder / "kept.txt").exists():
+        ranks[0]["a file that is written and not closed"] = kept.read_text()
+    failed = FAILED_RANK.findall(said)
+    return Ended(
+        code=process.returncode,
+        stdout=plain(out.decode("utf-8", "backslashreplace")),
+        stderr=(TORCHRUN_LINES if launcher == "torchrun" else DDPRUN_LINES).sub("", said),
+        failed_rank=f"rank {''.join(failed[-1])}" if failed else "none",
+        ranks=ranks,
+    )
+
+
+def places(folder: Path, temporary: str) -> dict[str, str]:
+    """Return the paths of this machine, each with the word for it."""
+    venv = {sys.executable: "PYTHON", sys.prefix: "VENV"}
+    return {str(folder): "FOLDER", temporary: "TMP", **venv, str(ROOT): "REPO", sys.base_prefix: "PREFIX"}
+
+
+def observed_by_ranks(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the ranks observed, by name: a value, or those of both ranks where they differ."""
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    values = {name: [rank.get(name) for rank in ranks] for name in names}
+    return {name: found[0] if found.count(found[0]) == len(found) else found for name, found in values.items()}
+
+
+def end_grandchild(pid: int) -> bool:
+    """Whether a process that a rank has left behind lives; it is ended."""
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if process.status() != psutil.STATUS_ZOMBIE:
+            process.kill()
+            return True
+    return False
+
+
+def observe(case: Case, ended: Ended) -> dict[str, Any]:
+    """Return each behaviour of a launch, by its name."""
+    seen = observed_by_ranks(ended.ranks)
+    if "grandchild" in seen:
+        seen["a process that the rank leaves behind lives on"] = end_grandchild(seen.pop("grandchild"))
+    streams = {"stdout": ended.stdout, "stderr": ended.stderr}
+    if case.options[:1] == ("--nproc-per-node",):  # they write at the same time
+        for name, text in streams.items():
+            streams[name] = "\n".join(sorted(line for line in text.splitlines() if f" to {name}" in line))
+    beginning, *parts = re.split(r"\n== (.*)\n", streams["stdout"])
+    seen["stdout"] = beginning
+    seen |= {f"stdout: {name}": text for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    seen["stderr"] = streams["stderr"]
+    seen["exit code of the launcher"] = ended.code
+    seen["rank that failed, as the launcher names it"] = ended.failed_rank
+    return seen
+
+
+def rows_of(name: str, case: Case, ends: Mapping[str, Ended]) -> dict[str, list[str]]:
+    """Return the cells of each behaviour: one if it is the same under all launchers, else theirs and the reason."""
+    observed = [observe(case, ended) for ended in ends.values()]
+    draws = [seen.pop("draws", {}) for seen in observed]
+    rows = {}
+    for behaviour in dict.fromkeys(key for seen in observed for key in seen):
+        values = [seen.get(behaviour, "not observed") for seen in observed]
+        cells = ["(value)" if behaviour in NOT_SHOWN else _cell(value) for value in values]
+        if values.count(values[0]) == len(values):
+            rows[behaviour] = [cells[0]]
+        else:
+            rows[behaviour] = [*cells, REASONS.get(f"{name}: {behaviour}", REASONS.get(behaviour, ""))]
+    for draw in draws[0]:
+        values = [drawn[draw] for drawn in draws]
+        rows[draw] = ["another in each run"] if len({*values}) == len(values) else [*map(str, values), ""]
+    return {f"{name}: {behaviour}": cells for behaviour, cells in rows.items()}
+
+
+def _cell(value: object) -> str:
+    """Return a value as a cell of the page: a long text only as what it is."""
+    text = value if isinstance(value, str) else "None" if value is None else json.dumps(value, ensure_ascii=False)
+    text = text.replace("\r", "␍").replace("\n", "␊").replace("|", "¦").strip(" ")
+    text = re.sub(r"[\x00-\x1f\x7f]", lambda found: f"\\x{ord(found[0]):02x}", text) or "empty"
+    is_long = len(text) > MAX_CHARS and not isinstance(value, list)
+    return {dict: "(values)"}.get(type(value), "(text)") if is_long else text
+
+
+HEAD = """\
+# What a script observes under torchrun and under ddprun
+
+Written by `tests/e2e/test_torchrun_table.py`, which runs the same scripts under `torchrun`, `ddprun` and
+`ddprun --exec`, and fails if a behaviour differs without a reason. {same} behaviours are the same under all three,
+{different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page anew.
+
+`FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line; `(text)` and `(value)` stand for what is long,
+or is Python's or the machine's. Two ranks run with `--no-prefix`.
+
+"""
+
+
+def page_of(rows: Mapping[str, list[str]]) -> str:
+    different = [f"| {' | '.join([name, *cells])} |" for name, cells in rows.items() if len(cells) > 1]
+    same = [f"| {name} | {cells[0]} |" for name, cells in rows.items() if len(cells) == 1]
+    lines = [
+        "## What differs",
+        "",
+        f"| launch: behaviour | {' | '.join(LAUNCHERS)} | why |",
+        "|---" * 5 + "|",
+        *different,
+    ]
+    lines += ["", "## What is the same", "", "| launch: behaviour | under all three |", "|---|---|", *same]
+    return HEAD.format(same=len(same), different=len(different)) + "\n".join(lines) + "\n"
+
+
+def rows_of_page() -> dict[str, list[str]]:
+    lines = PAGE.read_text().splitlines() if PAGE.exists() else []
+    table = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")]
+    return {cells[0]: cells[1:] for cells in table if not cells[0].startswith("launch: ")}
+
+
+def case_of(row: str) -> str:
+    return next(name for name in CASES if row.startswith(f"{name}: "))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_script_observes(name: str, tmp_path: Path, pytestconfig: pytest.Config) -> None:
+    case = CASES[name]
+    with ThreadPoolExecutor(len(LAUNCHERS)) as threads:
+        running = {one: threads.submit(launch, case, one, tmp_path / one.replace(" ", "")) for one in LAUNCHERS}
+        ends = {one: future.result() for one, future in running.items()}
+    rows = rows_of(name, case, ends)
+    old = rows_of_page()
+    if pytestconfig.getoption("--update-wording"):
+        kept = {row: cells for row, cells in old.items() if case_of(row) != name} | rows
+        PAGE.write_text(page_of({row: kept[row] for one in CASES for row in kept if case_of(row) == one}))
+        old = rows_of_page()
+    unexplained = {row: cells for row, cells in rows.items() if not cells[-1]}
+    assert unexplained == {}
+    assert {row: cells for row, cells in old.items() if case_of(row) == name} == rows
+    superfluous = [row for row, cells in rows.items() if len(cells) == 1 and row in REASONS]
+    assert superfluous == []
+
+
+def test_the_page_has_each_reason() -> None:
+    rows = rows_of_page()
+    assert PAGE.read_text() == page_of(rows)
+    assert len(rows) >= 60
+    assert {cells[-1] for cells in rows.values() if len(cells) > 1} == {*REASONS.values()}

@@ -1,0 +1,120 @@
+"""ddprun's stdout and stderr: what ranks and ddprun itself print, written by one thread.
+
+The reader may be slow or stuck (a paused terminal): text waits in a bounded queue. When it is full, text is left out,
+and counted, so that the training is not blocked.
+"""
+
+import contextlib
+import os
+import queue
+import select
+import threading
+import time
+from collections import deque
+
+MAX_QUEUED_TEXTS = 10_000
+READER_TIMEOUT_S = 1.0
+NUM_LAST_LINES = 15
+
+
+class Console:
+    """ddprun's stdout and stderr, written by one thread, which ``start`` starts."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
+        self._num_dropped = 0
+        self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # of the ranks' lines
+        self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
+        self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_one_place(self) -> bool:
+        """Whether stdout and stderr lead to the same file, pipe or terminal."""
+        return self._files[1] == self._files[2]
+
+    def start(self) -> None:
+        """Start the thread that writes the queued texts. Not earlier: a process that forks must not have threads."""
+        with self._starting:
+            if not self._thread:
+                self._thread = threading.Thread(target=self._run, name="console", daemon=True)
+                self._thread.start()
+
+    def log(self, text: str) -> None:
+        """Write a line of ddprun's own to stderr."""
+        self.put(2, f"[{self._name}] {text}\n".encode())
+
+    def log_now(self, text: str) -> None:
+        """Write it in this thread, before ``start``, as long as the streams do not block."""
+        self.log(text)
+        with contextlib.suppress(OSError, ValueError):  # a stream is closed
+            while not self._thread and self._texts.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:
+                self._write()
+
+    def put(self, descriptor: int, text: bytes, source: object = None) -> None:
+        """Queue ``text`` of ``source``: a rank's stream; None: ddprun itself, which writes whole lines.
+
+        If the queue is full, wait a second for the reader, but only once while it is stuck. Where a line of another
+        source is unfinished, ``text`` begins on a new line.
+        """
+        try:
+            self._texts.put((descriptor, text, source), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
+        except queue.Full:
+            self._num_dropped += text.count(b"\n") or 1
+            return
+        if source is not None:
+            self._last.extend(text.splitlines(keepends=True))
+        if self._num_dropped:
+            note = f"[{self._name}] {self._num_dropped} lines were left out here; the ranks' logs have them\n"
+            with contextlib.suppress(queue.Full):
+                self._texts.put_nowait((2, note.encode(), None))
+                self._num_dropped = 0
+
+    def recently_shown(self, line: str) -> bool:
+        """Whether ``line`` is among the last lines of the ranks."""
+        return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all is written, unless the reader takes nothing for ``timeout_s``; then say what is left out."""
+        self.start()
+        left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+        while left and time.monotonic() < deadline:
+            time.sleep(0.005)
+            if self._texts.unfinished_tasks != left:
+                left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
+        lost = self._num_dropped + left
+        if lost and select.select([], [2], [], 0)[1]:
+            note = (
+                f"[{self._name}] {lost} pieces of output were left out: nothing read them; the ranks' logs have them\n"
+            )
+            with contextlib.suppress(OSError):
+                os.write(2, note.encode())
+
+    def _run(self) -> None:
+        while True:
+            self._write()
+
+    def _write(self) -> None:
+        descriptor, text, source = self._texts.get()
+        file = self._files[descriptor]
+        if self._unfinished.get(file) not in (None, source):
+            text = b"\n" + text
+        self._unfinished[file] = None if text.endswith(b"\n") else source
+        with contextlib.suppress(OSError):  # the reader is gone: only the files remain
+            while text:
+                try:
+                    text = text[os.write(descriptor, text) :]
+                except BlockingIOError:  # whoever has the same pipe or terminal open has made it non-blocking
+                    select.select([], [descriptor], [])
+        self._texts.task_done()
+
+
+def _file_of(descriptor: int) -> object:
+    """Return what is the same for two descriptors that lead to the same file, pipe or terminal."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return descriptor
+    return found.st_dev, found.st_ino

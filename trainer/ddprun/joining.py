@@ -1,0 +1,210 @@
+"""How a node reaches node 0 and, where no launcher numbers the nodes, its number. Without torch in this process.
+
+torchrun's line with --rdzv-backend=c10d is the same on every node. There node 0 is the node that has the endpoint's
+address, of several on one machine the one that takes the port first. Each other node claims the lowest free number in
+node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its ddprun lives.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+
+from ddprun import machine, network, preflight, processes
+from ddprun.errors import NodeError, config_error, node_error
+from ddprun.node_config import UNNUMBERED, NodeConfig
+from ddprun.preflight import PreflightReport, Route, node_label
+from ddpwire.exits import Exit
+from ddpwire.run_files import read_outcome
+
+TOKEN = uuid.uuid4().hex  # of this ddprun: no other has it
+PROGRESS_INTERVAL_S = 5.0
+POLL_S = 0.05
+FULL_POLL_S = 1.0  # while all numbers are claimed
+CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
+
+
+class Wait:
+    """One wait for other nodes: its limit and its progress lines."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        log: Callable[[str], None],
+        *,
+        extra_s: float = 0.0,
+        check_stop: Callable[[], None] = lambda: None,
+        pause: Callable[[str], None] = lambda _: time.sleep(POLL_S),
+    ) -> None:
+        self._log, self._check_stop, self._pause = log, check_stop, pause
+        self._started = time.monotonic()
+        self._limit_s = config.join_timeout_s + extra_s
+        self._log_at_s = PROGRESS_INTERVAL_S
+
+    @property
+    def passed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._started
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until its limit."""
+        return max(0.0, self._limit_s - self.passed_s)
+
+    def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
+        """Whether the limit has passed; else sleep a little, and log every few seconds which nodes are ``missing``.
+
+        The sleep ends when ``key`` is set.
+        """
+        self._check_stop()
+        if self.passed_s >= self._limit_s:
+            return True
+        if missing and self.passed_s >= self._log_at_s:
+            self._log_at_s += PROGRESS_INTERVAL_S
+            reason = f" ({why})" if why else ""
+            self._log(f"waiting for {format_nodes(missing)}: {self.passed_s:.0f} of {self._limit_s:g} s{reason}")
+        self._pause(key)
+        return False
+
+
+def format_nodes(nodes: tuple[int, ...]) -> str:
+    """Name nodes in messages."""
+    *most, last = map(str, nodes)
+    return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
+
+
+def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
+    """Return the error for nodes that did not come in time."""
+    message = f"{format_nodes(missing)} of {config.max_nodes} did not come within {config.join_timeout_s:g} s"
+    return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
+
+
+def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
+    """Return why node 0's port cannot be reached at the moment; empty: something listens there."""
+    address, port = route.address, config.master_port
+    try:
+        network.check_reachable(address, port, timeout_s=timeout_s)
+    except OSError as error:
+        return f"{node_label(config.node_rank)} ({route.own}): {network.describe_error(error, address, port)}"
+    return ""
+
+
+def run_facts(config: NodeConfig) -> dict[str, str]:
+    """Return what the claims of all nodes of a run have in common."""
+    return {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
+
+
+def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
+    """Raise NodeError if node 0's claim is that of another run."""
+    who = "this node" if config.node_rank == UNNUMBERED else f"node {config.node_rank}"
+    for name, value in run_facts(config).items():
+        if value != node_0[name]:
+            raise config_error(f"the {name} of {who} is {value}, but node 0's is {node_0[name]}")
+
+
+def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
+    """Return the configuration with this node's number. Raises NodeError.
+
+    ``log`` gets progress lines. ``preload`` imports what speeds up a claim; it is called where another node is node 0.
+    """
+    config = replace(config, master_addr=_address_on_network(config))
+    route = preflight.find_route(config, PreflightReport(log, quiet=True))
+    if _becomes_host(config, route):
+        return replace(config, node_rank=0)
+    preload()
+    wait, said_full = Wait(config, log, pause=lambda key: time.sleep(FULL_POLL_S if key else POLL_S)), False
+    while True:
+        reason = why_unreachable(config, route, wait.left_s)
+        number = None if reason else _claim_number(config, route)
+        if number:
+            return replace(config, node_rank=number)
+        if number is None:
+            reason = reason or f"{route.address}:{config.master_port} closed the connection"
+        elif not said_full:
+            said_full = True
+            log(f"the run has all of its {config.max_nodes} nodes: this one waits for the place of a lost node")
+        if reason and said_full:  # it would be node 0 of the same training once more
+            raise _full_error(config)
+        if wait.is_over((0,) if reason else (), reason, key="" if reason else "full"):
+            raise absent_error(config, (0,), reason) if reason else _full_error(config)
+        if reason and _becomes_host(config, route):  # its ddprun has ended
+            return replace(config, node_rank=0)
+
+
+def _becomes_host(config: NodeConfig, route: Route) -> bool:
+    """Whether this ddprun is node 0, because the address is this machine's and the port is free."""
+    is_here = machine.is_loopback(route.address) or network.interface_of(route.address) is not None
+    try:
+        return is_here and config.may_host and network.lock_port(route.address, config.master_port)
+    except OSError as error:
+        message = network.describe_taken_port(route.address, config.master_port, error)
+        raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
+
+
+def _full_error(config: NodeConfig) -> NodeError:
+    message = f"the run has all of its {config.max_nodes} nodes, and this is one more"
+    return config_error(message, hint="start fewer, or give all of them a larger --nnodes")
+
+
+def _address_on_network(config: NodeConfig) -> str:
+    """Return the endpoint's host; if it is this machine's name and means the loopback here, this machine's address."""
+    host = config.master_addr
+    names = [name.partition(".")[0] for name in (host, socket.gethostname())]
+    if names[0] == names[1] and not machine.is_loopback(host):
+        with contextlib.suppress(OSError):
+            if machine.is_loopback(network.resolve(host, timeout_s=preflight.RETRY_S)):
+                return network.default_address() or "127.0.0.1"
+    return host
+
+
+def _claim_number(config: NodeConfig, route: Route) -> int | None:
+    """Claim the lowest free number. 0: there is none; None: node 0 has not answered. Raises NodeError.
+
+    In a fork: the client of a store may wait forever, and this process must not have a thread yet (fork_server.py).
+    """
+    read, write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                signal.signal(number, signal.SIG_DFL)
+            processes.die_with_parent(parent)
+            os.write(write, json.dumps(_claim(config, route)).encode())
+        finally:
+            os._exit(0)  # never return into ddprun's own frames
+    os.close(write)
+    try:
+        ready, _, _ = select.select([read], [], [], CLAIM_TIMEOUT_S)
+        answer = json.loads(os.read(read, 1 << 16) or "{}") if ready else {}
+    finally:
+        os.close(read)
+        processes.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    if "outcome" in answer:
+        raise NodeError(read_outcome(json.dumps(answer["outcome"])))
+    return int(answer["node"]) if "node" in answer else None
+
+
+def _claim(config: NodeConfig, route: Route) -> dict[str, object]:
+    from ddprun import stores
+
+    try:
+        control = stores.connect_to_node_0(route.address, config.master_port)
+        check_same_run(config, stores.decode("claim/0", control.get("claim/0"), dict))
+        value = json.dumps({"token": TOKEN} | run_facts(config))
+        for node in range(1, config.max_nodes):
+            if control.compare_set(f"claim/{node}", "", value).decode() == value:
+                return {"node": node}
+        return {"node": 0}
+    except NodeError as error:
+        return {"outcome": asdict(error.outcome)}
+    except RuntimeError:  # node 0 has ended meanwhile
+        return {}

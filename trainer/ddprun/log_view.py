@@ -1,0 +1,202 @@
+"""How a rank's output is shown on ddprun's console.
+
+``View`` shows nothing, ``RawView`` each byte as it comes (one rank), ``LineView`` whole lines with their origin
+(several ranks): progress bars once a second, and the lines of a crash as ``LogFilter`` decides.
+"""
+
+import re
+
+from ddprun.console import Console
+from ddpwire.merged_output import last_state
+
+MAX_LINE_BYTES = 1 << 16  # the longest line that is kept together
+PROGRESS_S = 1.0  # between two states of a progress bar
+HELD_POLL_S = 0.5  # how often held lines are checked
+HOLD_S = 8.0  # a rank may take 2 s to exit after its traceback, and the decision 2 s more; machines are busy
+MAX_HELD_LINES = 2000  # a rank that prints so much does not crash
+CRASH_START = re.compile(
+    rb"(\[rank\d+\]: ?)*((  \+ Exception Group )?Traceback \(most recent call last\):|terminate called )"
+    rb"|\[rank\d+\]:\[E"
+)
+TRACEBACK = b"Traceback (most recent call last):"
+
+
+class View:
+    """Shows nothing of one stream of a rank."""
+
+    num_suppressed = 0  # lines that were not shown since they are consequences of another rank's failure
+
+    def accept(self, data: bytes, now: float) -> None:
+        """Take what the rank has written; nothing: it was the end."""
+
+    def tick(self, now: float) -> None:
+        """Show what has waited until ``now``."""
+
+    def due(self, now: float) -> float | None:
+        """Return in how many seconds ``tick`` is to be called; None: not before the next ``accept``."""
+
+    def suppress(self) -> None:
+        """Show no more: what follows are consequences of another rank's failure."""
+
+    def release(self) -> None:
+        """Show all that is held, and hold nothing from now on."""
+
+
+class RawView(View):
+    """Shows each byte as it comes: the only rank that is shown, or the one that is debugged."""
+
+    def __init__(self, console: Console, descriptor: int, source: object) -> None:
+        self._console = console
+        self._descriptor = descriptor
+        self._source = source
+
+    def accept(self, data: bytes, now: float) -> None:  # noqa: ARG002
+        """Show it."""
+        if data:
+            self._console.put(self._descriptor, data, self._source)
+
+
+class LineView(View):
+    """Shows whole lines, and the last state of an unfinished line that a progress bar overwrites with ``\\r``."""
+
+    def __init__(self, console: Console, descriptor: int, prefix: bytes, rank: int) -> None:
+        self._console = console
+        self._descriptor = descriptor
+        self._prefix = prefix
+        self._rank = rank
+        self._filter = LogFilter()
+        self._rest = b""
+        self._shown_state = b""  # that of the unfinished line; empty: none
+        self._shown_at = 0.0
+
+    @property
+    def num_suppressed(self) -> int:  # type: ignore[override]
+        """How many lines were not shown."""
+        return self._filter.num_suppressed
+
+    def accept(self, data: bytes, now: float) -> None:
+        """Show the lines that are complete."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES and b"\r" in self._rest:
+            self._rest = b"\r" + last_state(self._rest)
+        if len(self._rest) > MAX_LINE_BYTES or (self._rest and not data):
+            lines, self._rest = [*lines, self._rest], b""
+        self._show(self._filter.accept([shown for line in lines for shown in visible_lines(line)], now))
+        self.tick(now)
+
+    def tick(self, now: float) -> None:
+        """Show lines that were held long enough, and the bar's last state."""
+        self._show(self._filter.release_due(now))
+        if self._has_state and now >= self._shown_at + PROGRESS_S:
+            self._put(last_state(self._rest), b"", now)
+
+    def due(self, now: float) -> float | None:
+        """Return the seconds until held lines are checked or a state is shown."""
+        waits = [HELD_POLL_S] if self._filter.is_holding else []
+        if self._has_state:
+            waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
+        return min(waits, default=None)
+
+    def suppress(self) -> None:
+        """Show no more."""
+        self._filter.suppress()
+
+    def release(self) -> None:
+        """Show the held lines."""
+        self._show(self._filter.release())
+
+    @property
+    def _has_state(self) -> bool:
+        return b"\r" in self._rest and self._filter.is_open and last_state(self._rest) not in (b"", self._shown_state)
+
+    def _show(self, lines: list[bytes]) -> None:
+        for line in lines:
+            self._put(strip_torch_prefix(line, self._rank), b"\n", 0.0)
+
+    def _put(self, text: bytes, end: bytes, now: float) -> None:
+        """Show a line, or (without an end) a state, in place of the state that is shown."""
+        before = self._shown_state
+        padding = b" " * (len(before.decode(errors="replace")) - len(text.decode(errors="replace")))
+        start = b"\r" if before or not end else b""
+        self._console.put(self._descriptor, start + self._prefix + text + padding + end, self)
+        self._shown_state, self._shown_at = (b"", self._shown_at) if end else (text, now)
+
+
+def visible_lines(line: bytes) -> list[bytes]:
+    """Return what a terminal shows of a line: its last state, and apart from it a traceback that begins after a bar."""
+    state = last_state(line)
+    if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
+        return [state.removesuffix(TRACEBACK), TRACEBACK]
+    return [state]
+
+
+def strip_torch_prefix(line: bytes, rank: int) -> bytes:
+    """Return a rank's line without torch's own prefix ``[rank3]: ``, since ddprun adds its own.
+
+    torch adds it once more for each default process group that the rank has made.
+    """
+    return re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)
+
+
+class LogFilter:
+    """Holds back the lines of a crash until it is known which rank failed first. Pure.
+
+    When one rank fails, its peers lose their connections and each prints a traceback about it before the first failure
+    is known: seven of eight tracebacks are consequences, and they hide the cause. So from the first line of a crash on,
+    a rank's lines are held back from the console. The decision releases those of the rank that failed first, right
+    before the reason, and leaves the others in their files. If no decision comes in time (the script caught its error,
+    or several ranks did) all lines are shown. Lines before a crash are never held, and none when a run is stopped.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []
+        self._until: float | None = None  # None: nothing is held
+        self._suppressed = self._released = False
+        self.num_suppressed = 0
+
+    def accept(self, lines: list[bytes], now: float) -> list[bytes]:
+        """Take new lines; return those that may be shown now."""
+        if self._suppressed:
+            self.num_suppressed += len(lines)
+            return []
+        if self._released:
+            return lines
+        if self._until is None:
+            first = next((number for number, line in enumerate(lines) if CRASH_START.match(line)), None)
+            if first is None:
+                return lines
+            self._until = now + HOLD_S
+            self._held = lines[first:]
+            return lines[:first]
+        self._held += lines
+        return self.release_due(now)
+
+    def release_due(self, now: float) -> list[bytes]:
+        """Return the held lines if they have been held long enough."""
+        if self._until is not None and (now > self._until or len(self._held) > MAX_HELD_LINES):
+            return self._release()
+        return []
+
+    def _release(self) -> list[bytes]:
+        held, self._held, self._until = self._held, [], None
+        return held
+
+    def suppress(self) -> None:
+        """Drop the held lines and all that follow: they are consequences of another rank's failure."""
+        self.num_suppressed += len(self._release())
+        self._suppressed = True
+
+    def release(self) -> list[bytes]:
+        """Return the held lines; hold none from now on. Suppressed lines stay suppressed."""
+        self._released = True
+        return self._release()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a line that came now would be shown at once."""
+        return not self._suppressed and self._until is None
+
+    @property
+    def is_holding(self) -> bool:
+        """Whether lines are held."""
+        return self._until is not None

@@ -1,0 +1,141 @@
+"""The process groups that a forked rank makes: whether it makes one, and two ranks that claim the same place.
+
+A script that starts its own ranks does so on every rank: then two processes claim one place in the same world, and
+neither group ever forms. The second to claim it is told so. Known are the ranks that are forked (fork_server.py), what
+they fork, and what they start with torch.multiprocessing.spawn; a process of another program is not.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, quote, urlsplit
+
+from ddprun import compat
+from ddpwire import names
+from ddpwire.heartbeat import HEARTBEAT_FILE
+from ddpwire.run_files import GROUP_SUFFIX
+
+USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank serves the store, the agent does
+OWN_STORE = "DDP_SCRIPT_STORE"  # set where that was changed, since the address is the script's own
+RUN_ID = "TORCHELASTIC_RUN_ID"
+GUIDE = "docs/your_script.md"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlace:
+    """A rank and the store that ddprun serves for it; also in the processes that the rank starts."""
+
+    rank: str
+    pid: int  # the rank's own
+    store_port: str
+    run_id: str  # of torch elastic: another one is that of an agent that the script has started
+    claims: Path  # a folder of this node and attempt: a link for each place that a process has claimed
+
+    def watch(self) -> None:
+        """Check each place before a process group is made, here and in the processes that are started from here."""
+        compat.before_rendezvous(self.check)
+        module: Any = importlib.import_module("torch.multiprocessing.spawn")
+        start = module.start_processes
+
+        @functools.wraps(start)
+        def start_processes(fn: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
+            can_import = PathFinder.find_spec("ddprun") is not None  # the script may have changed sys.path
+            return start(StartedByRank(place=self, main=fn) if can_import else fn, *args, **kwargs)
+
+        module.start_processes = start_processes  # torch.multiprocessing.spawn calls it, too
+        importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
+
+    def check(self, url: object, rank: object, world_size: object) -> None:
+        """Claim a place in a world. Raises RuntimeError if a process of another rank of this node has it."""
+        parts = urlsplit(url) if isinstance(url, str) else None
+        if parts is None or parts.scheme not in ("env", "tcp"):
+            return
+        environ = os.environ
+        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script has said who serves
+            return
+        if environ.get(RUN_ID) != self.run_id:
+            return
+        address = parts.netloc or f"{environ.get(names.MASTER_ADDR)}:{environ.get(names.MASTER_PORT)}"
+        place, size = (
+            parse_qs(parts.query).get(key, [environ.get(variable, "") if given in (-1, None) else str(given)])[0]
+            for key, given, variable in (("rank", rank, names.RANK), ("world_size", world_size, names.WORLD_SIZE))
+        )
+        is_own_store = address.rpartition(":")[2] != self.store_port
+        # At ddprun's store groups of one do not meet, and ranks may exchange their places after a while.
+        is_sole_place = is_own_store or (size != "1" and os.getpid() != self.pid)
+        if is_sole_place and (other := self._claim(f"{place} of {size} at {address}")):
+            raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
+        environ[USE_AGENT_STORE] = str(not is_own_store)  # where no agent serves, the group's rank 0 is to
+        if is_own_store:
+            environ[OWN_STORE] = "1"
+        else:
+            environ.pop(OWN_STORE, None)
+
+    def _describe(self, other: str, place: str) -> str:
+        first, second = sorted((self.rank, other), key=int)
+        if os.getpid() == self.pid:
+            return (
+                f"ranks {first} and {second} both call init_process_group as {place}: leave rank and world_size out, "
+                f"the environment says them ({GUIDE})"
+            )
+        return (
+            f"ranks {first} and {second} both start ranks of their own: run the script as one rank (ddpctl launch "
+            f"--ranks 1, ddprun --nproc-per-node 1); two processes call init_process_group as {place} ({GUIDE})"
+        )
+
+    def _claim(self, place: str) -> str:
+        """Claim a place; return the rank whose process has it already, if that is another's and alive."""
+        link = self.claims / quote(f"group {place}", safe="")
+        try:
+            link.symlink_to(f"{self.rank}.{os.getpid()}")
+        except FileExistsError:
+            with contextlib.suppress(OSError, ValueError):
+                rank, pid = os.readlink(link).split(".")  # noqa: PTH115 (it leads nowhere)
+                if rank != self.rank and Path(f"/proc/{pid}").exists():
+                    return rank
+        except OSError:  # the disk is full, or the folder is gone: not known
+            pass
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartedByRank:
+    """The function of a process that a rank starts with torch.multiprocessing.spawn; pickled with its rank's place."""
+
+    place: RankPlace
+    main: Callable[..., None]
+
+    def __call__(self, *args: Any) -> None:
+        """Run it, and check its process groups."""
+        self.place.watch()
+        self.main(*args)
+
+
+def watch_process_groups(env: Mapping[str, str]) -> None:
+    """Check the process groups of a forked rank that is not alone."""
+    if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
+        RankPlace(
+            rank=env[names.RANK],
+            pid=os.getpid(),
+            store_port=env[names.MASTER_PORT],
+            run_id=env[RUN_ID],
+            claims=Path(env[HEARTBEAT_FILE]).parent,
+        ).watch()
+
+
+def record_process_group(env: Mapping[str, str]) -> None:
+    """Write a file beside the rank's heartbeat once the rank makes a process group."""
+    path = env.get(HEARTBEAT_FILE)
+
+    def record() -> None:
+        with contextlib.suppress(OSError):
+            Path(f"{path}{GROUP_SUFFIX}").touch()
+
+    if path and not compat.before_process_group(record):
+        record()  # not known: as if it had made one

@@ -1,0 +1,87 @@
+"""The error that ended a rank, in a line: from its error file, else from the end of its log."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpwire.run_files import rank_error, rank_log, read_error
+
+TAIL_BYTES = 1 << 14
+MAX_ERROR_CHARS = 200
+NUM_TRACEBACK_LINES = 200
+MAX_LINES_AFTER = 20  # the end of a message, a hint, what atexit prints; after more the script has gone on
+HEADER = "Traceback (most recent call last):"
+# Its header, also after a progress bar, or the end of rich's box; not that of an exception inside of another one.
+TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
+EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
+SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
+
+
+def last_lines(path: Path, num_lines: int) -> list[str]:
+    """Return the last lines of a log; none if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-num_lines:]
+    except OSError:
+        return []
+
+
+def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True) -> str:
+    """Return, in a line, the error that ended a rank with ``status``; empty: it left none.
+
+    It is in the rank's error file. A rank that was executed, and does not use torch's ``record``, has none: then it is
+    the last traceback of the log, if Python has exited with 1, as it does after an uncaught exception. Where lines
+    follow the traceback, or the rank has chosen its exit code, the script has caught the exception, or may have: so
+    the text says where it is from. Where the log's lines are not ``in_order`` of their writing, it is not known.
+    """
+    message = read_error(node_dir / rank_error(rank))
+    if message:
+        return _shorten(first_words(message.splitlines()))
+    if status != 1 or not in_order:
+        return ""
+    log = last_lines(node_dir / rank_log(rank), NUM_TRACEBACK_LINES)
+    lines = [re.sub(r"^(\[rank\d+\]: ?)+", "", line) for line in log]  # torch's prefix
+    start = find_exception(lines)
+    if start is None:
+        return ""
+    error = first_words(lines[start:])
+    later = [line for line in lines[start + 1 :] if line.strip() and not line[0].isspace()]
+    if len(later) > MAX_LINES_AFTER:
+        return ""
+    ended_it = message is None and not later
+    return _shorten(error if ended_it else f"the last traceback in its log: {error}")
+
+
+def find_exception(lines: Sequence[str]) -> int | None:
+    """Return where the last uncaught exception of a log is: the line after its traceback; None: there is none."""
+    for start in range(len(lines) - 1, -1, -1):
+        if TRACEBACK.match(lines[start]):
+            after = range(start + 1, len(lines))
+            return next((number for number in after if EXCEPTION.match(lines[number])), None)
+        if SYNTAX_ERROR.match(lines[start]) and start and lines[start - 1].startswith("    "):
+            return start  # of the script itself: Python prints no header
+    return None
+
+
+def first_words(lines: Sequence[str]) -> str:
+    """Return an error's message in a line: its first line, and what that announces.
+
+    A first line that ends with a colon announces the next one. The error of a DataLoader's worker and of a spawned
+    process holds the traceback of that process, NCCL's ends with "Last error:" and its text.
+    """
+    words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
+    if not words:
+        return ""
+    header = next((number for number, line in enumerate(lines) if line.endswith(HEADER)), len(lines))
+    inner = next((number for number in range(header, len(lines)) if EXCEPTION.match(lines[number])), None)
+    if inner is not None:
+        return f"{words[0].rstrip('.:')}: {first_words(lines[inner:])}"
+    first = f"{words[0]} {words[1]}" if words[0].endswith(":") and len(words) > 1 else words[0]
+    if "Last error:" in words[1:-1]:
+        first = f"{first}: {words[words.index('Last error:') + 1]}"
+    return first
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[: MAX_ERROR_CHARS - 1]}…"

@@ -1,0 +1,80 @@
+"""The script's first import of torch in a forked rank, which has torch already.
+
+Until then sys.modules is without torch, as in an executed rank; then the same modules are put back. In between the
+script may have set variables that torch reads while it is imported, in code whose source script_environment.py does not
+read (an installed package): that is said, since it has no effect.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ddprun.script_environment import is_read_later
+from ddpwire import names
+
+
+class FirstTorchImport(MetaPathFinder, Loader):
+    """A finder for sys.meta_path that gives back the torch that was taken out of sys.modules."""
+
+    def __init__(self) -> None:
+        self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] == "torch"}
+        self._environ = dict(os.environ)
+        self._is_used = False
+        self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
+
+    def install(self) -> None:
+        """Take torch out of sys.modules until it is imported. It must be there."""
+        for name in self._modules:
+            del sys.modules[name]
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> ModuleSpec | None:
+        """Find torch; its submodules are imported after it, and are back by then."""
+        if fullname != "torch" or self._is_used:
+            return None
+        real = self._spec
+        spec = ModuleSpec(fullname, self, origin=real.origin, is_package=True)
+        spec.submodule_search_locations = [*(real.submodule_search_locations or ())]
+        spec.has_location, spec.cached = real.has_location, real.cached
+        return spec
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what torch's own loader has: its source, its data."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._spec.loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Put all of torch's modules back."""
+        self._is_used = True
+        with contextlib.suppress(ValueError):  # the script has wrapped the finders
+            sys.meta_path.remove(self)
+        sys.modules.update(self._modules)
+        return self._modules[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Restore what importlib has replaced; say which variables have come too late."""
+        module.__spec__ = self._spec
+        late = changed_variables(self._environ, dict(os.environ))
+        if late and os.environ.get(names.LOCAL_RANK) == "0":
+            print(
+                f"ddprun: {', '.join(late)} changed before torch was imported, in code whose source ddprun does not "
+                f"read: without effect on torch, which was imported once for all ranks; --exec lets it count",
+                file=sys.stderr,
+            )
+
+
+def changed_variables(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Return the variables that differ and that a library may read while it is imported."""
+    names = sorted({name for name, _ in before.items() ^ after.items()})
+    return [name for name in names if not is_read_later(name)]

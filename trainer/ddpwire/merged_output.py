@@ -1,0 +1,106 @@
+"""The output of several sources on one stream: whole lines, and what is unfinished, such as a progress bar.
+
+The text of a lone source is passed on as it comes. Of several, the last state of a progress bar is shown, at most once
+a second each, and any other line when it is whole; text of one begins a new line after an unfinished one of another.
+A bar is a line whose states are separated by carriage returns. Standard library only.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+STATE_INTERVAL_S = 1.0
+
+
+class MergedOutput:
+    """A stream, by the function that writes to it, and the sources that have it in common.
+
+    ``num_sources``: how many there will be, where that is known; 0: as many as are added.
+    """
+
+    def __init__(self, write: Callable[[bytes], object], *, num_sources: int = 0) -> None:
+        self.write = write
+        self.num_sources = num_sources
+        self.lock = threading.Lock()
+        self.sources: set[Source] = set()  # those that are open
+        self.unfinished: Source | None = None  # the one whose line is at the end of the stream
+
+    def add_source(self, mark: Callable[[bytes], bytes] | None = None) -> "Source":
+        """Return a new source. ``mark`` makes a line bear its origin; such a line is not passed on unless whole."""
+        source = Source(self, mark)
+        with self.lock:
+            self.sources.add(source)
+        return source
+
+
+class Source:
+    """One source of a ``MergedOutput``."""
+
+    def __init__(self, output: MergedOutput, mark: Callable[[bytes], bytes] | None) -> None:
+        self._output, self._mark = output, mark
+        self._rest = b""  # the unfinished line, as far as it is still needed
+        self._begun = False  # whether a part of it has been written
+        self._state = b""  # the state of a bar that was written last
+        self._state_at = -STATE_INTERVAL_S
+
+    def add(self, data: bytes) -> None:
+        """Take what has come; nothing: a state that has waited for its time may be written."""
+        with self._output.lock:
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            text = b"".join([*map(self._end_line, lines), self._show_unfinished()])
+            if text:
+                self._output.write(text)
+
+    def close(self) -> None:
+        """End the source, and its last line."""
+        with self._output.lock:
+            if self._rest or self._begun:
+                self._output.write(self._end_line(self._rest))
+            self._rest = b""
+            self._output.sources.discard(self)
+
+    @property
+    def _passes_on(self) -> bool:
+        return self._mark is None and max(self._output.num_sources, len(self._output.sources)) == 1
+
+    def _end_line(self, line: bytes) -> bytes:
+        begun, self._begun = self._begun, False
+        if begun and self._output.unfinished is self:
+            self._output.unfinished = None
+            if self._passes_on or b"\r" not in line:
+                return line + b"\n"
+            state = last_state(line)
+            return b"\n" if state == self._state else b"\r" + self._marked(state) + b"\n"
+        text = last_state(line) if begun else line
+        return self._start_line() + self._marked(text) + b"\n"
+
+    def _show_unfinished(self) -> bytes:
+        if not self._rest:
+            return b""
+        if self._passes_on:
+            text, self._rest = self._rest, b""
+        else:
+            state, now = last_state(self._rest), time.monotonic()
+            is_new = not self._begun or state != self._state
+            if b"\r" not in self._rest or not state or not is_new or now - self._state_at < STATE_INTERVAL_S:
+                return b""
+            self._rest = b"\r" + state + b"\r" * self._rest.endswith(b"\r")
+            self._state, self._state_at = state, now
+            text = b"\r" * (self._output.unfinished is self) + self._marked(state)
+        if self._output.unfinished is not self:
+            text = self._start_line() + text
+        self._begun, self._output.unfinished = True, self
+        return text
+
+    def _start_line(self) -> bytes:
+        start = b"\n" if self._output.unfinished else b""
+        self._output.unfinished = None
+        return start
+
+    def _marked(self, line: bytes) -> bytes:
+        return self._mark(line) if self._mark else line
+
+
+def last_state(line: bytes) -> bytes:
+    """Return what a terminal shows of a line after its carriage returns."""
+    return line.rstrip(b"\r").rpartition(b"\r")[2]
