@@ -53,7 +53,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(tmp_path: Path, verb: st
 
 
 def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(INTERRUPTED.replace("sleep(1)", "sleep(100)"))
+    (tmp_path / "script.py").write_text(INTERRUPTED.read_text().replace("sleep(1)", "sleep(100)"))
     attached = start("launch", "--name", "night", "--", str(tmp_path / "script.py"))
     assert attached.stdout is not None
     for word in ("ready", "interrupted"):
