@@ -38,7 +38,7 @@ check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the ch
 	$(BIN)/python -m pytest --quiet tests/test_specs.py
 
 specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
-	PYTHONPATH=. $(BIN)/python tests/test_specs.py
+	PYTHONPATH=.:cli:trainer $(BIN)/python tests/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
 	$(BIN)/python -m pytest tests/cluster -n 3 -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"

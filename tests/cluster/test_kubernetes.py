@@ -65,7 +65,7 @@ def cluster(namespace: tuple[Cluster, bool], monkeypatch: pytest.MonkeyPatch, tm
     for name, value in KEPT.items():
         monkeypatch.setenv(name, value)
     yield namespace[0]
-    for run in [path.name for path in (tmp_path / "runs").glob("*")]:
+    for run in [path.name for path in (tmp_path / "runs").glob("[!.]*")]:
         ddpctl("stop", "--kill", run, timeout=300)
         assert namespace[0].left_of(run) == ""
 

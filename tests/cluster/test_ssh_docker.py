@@ -164,6 +164,35 @@ def test_ctrl_c_twice_kills(lab: Lab) -> None:
     assert lab.containers() == ""
 
 
+def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
+    """Ranks 1 and 2 do not catch it."""
+    project = lab.folder / "project"
+    project.mkdir()
+    shutil.copy(lab.folder / "ddpctl.yaml", project)
+    shutil.copy(Path(__file__).parents[1] / "e2e/scripts/interrupted.py", project / "script.py")
+    argv = lab.laptop.command(*CLI, "launch", "--name", "interrupted", "--", "script.py")
+    launched = subprocess.Popen(argv, env=lab.variables, cwd=project, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT, text=True, start_new_session=True)  # fmt: skip
+    assert launched.stdout is not None
+    lines: list[str] = []
+    while sum(line.endswith("] ready\n") for line in lines) < 4:
+        lines.append(launched.stdout.readline())
+        assert lines[-1], "".join(lines)
+    launched.send_signal(signal.SIGINT)
+    said, _ = launched.communicate(timeout=120)
+    assert launched.returncode == 130, said
+    assert "run interrupted stopped, exit code 130" in said
+    assert lab.containers() == ""
+    for rank in range(4):
+        run = lab.docks[rank // 2].box.home / ".ddpctl/runs/interrupted"
+        log = (run / f"node-{rank // 2}/rank-{rank}.log").read_text()
+        if rank in (0, 3):
+            assert log == "ready\ninterrupted\nsaved\n"
+        else:
+            assert log.startswith("ready\nTraceback ")
+            assert log.endswith("\nKeyboardInterrupt\n")
+
+
 def refusal(lab: Lab) -> list[str]:
     done = lab.ddpctl("launch", "--name", "never", timeout=60)
     assert done.returncode in (69, 78), done.stderr

@@ -4,6 +4,7 @@
 """
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -61,6 +62,9 @@ def test_an_answer_that_was_not_recorded(kind: type[DdpctlError], stderr: str, w
     wording(error)
 
 
+RECORDED = datetime(2026, 11, 20, 9, 8, tzinfo=UTC).timestamp()  # before the recorded pods' graces end
+
+
 def states() -> dict[str, tuple[dict[str, Any], list[Any], list[Any]]]:
     """Every recorded state: the job, the pods and the warnings of the same name."""
     jobs = {path.stem: json.loads(path.read_text()) for path in DATA.glob("jobs/*.json")}
@@ -105,7 +109,7 @@ def _warnings(events: dict[str, list[Any]], job: dict[str, Any], pods: list[Any]
 def line_of(job: dict[str, Any], pods: list[Any], events: list[Any]) -> str:
     roles = job["spec"].get("pytorchReplicaSpecs", {})
     run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"), master="Master" in roles)
-    state = fold(run, PYTORCHJOB, job, pods, events, young=False)
+    state = fold(run, PYTORCHJOB, job, pods, events, now=RECORDED)
     code = "" if state.code is None else f" {int(state.code)}"
     return " | ".join([f"{state.state}{code}", state.message, *(report.note for report in state.nodes)])
 
@@ -113,3 +117,45 @@ def line_of(job: dict[str, Any], pods: list[Any], events: list[Any]) -> str:
 @pytest.mark.parametrize("name", sorted(states()))
 def test_what_is_said_of_a_state(name: str) -> None:
     assert line_of(*states()[name]) == sentences("state")[name]
+
+
+def test_a_pod_that_outlives_its_grace_names_its_machine(wording: Wording) -> None:
+    job, pods, events = states()["terminating"]
+    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
+    state = fold(run, PYTORCHJOB, job, pods, events, now=RECORDED + 3600)
+    assert state.state == "rendezvous"
+    wording(state.message)
+
+
+def test_a_deleted_job_is_stopping_while_it_has_pods(wording: Wording) -> None:
+    job, pods, _ = states()["running"]
+    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
+    state = fold(run, PYTORCHJOB, None, pods, [], now=RECORDED)
+    assert (state.state, state.ended, state.code) == ("stopping", False, None)
+    wording(state.message)
+
+
+def test_pods_that_have_succeeded_before_their_job_says_so(wording: Wording) -> None:
+    job, pods, _ = states()["succeeded"]
+    running = {**job, "status": {"conditions": [{"type": "Running", "status": "True"}]}}
+    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
+    state = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
+    assert (state.state, state.ended) == ("stopping", False)
+    wording(state.message)
+
+
+QUOTA = (
+    'Error from server (Forbidden): pods "x-worker-0" is forbidden: exceeded quota: team, '
+    "requested: pods=1,requests.cpu=2, used: pods=4,requests.cpu=8, limited: pods=4,requests.cpu=8"
+)
+SECRETS = (
+    'Error from server (Forbidden): error when creating "STDIN": secrets is forbidden: User "ann" cannot create '
+    'resource "secrets" in API group "" in the namespace "ml"'
+)
+
+
+@pytest.mark.parametrize("text", [QUOTA, SECRETS], ids=["two quotas", "secrets"])
+def test_what_a_refusal_says(text: str, wording: Wording) -> None:
+    error = error_of(Output(returncode=1, stderr=text))
+    assert type(error) is ConfigError
+    wording(error)

@@ -114,6 +114,18 @@ def test_a_train_job_is_judged_when_its_runtime_is_there() -> None:
     ]
 
 
+def test_a_train_job_whose_runtime_is_not_seen_yet_is_made_again() -> None:
+    unseen = Output(returncode=1, stderr='admission webhook "v" denied the request: specified trainingRuntime must be '
+                    "created before the TrainJob is created")  # fmt: skip
+    before = ((VIEW,), (OK,), (OK, OK, OK), (OK, OK))
+    asked, submission = submit(*before, (unseen,), (OK,), (unseen,), (OK,), (UID,), (OK, OK), workload="trainjob")
+    assert [lines(step)[0] for step in (asked[5], asked[7])] == ["sleep 1", "sleep 2"]
+    assert [kinds(asked[number]) for number in (4, 6, 8)] == [["TrainJob"]] * 3
+    assert submission.handle["workload"] == "trainjob"
+    with pytest.raises(ConfigError):
+        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK,), workload="trainjob")
+
+
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
 
 

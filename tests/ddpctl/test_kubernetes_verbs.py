@@ -154,6 +154,14 @@ def test_stop_deletes_the_job_and_all_that_belongs_to_it(wording: Wording) -> No
     wording(error.value)
 
 
+def test_stop_of_a_train_job_leaves_its_runtime_until_the_job_is_gone() -> None:
+    run = replace(RUN, handle={**RUN.handle, "workload": "trainjob"})
+    asked, _ = play(TARGET.stop(run, signal="TERM"), [(OK,), (OK, OK), (OK,), (OK,)])
+    named = "digits-otter --ignore-not-found --wait=false"
+    assert lines(asked[0]) == [f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {named} --cascade=background"]
+    assert lines(asked[1])[1] == f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {named}"
+
+
 def test_ctrl_c_is_a_sigterm_and_says_so(wording: Wording) -> None:
     asked, said = [], []
 

@@ -89,6 +89,15 @@ def items(output: Output) -> list[dict[str, Any]]:
 # are those of kubectl 1.32 and Kubernetes 1.32 (tests/data/kubernetes/bad).
 
 
+def _quota(asked: str, used: str, allowed: str) -> str:
+    """Each exhausted resource of a quota; ``asked``, ``used``, ``allowed``: ``pods=1,requests.cpu=2``."""
+    numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
+    return ", ".join(
+        f"{name}: {number} asked for, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
+        for name, number in numbers[0].items()
+    )
+
+
 _SLOW = "the cluster does not answer in time: is it up, is a VPN missing?"
 # The cluster cannot be asked at all.
 _AWAY: tuple[tuple[str, _Make], ...] = (
@@ -151,10 +160,16 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
         ),
     ),
     (
-        r"exceeded quota: (\S+), requested: (\S+)=(\S+), used: \S+=(\S+), limited: \S+=(\S+)",
+        r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)",
         lambda m: (
-            f"the namespace's quota {m[1]} is used up: {m[2]}: {m[3]} asked for, {m[4]} used, {m[5]} allowed: "
-            "ask for less, or wait for other jobs"
+            f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: ask for less, or wait for other jobs"
+        ),
+    ),
+    (
+        r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?",
+        lambda m: (
+            f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: k8s/rbac-secrets.yaml is the "
+            "Role for jobs with secrets, and env_secrets takes a Secret that is there"
         ),
     ),
     (
@@ -276,3 +291,8 @@ def is_absent(answer: Output) -> bool:
     """Whether the cluster says that it has no such object or API."""
     absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
     return answer.returncode != 0 and absent
+
+
+def misses_runtime(answer: Output) -> bool:
+    """Whether the webhook of Kubeflow Trainer does not see yet the TrainingRuntime that a TrainJob names."""
+    return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr

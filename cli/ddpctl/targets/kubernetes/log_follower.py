@@ -21,7 +21,7 @@ from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
-from ddpctl.targets.kubernetes.status import fold, has_ended, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, newest_pods, unexplained
 from ddpwire.exits import Exit
 
 POLL_S = 2.0
@@ -134,13 +134,13 @@ def main() -> int:
         answered = time.monotonic()
         job, pods = next(iter(items(found[0])), None), items(found[1])
         follower.follow_started(newest_pods(workload, pods, master=task.master))
-        young = time.time() - task.created < 10
+        young = time.time() - task.created < YOUNG_S
         if has_ended(job) and not (job is None and young):
             follower.finish(timeout_s=30.0)
             return Exit.OK
         asked = unexplained(workload, job, pods, task.nodes)
         events = [event for name in asked for event in items(_ask(_events_of(kubectl, name)))]
-        state = fold(run, workload, job, pods, events, young=young)
+        state = fold(run, workload, job, pods, events, now=time.time())
         if state.message != said_last:
             said_last = state.message
             print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)

@@ -97,6 +97,7 @@ class Workload:
     before: Callable[[Draft], tuple[Object, ...]]  # what must be there when the job comes
     pod: Callable[[Draft], Object]  # the template, for a dry run of it as a bare Pod
     node: Callable[[Mapping[str, Any], bool], int]  # from a pod's metadata, and whether there is a Master: its node
+    cascade: str = "foreground"  # of kubectl delete: the job is there until its pods have ended
 
 
 def metadata_of(draft: Draft) -> Object:
@@ -282,6 +283,9 @@ WORKLOADS: Mapping[str, Workload] = {
             before=lambda draft: (_training_runtime(draft),),
             pod=_train_pod,
             node=_index,
+            # In the foreground its runtime goes first, and the webhook then refuses each update of the TrainJob, also
+            # the one that removes its finalizer: it would stay for ever.
+            cascade="background",
         ),
         Workload(
             word="job",

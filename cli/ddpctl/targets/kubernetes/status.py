@@ -6,6 +6,7 @@ The states are those that Kubernetes 1.32 answered (tests/data/kubernetes/pods a
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from signal import SIGSEGV
 from typing import Any, Literal
 
@@ -20,6 +21,8 @@ Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
 _Make = Callable[[re.Match[str]], str]
 LONGEST = 240  # of what the cluster says itself
+YOUNG_S = 10.0  # how long a launch may take from its record to its job
+OVERDUE_S = 60.0  # a pod that still exists so long after its grace is on a machine that does not answer, or hangs
 # What a code means that is not ddprun's own.
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
@@ -72,8 +75,8 @@ class PodReport:
     unexplained: bool = False  # only its events can say why
 
 
-def report(pod: Object, container: str, events: Sequence[Object] = ()) -> PodReport:
-    """A pod, in one sentence."""
+def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
+    """A pod, in one sentence, at the time ``now``."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
     state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
@@ -88,7 +91,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = ()) -> PodRep
     if status.get("reason") == "Evicted":
         return result("failed", _evicted(status.get("message", "")), ill=True)
     if "deletionTimestamp" in pod["metadata"]:
-        return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
+        return _ending(pod, now, result)
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
         return result("waiting", words or "its container is being made", ill=bool(words), unexplained=not words)
@@ -103,6 +106,19 @@ def report(pod: Object, container: str, events: Sequence[Object] = ()) -> PodRep
         again = f", started again {_times(restarts)}; before, {_ended(last)}" if restarts and last else ""
         return result("running", f"running{again}")
     return _not_started(pod, result)
+
+
+def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
+    """A pod that was deleted: the deletion's time stamp is when its grace ends."""
+    name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
+    if now - datetime.fromisoformat(end).timestamp() < OVERDUE_S:
+        return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
+    machine = pod.get("spec", {}).get("nodeName", "unknown")
+    words = (
+        f"should have ended at {end}: does its machine {machine} answer? A lost machine's pod is replaced once it is "
+        f"deleted: kubectl delete pod {name} --force --grace-period=0"
+    )
+    return result("stopping", words, ill=True)
 
 
 def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
@@ -250,12 +266,12 @@ def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], 
 
 
 def fold(
-    run: Run, workload: Workload, job: Object | None, pods: Sequence[Object], events: Sequence[Object], *, young: bool
+    run: Run, workload: Workload, job: Object | None, pods: Sequence[Object], events: Sequence[Object], *, now: float
 ) -> RunStatus:
-    """One run's status."""
+    """One run's status at the time ``now``."""
     master = bool(run.options.get("master"))
     by_pod = {
-        node: report(pod, workload.container, [one for one in events if _is_of(one, pod)])
+        node: report(pod, workload.container, [one for one in events if _is_of(one, pod)], now)
         for node, pod in newest_pods(workload, pods, master=master).items()
     }
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
@@ -269,8 +285,10 @@ def fold(
         return status
 
     if job is None:
-        if young:
+        if now - run.created < YOUNG_S:
             return result("starting", "the cluster has not seen it yet")
+        if any(pod.phase in ("waiting", "running", "stopping") for pod in by_pod.values()):
+            return result("stopping", f"the {workload.kind} is deleted, and its pods are ending")
         return result(
             "stopped",
             f"the {workload.kind} is not in the cluster any more: it was stopped, deleted, or its time (keep) "
@@ -306,11 +324,19 @@ def _counted(pods: Mapping[int, PodReport], run: Run) -> str:
 
 def _state(pods: Mapping[int, PodReport], nodes: int) -> State:
     running = sum(pod.phase == "running" for pod in pods.values())
+    if _all_succeeded(pods, nodes):
+        return "stopping"
     return "training" if running == nodes else "rendezvous" if running else "starting"
+
+
+def _all_succeeded(pods: Mapping[int, PodReport], nodes: int) -> bool:
+    return sum(pod.phase == "succeeded" for pod in pods.values()) == nodes
 
 
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
     """The worst that there is to say of a job that goes on."""
+    if _all_succeeded(pods, run.job.max_nodes):
+        return f"all pods have ended with exit code 0; the {workload.kind} has not yet"
     for pod in pods.values():
         if pod.ill:
             return f"{pod.name}: {pod.words}"
@@ -320,7 +346,7 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     restarts = sum(pod.restarts for pod in pods.values())
     again = f", {restarts} restart{'s' * (restarts != 1)} so far" if restarts else ""
     if any(pod.phase == "stopping" for pod in pods.values()):
-        return f"{_counted(pods, run)}{again}: a pod is being replaced"
+        return f"{_counted(pods, run)}{again}: a pod is ending, and is replaced when it is gone"
     if not pods and "Restarting" in conditions(job):
         return f"the {workload.kind} is making new pods for those that failed"
     if not pods:

@@ -26,6 +26,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     find_cluster,
     is_absent,
     items,
+    misses_runtime,
     workload_of,
 )
 from ddpctl.targets.kubernetes.manifests import WORKLOADS, Workload
@@ -39,17 +40,17 @@ from ddpctl.targets.kubernetes.options import (
     name_problem,
 )
 from ddpctl.targets.kubernetes.pod import RUN_LABEL, Draft, Object, checkpoint_dir, dump, needs_project
-from ddpctl.targets.kubernetes.status import fold, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
 from ddpctl.text import one_line
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.run_files import NODE_LOG, node_name
 
-YOUNG_S = 10.0  # how long a launch may take from its record to its job
 STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
 KILL_WAIT_S = 30
 COMPANIONS = "configmaps,secrets,services,networkpolicies.networking.k8s.io"
 LOG_LINES = 2000
+RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to make a TrainJob whose runtime was made a moment before
 MOST_NAMES = 10
 
 
@@ -106,10 +107,7 @@ class KubernetesTarget(Target):
                 kubectl.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}") for name in asked
             )
             events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
-        return [
-            fold(run, workload, jobs.get(run.name), pods[run.name], events, young=now - run.created < YOUNG_S)
-            for run in runs
-        ]
+        return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the pods' logs, from before a restart as well; follow them through restarts to the job's end."""
@@ -164,7 +162,8 @@ class KubernetesTarget(Target):
         quietly = ("--ignore-not-found", "--wait=false")
         found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
         jobs = yield tuple(
-            kubectl.run("delete", workload.resource, run.name, *quietly, "--cascade=foreground") for workload in found
+            kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
+            for workload in found
         )
         if run.handle:
             check(*jobs)
@@ -383,6 +382,8 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
     _check(draft, workload)
     lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
     lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
+    if workload.word == "trainjob":
+        lines.append("# If Trainer's webhook does not see the runtime yet, and refuses the TrainJob: apply it again.")
     return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
 
@@ -463,7 +464,11 @@ def _make(
     if commands:
         check(*(yield tuple(commands)))
     job = workload.job(draft)
-    (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
+    for pause_s in (*RUNTIME_PAUSES_S, None):
+        (made,) = yield (kubectl.create(dump((job,)), output="jsonpath={.metadata.uid}"),)
+        if pause_s is None or not misses_runtime(made):
+            break
+        yield (Command(argv=("sleep", str(pause_s))),)
     check(made)
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.name, "uid": made.stdout.strip()}
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
