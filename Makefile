@@ -29,6 +29,7 @@ check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the ch
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests bench
 	$(BIN)/lint-imports
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
 	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint
