@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
+CORES := $(shell getconf _NPROCESSORS_ONLN)
 
 .PHONY: demo test e2e check specs wording cluster cluster-k8s bench bench-train bench-gpu dist sbom lock help clean
 
@@ -17,10 +18,10 @@ demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
 
 test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
-	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN)
+	$(BIN)/python -m pytest -n $(CORES)
 
 e2e: $(VENV)/.dev  ## whole trainings, restarts, notebooks and benchmarks in their smallest form
-	$(BIN)/python -m pytest -n $$(getconf _NPROCESSORS_ONLN) -m e2e
+	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e
 
 wording: $(VENV)/.dev  ## write the golden files of messages anew, of TESTS="FILE ...", else of the quick tests
 	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))
@@ -29,6 +30,7 @@ check: $(VENV)/.dev  ## style, types, who may import whom, shell scripts, the ch
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests bench
 	$(BIN)/lint-imports
 	git ls-files | grep -E '(\.(sh|sbatch)|^\.ci/run)$$' | xargs $(BIN)/shellcheck
 	git ls-files | grep -E '(^|/)Dockerfile$$' | xargs $(BIN)/hadolint
@@ -41,7 +43,7 @@ specs: $(VENV)/.dev  ## write the checked-in specs anew from examples/
 	PYTHONPATH=.:cli:trainer $(BIN)/python tests/test_specs.py
 
 cluster: $(VENV)/.dev  ## the tests against real servers; what is missing is skipped by name
-	$(BIN)/python -m pytest tests/cluster -n 3 -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
+	$(BIN)/python -m pytest tests/cluster -n $$(($(CORES) * 2)) -o timeout=900 -o addopts="--import-mode=importlib --strict-markers -ra"
 
 cluster-k8s: $(VENV)/.dev  ## the suite on the Kubernetes cluster that KUBECONFIG names, with the image DDPCTL_TEST_IMAGE
 	$(BIN)/python -m pytest tests/cluster/test_kubernetes.py -o addopts="--import-mode=importlib --strict-markers -ra"

@@ -46,8 +46,8 @@ def training(steps: int, options: tuple[str, ...] = ()) -> list[str]:
 def rate(commands: list[list[str]]) -> float:
     """Images/s of these ranks together."""
     environ = os.environ | {"OMP_NUM_THREADS": "1"}
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = [subprocess.Popen(command, env=environ, **pipe) for command in commands]
+    pipe, mixed = subprocess.PIPE, subprocess.STDOUT
+    ranks = [subprocess.Popen(one, env=environ, stdout=pipe, stderr=mixed, text=True) for one in commands]
     try:
         outs = [rank.communicate(timeout=TIMEOUT_S)[0] for rank in ranks]
     finally:

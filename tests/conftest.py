@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.wording import Wording, program_of, read, write
 
-KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS")
+KEPT = ("HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV", "CI", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
 
 
 def pytest_configure() -> None:
@@ -28,6 +28,8 @@ def pytest_configure() -> None:
     for name in os.environ.get("PYTEST_IGNORES", "").split():  # xdist's workers are children, too
         signal.signal(signal.Signals[name], lambda *_: None)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    # Threads of OpenMP that wait for each other do not spin: tests run side by side, and spinning takes their cores.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -10,20 +10,44 @@ from tests.cluster import docker_lab
 from xdist.scheduler import LoadScopeScheduling
 
 PATH = os.environ["PATH"]
+# Tests of these files need no server of another test: each may run in any worker.
+ALONE = ("test_exact.py", "test_faults.py", "test_monitoring.py", "test_prometheus.py")
+# What takes longest begins first, in this order; the faults, many and short, fill the end. A worker is given the next
+# test before its last one ends: so what is long and alone stands between files of several tests.
+FIRST = ("docker", "test_slurm.py", "test_provision.py", "[models]", "test_srun.py", "[moments]", "test_ssh.py",
+         "[ranks]", "test_operator_environment.py", "test_monitoring.py")  # fmt: skip
+
+
+def scope_of(nodeid: str) -> str:
+    """Who shares a server has one worker; a Docker is shared by all who want one."""
+    file = nodeid.partition("::")[0]
+    if "docker_env" in (Path(__file__).parents[2] / file).read_text():
+        return "docker"
+    return nodeid if file.endswith(ALONE) else file
+
+
+def order_of(nodeid: str) -> int:
+    scope = scope_of(nodeid)
+    if "test_faults.py" in scope:
+        return len(FIRST) + 1
+    return next((number for number, part in enumerate(FIRST) if part in scope), len(FIRST))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest first."""
+    items.sort(key=lambda item: order_of(item.nodeid))
 
 
 class ByServer(LoadScopeScheduling):
-    """With several workers (make cluster): who shares a server has one; a Docker is shared by all who want one."""
+    """With several workers (make cluster)."""
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        if "docker_env" in (Path(__file__).parents[2] / file).read_text():
-            return "docker"
-        return nodeid if file.endswith("test_faults.py") else file
+        return scope_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByServer:
     """See pytest-xdist. (Its own groups, --dist loadgroup of 3.8, are not seen by pytest 9.2.)"""
+    config.option.loadscopereorder = False  # else: by the number of tests
     return ByServer(config, log)
 
 

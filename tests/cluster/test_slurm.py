@@ -145,7 +145,9 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank_and_no_requeue(site: Sit
 
 
 def test_a_second_ctrl_c_kills(site: Site) -> None:
-    (site.folder / "script.py").write_text(INTERRUPTED.replace("sleep(2)", "sleep(300)").replace('"12"', '""'))
+    (site.folder / "script.py").write_text(
+        INTERRUPTED.read_text().replace("sleep(2)", "sleep(300)").replace('"12"', '""')
+    )
     launched = site.start("launch", "-f", FILE, "--name", "night", "--", str(site.folder / "script.py"))
     until(lambda: site.log("night").count("] ready\n") == 4, 90, lambda: site.log("night"))
     launched.send_signal(signal.SIGINT)

@@ -100,19 +100,10 @@ def test_ranks_of_two_nodes_train_together(launch: Launch) -> None:
     assert said == ["world 2: 2"] * 2
 
 
-CODES = [
-    ("3", 3, 0),
-    ("3", 3, 1),
-    ("65", 65, 0),
-    ("65", 65, 1),
-    ("78", 78, 0),
-    ("78", 78, 1),
-    ("-9", 137, 0),
-    ("-9", 137, 1),
-]
+CODES = [("3", 3, 0), ("65", 65, 1), ("78", 78, 0), ("-9", 137, 1), ("138", 138, 0), ("142", 142, 1)]
 
 
-@pytest.mark.parametrize(("deed", "code", "first"), [*CODES, ("138", 138, 0), ("142", 142, 1)])
+@pytest.mark.parametrize(("deed", "code", "first"), CODES)
 def test_whoever_fails_first_the_code_is_that_of_all(launch: Launch, deed: str, code: int, first: int) -> None:
     job = launch(ONE_A_NODE, *ONCE, "--nproc-per-node=1", str(ACT), f"{first}={deed}")
     assert (job.end(), job.codes()) == (code, {"0.0": code, "1.0": code})

@@ -81,13 +81,13 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: 
 
 
 def test_the_same_weights_bit_for_bit() -> None:
-    """Twice in a row, and however the four ranks are spread."""
-    shapes = (("2", "2"), ("2", "2"), ("1", "4"))
+    """However the four ranks are spread. Twice in a row: test_distributed.py of ddptrain."""
+    shapes = (("2", "2"), ("1", "4"))
     runs = [
         ddpctl("launch", "--nodes", nodes, "--gpus", gpus, "--", "--epochs", "2", "--deterministic")
         for nodes, gpus in shapes
     ]
-    assert [run.returncode for run in runs] == [0, 0, 0]
+    assert [run.returncode for run in runs] == [0, 0]
     assert len({fingerprint(run.stdout) for run in runs}) == 1
 
 
