@@ -294,7 +294,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     """Show it to its end; how it ended, and whether the cell was interrupted."""
     node = Path(run.folder) / run_files.node_name(0)
     tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run, first="TERM")
-    progress = Progress(node / run_files.NODE, screen())
+    progress = Progress(node, screen())
     checked, interval_s = time.monotonic(), ALIVE_CHECK_S
     state = None
     while state is None:
