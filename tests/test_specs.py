@@ -52,7 +52,7 @@ def kaggle(profile: str, number: int) -> str:
         job=settings.job, target=settings.target, kind=settings.kind, options=settings.options, why="", cwd="."
     )
     target = targets.make(settings.kind, settings.options)
-    files = Executor({}).perform(target.files(launcher.plan_of(request, settings.job.name, Path())))
+    files, _ = Executor({}).perform(target.files(launcher.plan_of(request, settings.job.name, Path())))
     return list(files.values())[number]
 
 

@@ -88,12 +88,12 @@ def load(
     layers = (parsed.job, parsed.profiles.get(profile or "", {}), flags)
     values = {name: value for layer in layers for name, value in layer.items()}
     values["env"] = {name: value for layer in layers for name, value in layer.get("env", {}).items()}
-    job = JobSpec(**values)
-    options = None
+    job, options = JobSpec(**values), None
     if found is not None:
         kind, options = found
         options, wrong_flags = lay_over(options, target_flags or {}, kind, kinds)
         flag_errors += wrong_flags
+        job = JobSpec(**{**getattr(options, "job_defaults", {}), **values})
         names = {name: _flag(name) for name in flags}
         names |= {option: flag for flag, (option, text) in (target_flags or {}).items() if text is not None}
         flag_errors += _report_problems(parsed, job, options, (profile, chosen), names)

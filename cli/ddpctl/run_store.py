@@ -54,6 +54,8 @@ ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 # A run is as far as its slowest node: the first of these that any living node is in.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
+PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
+_CHECKPOINT_FILES = "step-*.pt"  # ddptrain's
 ALIVE = 75  # the script's code where a node of the run holds its lock
 
 
@@ -209,6 +211,18 @@ def has_checkpoint(run: Run) -> bool:
         return any(entry for entry in os.scandir(run.checkpoint_dir) if not entry.name.startswith("."))
     except OSError:
         return False
+
+
+def checkpoints_here(run: Run) -> Path | None:
+    """The folder of a run's checkpoints on this machine, also of what `ddpctl pull` has fetched; None: there is none.
+
+    A run that resumed another has them in the other's folder.
+    """
+    own = Path(run.checkpoint_dir)
+    if not run.elsewhere or (own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))):
+        return own
+    fetched = {path.parent for path in Path(run.folder, PULLED).glob(f"**/{CHECKPOINTS}/{_CHECKPOINT_FILES}")}
+    return max(fetched, key=lambda folder: (folder.parent.name == run.name, folder.stat().st_mtime), default=None)
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:

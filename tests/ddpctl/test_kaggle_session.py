@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddpctl import run_store
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext
 from ddpctl.notebook import session
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
@@ -57,32 +59,52 @@ def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     assert node_config.read_deadline(None, {}, grace_s=30, now=0.0) is None
 
 
-def write_run(folder: Path, *, created: float, checkpoint_dir: str, steps: tuple[int, ...] = ()) -> None:
+def write_run(
+    folder: Path,
+    *,
+    created: float,
+    checkpoint_dir: str,
+    steps: tuple[int, ...] = (),
+    command: tuple[str, ...] = (),
+    cwd: str = "/",
+) -> None:
     (folder / "checkpoints").mkdir(parents=True)
     for step in steps:
         (folder / "checkpoints" / f"step-{step:08}.pt").write_text(f"step {step} of {folder.name}")
     run = Run(
-        name=folder.name, created=created, target="local", kind="local", options={}, job=JobSpec(), cwd="/",
+        name=folder.name, created=created, target="local", kind="local", options={}, job=JobSpec(command=command),
+        cwd=cwd,
         folder=str(folder), checkpoint_dir=checkpoint_dir, version="0",
     )  # fmt: skip
     run_store.save(run)
 
 
-def test_a_former_versions_run_is_brought_to_the_working_folder(tmp_path: Path) -> None:
+def test_a_former_versions_run_is_brought_to_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     top, root = tmp_path / "input", tmp_path / "working" / "runs"
-    assert session.restore(top, root) is None
+    context = AppContext(executor=Executor({}), root=root, emit=print)
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
+    monkeypatch.setenv("DDP_KAGGLE_INPUT", str(top))
+    assert session._newest(context, session.program_of("ddptrain")) is None
     write_run(top / "other/runs/old", created=1.0, checkpoint_dir="/kaggle/working/runs/old/checkpoints", steps=(99,))
     former = top / "notebooks/ann/ddpctl-night-2/runs"
     write_run(former / "night", created=2.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints", steps=(5, 10))
     write_run(former / "night-2", created=3.0, checkpoint_dir="/kaggle/working/runs/night/checkpoints")
+    write_run(former / "mine", created=4.0, checkpoint_dir="/w/mine/checkpoints", command=("mine.py",))
     for path in [top, *top.rglob("*")]:
         path.chmod(0o555 if path.is_dir() else 0o444)  # as an input is
-    found = session.restore(top, root)
+    found = session._newest(context, session.program_of("ddptrain"))
     for path in [top, *top.rglob("*")]:
         path.chmod(0o755)
     assert found is not None
     assert (found.name, found.checkpoint_dir) == ("night-2", str(root / "night" / "checkpoints"))
     names = sorted(path.name for path in (root / "night" / "checkpoints").iterdir())
     assert names == ["step-00000005.pt", "step-00000010.pt"]
-    assert json.loads((root / "night-2" / "run.json").read_text())["created"] == 3.0
+    record = json.loads((root / "night-2" / "run.json").read_text())
+    assert (record["created"], record["checkpoint_dir"]) == (3.0, found.checkpoint_dir)
     (root / "night" / "checkpoints" / "more").write_text("it can be written")
+    write_run(root / "again", created=5.0, checkpoint_dir=found.checkpoint_dir, cwd=str(Path.cwd()))
+    later = session._newest(context, session.program_of("ddptrain"))
+    assert later is not None
+    assert later.name == "again"  # this session's own, which is newer

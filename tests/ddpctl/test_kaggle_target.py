@@ -4,11 +4,14 @@ import json
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import pytest
 from tests.ddpctl.kaggle_answers import DATA, answer, argv
 from tests.wording import Wording
 
+from ddpctl import config, targets
 from ddpctl.command import Command, Output, T, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan
@@ -65,13 +68,12 @@ def test_submit_packs_itself_writes_two_files_and_pushes_them(wording: Wording) 
     )  # fmt: skip
     write = ("sh", "-c", _WRITE, "ddpctl", "/r/night/kaggle")
     assert asked == [
-        Command(argv=(sys.executable, "-P", "-m", "ddpctl.own_wheel"), placeholder="<wheel>", timeout_s=60),
+        Command(argv=(sys.executable, "-P", "-m", "ddpctl.own_wheel"), probe=True, timeout_s=60),
         Command(argv=(*write, "night.ipynb"), stdin=kaggle_notebook.notebook(PLAN, cargo)),
         Command(argv=(*write, "kernel-metadata.json"), stdin=kaggle_notebook.metadata(PLAN, options, "ann")),
         Command(
             argv=("kaggle", "kernels", "push", "--path", "/r/night/kaggle"),
             timeout_s=300,
-            placeholder=f"Kernel version 1 successfully pushed.  Please check progress at {URL}\n",
         ),
     ]
     assert asked[-1].argv[:-1] == argv("push")[:-1]
@@ -92,6 +94,47 @@ def test_the_owner_is_whom_the_client_is_logged_in_as_and_a_limit_is_the_session
     assert asked[-1].argv[-2:] == argv("push-timeout")[-2:]
     assert '"id": "ann/ddpctl-night"' in (asked[-2].stdin or "")
     assert "os.environ['DDP_KAGGLE_SESSION_S'] = '7200'" in (asked[-3].stdin or "")
+
+
+def test_files_are_written_where_no_client_says_whose_they_are(wording: Wording) -> None:
+    for nobody in (Output(returncode=127, stderr="kaggle: not found"), answer("config-view-no-login")):
+        _, (files, note) = play(KaggleTarget(KaggleOptions()).files(PLAN), [(nobody,), (WHEEL,)])
+        assert list(files) == ["night.ipynb", "kernel-metadata.json"]
+        assert json.loads(files["kernel-metadata.json"])["id"] == "your-name/ddpctl-night"
+    wording(note)
+    _, (files, note) = play(KaggleTarget(KaggleOptions()).files(PLAN), [(answer("config-view"),), (WHEEL,)])
+    assert (json.loads(files["kernel-metadata.json"])["id"], note) == (KERNEL, "")
+
+
+def test_a_dry_run_pushes_nothing_and_says_what_it_would_push(wording: Wording) -> None:
+    plan = replace(PLAN, job=replace(JOB, command=("train.py",), time_limit="2h"))
+    options = KaggleOptions(owner="ben", files=("model.py",), datasets=("a/b", "c/d"), notebooks=("e/f",))
+    texts = (Output(returncode=0, stdout="import model\n"), Output(returncode=0, stdout="LAYERS = 3\n"))
+    asked, submission = play(KaggleTarget(options).dry_run(plan), [(answer("config-view"),), texts, (WHEEL,), (OK,)])
+    assert [command.argv for command in asked if not command.probe] == [
+        ("kaggle", "kernels", "push", "--path", "/r/night/kaggle", "--timeout", "7200")
+    ]
+    for line in submission.table:
+        wording(line)
+    with pytest.raises(UnavailableError):  # as a launch
+        play(KaggleTarget(options).dry_run(plan), [(Output(returncode=127, stderr="kaggle: not found"),)])
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus"),
+    [
+        pytest.param("targets: {k: {kind: kaggle}}", 2, id="by default"),
+        pytest.param("targets: {k: {kind: kaggle, accelerator: NvidiaTeslaP100}}", 1, id="another accelerator"),
+        pytest.param("targets: {k: {kind: kaggle}}\njob: {gpus: 1}", 1, id="the file's own"),
+    ],
+)
+def test_both_t4s_are_used_by_default(words: str, gpus: int, tmp_path: Path) -> None:
+    file = tmp_path / "ddpctl.yaml"
+    file.write_text(f"target: k\n{words}\n")
+    load = partial(config.load, file=file, profile=None, target=None, kinds=targets.kinds())
+    assert load(overrides={}).job.gpus == gpus
+    assert load(overrides={"gpus": "1"}).job.gpus == 1
+    assert config.load(file=None, profile=None, target="local", overrides={}, kinds=targets.kinds()).job.gpus == 1
 
 
 def test_a_script_and_its_files_travel_in_cells(wording: Wording) -> None:

@@ -34,6 +34,7 @@ VERBS = (
     "suspend",
     "resume",
     "pull",
+    "export",
     "provision",
     "init",
     "schema",

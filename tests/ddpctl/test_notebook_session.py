@@ -1,10 +1,22 @@
-"""What a cell shows of its run's log."""
+"""What a cell shows of its run's log, and which earlier run it goes on from."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import pytest
+from tests.wording import Wording
 
-from ddpctl.notebook.session import Tail
+from ddpctl import run_store
+from ddpctl.errors import UsageError
+from ddpctl.executor import Executor
+from ddpctl.launcher import AppContext
+from ddpctl.notebook import session
+from ddpctl.notebook.session import Program, Tail
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
 
 
 def test_a_bar_reaches_the_cell_as_it_comes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -32,3 +44,95 @@ def test_a_character_that_is_torn_between_two_reads_is_whole(
         tail.print_new()
     assert capsys.readouterr().out == "█"
     tail.close()
+
+
+def write_run(root: Path, name: str, created: float, program: Program | None = None, **fields: Any) -> None:
+    """A run of a function, or with a command in ``fields``."""
+    handle = {session.FUNCTION: program.name, session.SOURCE: program.source} if program else {}
+    command = fields.pop("command", ("train",))
+    values = {"cwd": str(root), "kind": "local"} | fields
+    (root / name).mkdir()
+    run_store.save(
+        Run(
+            name=name, created=created, target="local", options={}, job=JobSpec(command=command), version="0",
+            folder=str(root / name), checkpoint_dir=str(root / name / "checkpoints"), handle=handle, **values,
+        )
+    )  # fmt: skip
+
+
+def cells_function(name: str) -> Callable[..., Any]:
+    """A function as a cell defines it: of __main__, its file not on disk."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(f"def {name}():\n    pass", "/tmp/ipykernel_1/2.py", "exec"), namespace)  # noqa: S102
+    found = namespace[name]
+    assert isinstance(found, FunctionType)
+    return found
+
+
+@pytest.fixture
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AppContext:
+    monkeypatch.chdir(tmp_path)
+    for name in ("JPY_SESSION_NAME", "KAGGLE_KERNEL_RUN_TYPE"):
+        monkeypatch.delenv(name, raising=False)
+    return AppContext(executor=Executor({}), root=tmp_path, emit=print)
+
+
+def newest(context: AppContext, what: Callable[..., Any] | str) -> str | None:
+    found = session._newest(context, session.program_of(what))
+    return found.name if found else None
+
+
+def test_resume_takes_the_newest_run_of_the_same_function(context: AppContext, tmp_path: Path) -> None:
+    train, other = cells_function("train"), cells_function("other")
+    assert newest(context, train) is None
+    write_run(tmp_path, "first", 1.0, session.program_of(train))
+    write_run(tmp_path, "second", 2.0, session.program_of(train))
+    write_run(tmp_path, "others", 3.0, session.program_of(other))
+    write_run(tmp_path, "script", 4.0, command=("train",))
+    write_run(tmp_path, "elsewhere", 5.0, session.program_of(train), kind="slurm")
+    assert newest(context, train) == "second"
+    assert newest(context, partial(train, 1)) == "second"
+    assert newest(context, other) == "others"
+    with pytest.raises(UsageError):
+        newest(context, lambda: None)
+
+
+def test_a_function_of_that_name_in_another_notebook_is_another(
+    context: AppContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording, capsys: Any
+) -> None:
+    train = cells_function("train")
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.ipynb").touch()
+        monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / f"{name}.ipynb"))
+        write_run(tmp_path, f"of-{name}", 1.0, session.program_of(train))
+    assert newest(context, train) == "of-b"
+    (tmp_path / "c.ipynb").touch()
+    monkeypatch.setenv("JPY_SESSION_NAME", str(tmp_path / "c.ipynb"))
+    assert newest(context, train) is None
+    wording(capsys.readouterr().out.replace(str(tmp_path), "FOLDER"))
+
+
+def test_a_file_and_a_module_are_where_they_stand(context: AppContext) -> None:
+    assert session.program_of(test_a_file_and_a_module_are_where_they_stand) == Program(
+        f"{__name__}.test_a_file_and_a_module_are_where_they_stand()", str(Path(__file__).resolve())
+    )
+    assert session.program_of(Tail.end_line).name == "ddpctl.notebook.session.Tail.end_line()"
+
+
+def test_a_script_is_known_by_its_path_also_where_ddpctl_launched_it(context: AppContext, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    write_run(tmp_path, "above", 1.0, command=("python", "./train.py", "--lr", "1"))
+    write_run(tmp_path, "sub-train", 2.0, command=("train.py",), cwd=str(tmp_path / "sub"))
+    write_run(tmp_path, "digits", 3.0, command=())
+    assert newest(context, "train.py") == "above"
+    assert newest(context, "sub/train.py") == "sub-train"
+    assert newest(context, "ddptrain") == "digits"
+
+
+def test_a_run_whose_checkpoints_are_not_here_is_refused(context: AppContext, tmp_path: Path, wording: Wording) -> None:
+    write_run(tmp_path, "night", 1.0, kind="slurm")
+    record = run_store.load(tmp_path, "night")
+    run_store.save(Run(**{**vars(record), "handle": {"logs": "hpc:/runs/night"}, "checkpoint_dir": "/runs/night/c"}))
+    with pytest.raises(UsageError) as refused:
+        session._resumed(context, "night", Program("train()", ""))
+    wording(refused.value)

@@ -112,7 +112,8 @@ def test_the_other_verbs(tmp_path: Path) -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
-    lines = [line for line in shown("ddpctl") if line.split()[1] not in ("launch", "image", "monitor", *on_a_run)]
+    others = ("launch", "image", "monitor", "export")  # above; export: tests/e2e/test_export.py
+    lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone
         done = ddpctl(*shlex.split(line)[1:], cwd=tmp_path)

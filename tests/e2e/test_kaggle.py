@@ -5,6 +5,7 @@ import base64
 import json
 import lzma
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,6 +100,33 @@ def test_render_writes_the_notebook_and_its_metadata(client: Path, wording: Word
     done = ddpctl("render", "-t", "local", "--out", "there", cwd=client)
     assert done.returncode == 2
     wording(done.stderr)
+
+
+def test_render_needs_no_client_and_leaves_no_folder_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    (tmp_path / "train.py").write_text("print('hello')\n")
+    done = ddpctl("render", "-t", "kaggle", "--out", "there", "--", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "there/train.ipynb\nthere/kernel-metadata.json\n"), done.stderr
+    assert json.loads((tmp_path / "there" / "kernel-metadata.json").read_text())["id"] == "your-name/ddpctl-train"
+    parameters = nbformat.read(tmp_path / "there" / "train.ipynb", as_version=4).cells[-2]
+    assert parameters.source == "gpus = 2\nargs = []"
+    done = ddpctl("render", "-t", "kaggle", "--out", "empty", "--", "no.py", cwd=tmp_path)
+    assert done.returncode == 66
+    done = ddpctl("render", "-t", "kaggle", "--out", "train.py", "--", "train.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (73, "")
+    wording(done.stderr.splitlines()[-1])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "runs") == ["there", "train.py"]
+
+
+def test_a_dry_run_is_a_summary(client: Path, wording: Wording) -> None:
+    (client / "train.py").write_text("print('hello')\n")
+    done = ddpctl("launch", "-t", "kaggle", "--dry-run", "--name", "night", "--", "train.py", cwd=client)
+    assert (done.returncode, done.stdout) == (0, f"kaggle kernels push --path {client}/runs/night/kaggle\n")
+    wording(re.sub(r"\d+ kB of", "N kB of", done.stderr.replace(str(client), "FOLDER")))
+    assert asked(client) == [["config", "view"]]
+    assert not (client / "runs" / "night").exists()
 
 
 def test_local_runs_have_nothing_to_pull(client: Path, wording: Wording) -> None:

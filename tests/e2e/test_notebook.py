@@ -54,6 +54,22 @@ def slow():
             ddp.stop()
 """
 
+COUNT = """
+from ddpctl.notebook import launch
+
+def found_and_saved(mine):
+    import ddpwire.script as ddp
+    found = sorted(path.name for path in ddp.checkpoint_dir().iterdir())
+    (ddp.checkpoint_dir() / mine).touch()
+    return found
+
+def first(mine):
+    return found_and_saved(mine)
+
+def second(mine):
+    return found_and_saved(mine)
+"""
+
 
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
@@ -178,14 +194,26 @@ def test_an_interruption_lets_the_ranks_save_and_leaves_nothing_but_the_kernel(
     assert kernel.run("launch(train, gpus=1, args=(1,))['base']").text.splitlines()[-1] == "0"
 
 
-def test_the_curve_is_drawn_into_the_cell(kernel: Kernel) -> None:
-    kernel.run(TRAIN + SLOW.replace("1000", "60"))
+def test_the_curve_in_the_cell_ends_where_the_run_ended(kernel: Kernel) -> None:
+    kernel.run(TRAIN + SLOW.replace("1000", "60"))  # 59 steps
     answer = kernel.run("launch(slow, gpus=2, name='curve')")
     assert answer.error == "", answer.traceback
-    assert re.search(
-        r"<svg .*<polyline points=\"0\.0,2\.0 .*</svg><pre>step \d+   loss [\d.]+   \d+ samples/s</pre>",
-        answer.pictures[-1],
-    ), answer.pictures
+    picture = answer.pictures[-1]
+    assert re.search(r"</svg><pre>step 59   loss 0\.1695   [\d,]+ samples/s</pre>$", picture), answer.pictures
+    assert re.findall(r"<text [^>]*>(loss|step)</text>", picture) == ["loss", "step"]
+    assert re.search(r'<polyline points="[^"]*\b544\.0,\S+" ', picture)  # the right end of the axis
+
+
+def test_resume_goes_on_from_the_newest_run_of_the_same_function(kernel: Kernel, wording: Wording) -> None:
+    kernel.run(COUNT)
+    assert kernel.run("launch(first, gpus=1, args=('a',), name='one')").text.endswith("\n[]\n")
+    assert kernel.run("launch(second, gpus=1, args=('b',), name='two')").text.endswith("\n[]\n")
+    kernel.run(COUNT)  # the cell is run again
+    answer = kernel.run("launch(first, gpus=1, args=('c',), resume=True)")
+    assert answer.text.endswith("\n['a']\n"), answer.text
+    wording(answer.text.splitlines()[0])
+    assert kernel.run("launch(first, gpus=1, args=('d',), resume=True)").text.endswith("\n['a', 'c']\n")
+    wording(kernel.run("launch(lambda: 1, gpus=1, resume=True)").value)
 
 
 def test_what_cannot_be_packed_is_named(kernel: Kernel, wording: Wording) -> None:

@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from ddptrain.config import parse_options
 from ddptrain.spawn import is_rank, spawn
+from ddpwire.exits import Exit
 from ddpwire.signals import Signals
 from ddpwire.streams import open_closed
 
@@ -48,6 +49,11 @@ def _verb(name: str, arguments: list[str]) -> int:
     except TrainError as error:
         print(f"ddptrain {name}: {error}", file=sys.stderr)
         return error.code
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        print(f"ddptrain {name}: {sys.executable} has no torch: pip install 'ddpctl[train]'", file=sys.stderr)
+        return Exit.UNAVAILABLE
     return code
 
 

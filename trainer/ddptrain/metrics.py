@@ -242,7 +242,8 @@ class FirstRankMetrics(RankMetrics):
         super().flush()
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set the results of an epoch."""
+        """Set the results of an epoch, and write what was added up: the loss stands beside the step that it is of."""
+        self.flush()
         self._loss.set(loss)
         self._accuracy.set(accuracy)
         self._grad_norm.set(grad_norm)

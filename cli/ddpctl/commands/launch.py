@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ddpctl.errors import UsageError
+from ddpctl.errors import CannotWriteError, UsageError
 
 if TYPE_CHECKING:
     from ddpctl.launcher import Request
@@ -196,13 +196,18 @@ def render(
     if out is None:
         print(made.render(plan), end="")
         return
-    files = Executor(os.environ).perform(made.files(plan))
+    files, note = Executor(os.environ).perform(made.files(plan))
     if not files:
         raise UsageError(f"--out: a target of kind {request.kind} has one file: ddpctl render > FILE")
-    out.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (out / name).write_text(text)
-        print(out / name)
+    if note:
+        print(f"ddpctl: {note}", file=sys.stderr)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (out / name).write_text(text)
+            print(out / name)
+    except OSError as error:
+        raise CannotWriteError(f"--out: cannot write {error.filename}: {error.strerror}") from None
 
 
 def _warn(request: "Request") -> None:

@@ -1,4 +1,4 @@
-"""The verbs about runs that exist: ps, status, logs, stop; suspend, resume; pull; attach, exec, shell; rm."""
+"""The verbs about runs that exist: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
 
 import json
 import os
@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import NoInputError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
     from ddpctl.run_store import Run
+
+EXPORT_S = 600.0
 
 
 def complete_run(incomplete: str) -> list[str]:
@@ -308,7 +311,50 @@ def pull(
 
     context = launcher.open_context(os.environ)
     record = run_store.load(context.root, run)
-    folder = into or Path(record.folder) / "output"
+    folder = into or Path(record.folder) / run_store.PULLED
     launcher.pull(context, record, folder)
     context.emit(f"what {record.name} has written is in {folder}")
     print(folder)
+
+
+def export(
+    run: RunName = None,
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="Where to write them, as .pt or .safetensors.")] = Path(
+        "weights.pt"
+    ),
+    best: Annotated[
+        bool, typer.Option("--best", help="Of the highest test accuracy, instead of the newest checkpoint.")
+    ] = False,
+    part: Annotated[
+        str | None, typer.Option("--part", metavar="NAME", help="model or ema [default: ema where there is one].")
+    ] = None,
+) -> None:
+    """Write the weights of a run's checkpoint as a plain file.
+
+    It finds the checkpoints of a run of ddptrain and has them read by ddptrain export, which takes a folder as well.
+
+    \b
+    ddpctl export night
+    ddpctl export night weights.safetensors --best
+    """
+    from ddpctl import run_store
+
+    context, record = _find(run)
+    folder = run_store.checkpoints_here(record)
+    if folder is None:
+        raise NoInputError(
+            f"{record.name}: its checkpoints are not on this machine, but in {record.checkpoint_dir}",
+            hint=f"ddpctl pull {record.name} brings them here from Kaggle; elsewhere run ddptrain export FOLDER there",
+        )
+    python = "" if record.elsewhere else record.options.get("python")
+    options = [*(["--best"] if best else []), *(["--part", part] if part else [])]
+    argv = (str(python or sys.executable), "-P", "-m", "ddptrain", "export", *options, "--", str(folder), str(file))
+    done = context.executor.perform(_one(Command(argv=argv, timeout_s=EXPORT_S)))
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+    raise typer.Exit(done.returncode)
+
+
+def _one(command: Command) -> Verb[Output]:
+    (output,) = yield (command,)
+    return output

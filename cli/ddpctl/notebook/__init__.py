@@ -44,8 +44,9 @@ def launch(
     CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, which says where its
     checkpoints are. Without GPUs the ranks are CPU processes. ``ranks``: fewer than one a GPU, a divisor of ``gpus``.
 
-    ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest, on Kaggle that of
-    a former version's output among this notebook's inputs. The other arguments are those of ddpctl.yaml.
+    ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest of the same function in
+    the same notebook or file, or of the same script; on Kaggle also one of a former version's output among this
+    notebook's inputs. The other arguments are those of ddpctl.yaml.
 
     Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
     cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.

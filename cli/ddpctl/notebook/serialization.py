@@ -6,9 +6,12 @@ tensors.
 
 import inspect
 import linecache
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -66,7 +69,33 @@ def _ipython() -> Any:
 
 def name_of(function: Callable[..., Any]) -> str:
     """``train``."""
+    function = _unwrapped(function)
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def full_name(function: Callable[..., Any]) -> str:
+    """``train()``, ``recipes.Trainer.fit()``: a function's module, unless it is the kernel's own, and name in it."""
+    function = _unwrapped(function)
+    named = function if hasattr(function, "__qualname__") else type(function)
+    module = "" if named.__module__ == "__main__" else f"{named.__module__}."
+    return f"{module}{named.__qualname__}()"
+
+
+def source_of(function: Callable[..., Any]) -> str:
+    """The file that a function stands in; of a cell's the notebook, where the kernel knows it, else the folder."""
+    file = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", "")
+    if cell_of(file) == file and Path(file).is_file():
+        return os.path.realpath(file)
+    # VS Code tells its kernels so, jupyter_server with a variable of the environment.
+    named = getattr(_ipython(), "user_ns", {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
+    return os.path.realpath(named if str(named).endswith(".ipynb") and Path(named).is_file() else Path.cwd())
+
+
+def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a functools.partial calls."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
 
 
 def title(function: Callable[..., Any]) -> str:

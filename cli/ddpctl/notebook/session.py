@@ -12,16 +12,17 @@ import tempfile
 import time
 from codecs import getincrementaldecoder
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from ddpctl import launcher, run_store
 from ddpctl.errors import CannotWriteError, ConfigError, UsageError
 from ddpctl.executor import Executor
+from ddpctl.launch_plan import program
 from ddpctl.launcher import AppContext, Request
 from ddpctl.notebook import serialization
 from ddpctl.notebook.errors import RankError
@@ -38,6 +39,7 @@ LAST_LINES = 25
 CALL_FILE = "call.pkl"
 OUTCOME = "ddpctl outcome "  # begins the line by which the target kaggle reads a session's end in its log
 POLL_S = 0.1
+FUNCTION, SOURCE = "function", "source"  # of a function's run, in its record's handle
 
 # How often the run is asked whether it is alive while its outcome is not written: more and more seldom, since each time
 # starts a Python, in sessions of 12 hours.
@@ -78,7 +80,7 @@ def run(
             emit=lambda line: print(line.replace("ddpctl.notebook.rank_main", serialization.title(what)), flush=True),
         )
     packed = None if isinstance(what, str) else serialization.pack(what, args, kwargs)
-    resumes = _resumed(context, resume)
+    resumes = _resumed(context, resume, program_of(what))
     if packed is not None:
         folder = context.root / ".calls"
         folder.mkdir(parents=True, exist_ok=True)
@@ -96,8 +98,10 @@ def run(
     try:
         record = _start(context, request)
         if not isinstance(what, str):
-            # What ps and status call it.
-            record = replace(record, job=replace(job, command=(serialization.name_of(what),)))
+            # What ps and status call it, and what resume=True knows it by.
+            function, source = program_of(what)
+            handle = {**record.handle, FUNCTION: function, SOURCE: source}
+            record = replace(record, job=replace(job, command=(serialization.name_of(what),)), handle=handle)
             run_store.save(record)
         state, interrupted = follow(context, record)
         _print_end(context, record, state)
@@ -188,17 +192,38 @@ def _start(context: AppContext, request: Request) -> Run:
         raise
 
 
-def _resumed(context: AppContext, resume: str | bool) -> Run | None:
-    """The earlier run to go on from. Raises NoInputError."""
+def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | None:
+    """The earlier run to go on from. Raises DdpctlError."""
     if not resume:
         return None
-    if isinstance(resume, str):
-        return run_store.load(context.root, resume)
-    on = kaggle.session(os.environ)
-    found = restore(on.input, context.root) if on else next(iter(run_store.load_all(context.root)), None)
-    where = f"under {on.input}" if on else f"in {context.root}"
-    context.emit(f"going on from {found.name}" if found else f"no earlier run {where}: it starts from the beginning")
+    if resume is True:
+        found = _newest(context, own)
+    else:
+        found = run_store.load(context.root, str(resume))
+        if found.elsewhere:
+            raise UsageError(f"launch: resume={resume!r}: its checkpoints are not here, but in {found.checkpoint_dir}")
+    if found:
+        launcher.check_alone(context, found)
+        left = "" if run_store.has_checkpoint(found) else ", which left no checkpoint: it starts from the beginning"
+        context.emit(f"going on from {found.name}{left}")
     return found
+
+
+def _newest(context: AppContext, wanted: "Program") -> Run | None:
+    """The newest run of the program here, or in a Kaggle session among its inputs. Raises DdpctlError."""
+    if "<lambda>" in wanted.name:
+        raise UsageError("launch: resume=True knows a function by its name, and a lambda has none: resume='RUN'")
+    here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
+    on = kaggle.session(os.environ)
+    inputs = _runs_below(on.input) if on else []
+    own = [run for run in here if program_of_run(run) == wanted]
+    own += [run for run in inputs if program_of_run(run).name == wanted.name]  # their folders had other names
+    if found := max(own, key=lambda run: run.created, default=None):
+        return found if found in here else restore(found, context.root)
+    context.emit(f"no earlier run of {wanted.name} in {wanted.source}: it starts from the beginning")
+    if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
+        context.emit(f"  there is one in {program_of_run(other).source}: resume={other.name!r} goes on from it")
+    return None
 
 
 def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
@@ -294,7 +319,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
     """Show it to its end; how it ended, and whether the cell was interrupted."""
     node = Path(run.folder) / run_files.node_name(0)
     tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run, first="TERM")
-    progress = Progress(node / run_files.NODE, screen())
+    progress = Progress(node, screen())
     checked, interval_s = time.monotonic(), ALIVE_CHECK_S
     state = None
     while state is None:
@@ -325,23 +350,55 @@ def _stop(stopper: launcher.Stopper) -> None:
             continue
 
 
-# Previous runs: an earlier version's output among a Kaggle session's inputs is read-only, so the run is copied to where
-# runs are, and resumed from there like any other.
+# Which program a run is of: resume=True goes on from the newest run of the same, and a function called `train` in
+# another notebook is not the same.
 
 
-def restore(top: Path, root: Path) -> Run | None:
-    """Copy the newest run under ``top`` to ``root``, where runs are; None: none is there. Raises CannotWriteError."""
-    found = max(_records(top), key=_created, default=None)
-    if found is None:
-        return None
+class Program(NamedTuple):
+    """A function, script or module, and the file or folder that it is of."""
+
+    name: str
+    source: str
+
+
+def program_of(what: Callable[..., Any] | str) -> Program:
+    """What ``launch`` is to run."""
+    if isinstance(what, str):
+        return _program_of_command((what,), str(Path.cwd()))
+    return Program(serialization.full_name(what), serialization.source_of(what))
+
+
+def program_of_run(run: Run) -> Program:
+    """What a run was of."""
+    if FUNCTION in run.handle:
+        return Program(str(run.handle[FUNCTION]), str(run.handle.get(SOURCE)))
+    return _program_of_command(run.job.command, run.cwd)
+
+
+def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
+    words = program(command)
+    if words[0] == "-m":
+        return Program(words[1], os.path.realpath(cwd))
+    path = Path(os.path.realpath(Path(cwd) / words[0]))
+    return Program(path.name, str(path.parent))
+
+
+# An earlier version's output among a Kaggle session's inputs is read-only, so the run is copied to where runs are, and
+# resumed from there like any other.
+
+
+def restore(found: Run, root: Path) -> Run:
+    """Copy a run to ``root``, where runs are. Raises CannotWriteError."""
+    first = PurePath(found.checkpoint_dir).parent.name  # its own folder, or that of the run that it resumed
+    folder = Path(found.folder)
     try:
-        source = json.loads((found / RECORD).read_text())
-        first = PurePath(source["checkpoint_dir"]).parent.name  # its own folder, or that of the run that it resumed
         for name in dict.fromkeys((first, found.name)):
-            _copy(found.parent / name, root / name)
+            _copy(folder.parent / name, root / name)
     except OSError as error:
-        raise CannotWriteError(f"cannot copy {found} to {root}: {error.strerror or error}") from None
-    return replace(run_store.load(root, found.name, whole=True), checkpoint_dir=str(root / first / CHECKPOINTS))
+        raise CannotWriteError(f"cannot copy {folder} to {root}: {error.strerror or error}") from None
+    copy = replace(found, folder=str(root / found.name), checkpoint_dir=str(root / first / CHECKPOINTS))
+    run_store.save(copy)
+    return copy
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -354,23 +411,19 @@ def _copy(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _records(top: Path) -> Iterator[Path]:
-    """Folders of runs, not deep below ``top``."""
+def _runs_below(top: Path) -> list[Run]:
+    """The runs not deep below ``top``."""
+    found: list[Run] = []
     level = [top]
     for _ in range(MAX_DEPTH):
         below: list[Path] = []
         for parent in level:
             with suppress(OSError), os.scandir(parent) as entries:
                 below += [Path(entry.path) for entry in entries if entry.is_dir() and entry.name[0] != "."]
-        yield from (path for path in below if (path / RECORD).is_file())
+        for parent in sorted({path.parent for path in below if (path / RECORD).is_file()}):
+            found += run_store.load_all(parent)
         level = below
-
-
-def _created(folder: Path) -> float:
-    try:
-        return float(json.loads((folder / RECORD).read_text())["created"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0.0
+    return found
 
 
 def fresh(folder: Path) -> Path:

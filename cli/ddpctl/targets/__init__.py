@@ -119,10 +119,13 @@ class Target(ABC):
         """See that what the rendered spec refers to is in the project's folder. Raises NoInputError."""
         yield ()
 
-    def files(self, plan: Plan) -> Verb[dict[str, str]]:
-        """Return the spec's files, name → text, where it is several; none: ``render`` is all."""
+    def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
+        """Return the spec's files, name → text, where it is several, and a line that a user should know.
+
+        No files: ``render`` is all.
+        """
         yield ()
-        return {}
+        return {}, ""
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
         """Remove what an ended run has left outside its record's folder; with ``dry_run`` only measure it."""

@@ -15,6 +15,7 @@ from ddpwire import kaggle
 
 METADATA = "kernel-metadata.json"  # the client's name for it
 PREFIX = "ddpctl-"
+MAX_KB = 1000  # of a notebook
 _WIDTH = 100
 
 
@@ -65,6 +66,29 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
         "model_sources": [],
     }
     return json.dumps(values, indent=1) + "\n"
+
+
+def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
+    """What is in a notebook and its metadata, a line each."""
+    book, about = (json.loads(texts[name]) for name in (notebook_file(plan.run), METADATA))
+    sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
+    files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]
+    within = [*(["ddpctl's wheel"] if any(source.startswith("WHEEL") for source in sources) else []), *files]
+    kinds = {"dataset": "data sets", "competition": "competitions", "kernel": "notebooks"}
+    inputs = [f"{words} {', '.join(about[f'{kind}_sources'])}" for kind, words in kinds.items()]
+    parts = [
+        about["id"],
+        "private",
+        about["machine_shape"] or "no GPU",
+        "internet" if about["enable_internet"] else "no internet",
+        *(text for text in inputs if not text.endswith(" ")),
+    ]
+    size = len(texts[notebook_file(plan.run)]) / 1000
+    return (
+        f"  {notebook_file(plan.run)}: {title(plan.job)}, {size:,.0f} kB of the {MAX_KB:,} kB that Kaggle takes"
+        + (f", with {', '.join(within)}" if within else ""),
+        f"  {METADATA}: {', '.join(parts)}",
+    )
 
 
 def notebook(plan: Plan, cargo: Cargo) -> str:

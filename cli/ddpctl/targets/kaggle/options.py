@@ -1,9 +1,9 @@
 """The options of a target of kind kaggle. Every value goes into a notebook or its metadata."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from ddpctl.launch_plan import TRAINER, program
 from ddpctl.secrets import exposed
@@ -73,7 +73,9 @@ class KaggleOptions:
     ] = None
     accelerator: Annotated[
         str,
-        Doc("The session's GPUs, as the client calls them; NvidiaTeslaT4 are two T4s."),
+        Doc(
+            "The session's GPUs, as the client calls them; NvidiaTeslaT4 are two T4s, which a job uses both by default."
+        ),
         Rule(check_accelerator),
     ] = T4
     datasets: Annotated[
@@ -99,6 +101,11 @@ class KaggleOptions:
         ),
         Rule(check_wheel),
     ] = INSIDE
+
+    @property
+    def job_defaults(self) -> Mapping[str, Any]:
+        """The fields of a job that have another default on this target."""
+        return {"gpus": GPUS[self.accelerator]} if self.accelerator in GPUS else {}
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """What cannot be: the key and a sentence."""

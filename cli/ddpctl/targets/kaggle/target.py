@@ -25,6 +25,7 @@ from ddpwire.version import __version__
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
+NOBODY = "your-name"  # in the place of an owner that is not known
 WAIT_S = 15  # between two looks at a session that waits, or has not ended with its log
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
 _PRINT = (
@@ -51,44 +52,54 @@ class KaggleTarget(Target):
             )
         return kaggle_notebook.notebook(plan, Cargo())
 
-    def files(self, plan: Plan) -> Verb[dict[str, str]]:
-        """The notebook and its metadata, as ``kaggle kernels push`` takes them: name → text."""
-        owner = self.options.owner or (yield from self._user())
+    def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
+        """The notebook and its metadata, as ``kaggle kernels push`` takes them: name → text.
+
+        They are written also where no client says whose notebook it is to be.
+        """
+        owner, note = self.options.owner, ""
+        if not owner:
+            try:
+                owner = yield from self._user()
+            except DdpctlError:
+                owner = NOBODY
+                note = (
+                    f"no kaggle client here that is logged in: {kaggle_notebook.METADATA} has {NOBODY} as the owner; "
+                    "write your Kaggle user name there, or as the target's `owner`"
+                )
+        return (yield from self._texts(plan, owner)), note
+
+    def _texts(self, plan: Plan, owner: str) -> Verb[dict[str, str]]:
         cargo = yield from self._load(plan)
         return {
             kaggle_notebook.notebook_file(plan.run): kaggle_notebook.notebook(plan, cargo),
             kaggle_notebook.METADATA: kaggle_notebook.metadata(plan, self.options, owner),
         }
 
+    def dry_run(self, plan: Plan) -> Verb[Submission]:
+        """Yield the push; the notebook and its metadata are summarized. Without a client it fails as a launch does."""
+        user = yield from self._user()
+        texts = yield from self._texts(plan, self.options.owner or user)
+        yield (_push(plan),)
+        return Submission(handle={}, table=(f"into {_folder(plan)}", *kaggle_notebook.summary(plan, texts)))
+
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Write both beside the run's record, and push them."""
         del attached  # a session goes on without this ddpctl in any case
         try:
             owner = self.options.owner or (yield from self._user())
-            cargo = yield from self._load(plan)
+            texts = yield from self._texts(plan, owner)
         except DdpctlError as error:
             raise NotStartedError(error) from None
-        where = str(PurePath(plan.run_dir) / "kaggle")
-        texts = (
-            (kaggle_notebook.notebook_file(plan.run), kaggle_notebook.notebook(plan, cargo)),
-            (kaggle_notebook.METADATA, kaggle_notebook.metadata(plan, self.options, owner)),
-        )
+        where = _folder(plan)
         written = yield tuple(
-            Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts
+            Command(argv=("sh", "-c", _WRITE, "ddpctl", where, name), stdin=text) for name, text in texts.items()
         )
         for output in written:
             if output.returncode:
                 raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a word')}")
-        limit = ("--timeout", str(plan.job.time_limit_s)) if plan.job.time_limit_s else ()
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.run)}"
-        url = f"https://www.kaggle.com/code/{kernel}"
-        (pushed,) = yield (
-            Command(
-                argv=("kaggle", "kernels", "push", "--path", where, *limit),
-                timeout_s=PUSH_S,
-                placeholder=f"Kernel version 1 successfully pushed.  Please check progress at {url}\n",
-            ),
-        )
+        (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
             raise NotStartedError(why)
         done = read_push(pushed.stdout)
@@ -128,7 +139,7 @@ class KaggleTarget(Target):
         if self.options.wheel != INSIDE:
             return Cargo(files=files)
         argv = (sys.executable, "-P", "-m", "ddpctl.own_wheel")
-        (wheel,) = yield (Command(argv=argv, placeholder="<wheel>", timeout_s=ASK_S),)
+        (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
         if wheel.returncode:
             raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a word')}")
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
@@ -202,6 +213,16 @@ class KaggleTarget(Target):
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Nothing can be run in a session from outside. Raises ConfigError."""
         raise ConfigError(f"{run.name}: nothing can be run in a Kaggle session from outside")
+
+
+def _folder(plan: Plan) -> str:
+    """Where what is pushed is written."""
+    return str(PurePath(plan.run_dir) / "kaggle")
+
+
+def _push(plan: Plan) -> Command:
+    limit = ("--timeout", str(plan.job.time_limit_s)) if plan.job.time_limit_s else ()
+    return Command(argv=("kaggle", "kernels", "push", "--path", _folder(plan), *limit), timeout_s=PUSH_S)
 
 
 def _status(run: Run) -> Command:
