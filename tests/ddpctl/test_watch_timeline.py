@@ -274,7 +274,7 @@ def test_time_in_the_queue_is_in_no_percentage_and_times_count_from_the_first_st
     title, _, *bars, _, first, second = lines(run, 78, plain=True)
     assert bars == [
         "queue         40 s                                  #################",
-        "start         10 s   25 %                                            ########",
+        "start         10 s   25 %                                           #########",
         "training      30 s   75 %  #########################",
     ]
     for line in (title, first, second):
