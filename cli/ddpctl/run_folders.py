@@ -4,7 +4,7 @@ Such a folder has no ``run.json``; a batch script's ``starts``, the nodes' folde
 """
 
 import json
-import socket
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -49,7 +49,7 @@ def is_by_hand(run: Run) -> bool:
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
     """The status, unless it is only that of this machine: who cannot be seen from here is not lost."""
-    away = sorted({*run.handle.get("hosts", ())} - {socket.gethostname()})
+    away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
     message = f"it left no outcome, and whether it lives can be seen on {', '.join(away)} only"

@@ -132,11 +132,11 @@ def split_starts(events: Sequence[Event], placed: Sequence[float] = ()) -> list[
     """The events of each start of the whole run. A node that comes back to others that go on is no new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
-        told = found[-1] if found else []
+        current = found[-1] if found else []
         if not found or (
             event.event == "node_started"
-            and any(one.node == event.node for one in told if one.event in OF_NODES)
-            and _is_over(told, placed, events[index:])
+            and any(one.node == event.node for one in current if one.event in OF_NODES)
+            and _is_over(current, placed, events[index:])
         ):
             found.append([])
         found[-1].append(event)

@@ -265,11 +265,15 @@ def read_answers(text: str) -> Answers:
     return Answers(jobs=tuple(jobs), files=sections, error=error)
 
 
-def files_of_job(run_dir: str, nodes: int) -> tuple[str, ...]:
-    """The files that say how a job and its nodes fare."""
+def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
+    """The files that say how the nodes of a job fare."""
     dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
-    names = (run_files.NODE, run_files.OUTCOME)
-    return (str(PurePath(run_dir) / run_files.STARTS), *(str(path / name) for path in dirs for name in names))
+    return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME))
+
+
+def starts_file(run_dir: str) -> str:
+    """The file that says how often a job was started."""
+    return str(PurePath(run_dir) / run_files.STARTS)
 
 
 def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
@@ -278,7 +282,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
     if job is not None and job.state == "pending":
-        again = _requeued(answers.files.get(str(PurePath(run_dir) / run_files.STARTS), ""), reports)
+        again = _requeued(answers.files.get(starts_file(run_dir), ""), reports)
         return RunStatus(run=run.name, state="pending", message=again + waits(job), nodes=())
     found = fold_nodes(run.name, reports, young=young and job is None)
     if job is None:

@@ -22,7 +22,7 @@ from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.containers import beside
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpctl.targets.slurm.queue import files_of_job, read_answers, status_of, together
+from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
 from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
@@ -91,7 +91,8 @@ class SlurmTarget(Target):
         """Ask Slurm, and every node's folder."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
-        files = tuple(path for part in every for path in files_of_job(str(folder_of(part)), _nodes(part)))
+        places = [(folder_of(part), _nodes(part)) for part in every]
+        files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
         if output.returncode:
@@ -127,7 +128,7 @@ class SlurmTarget(Target):
                 f"{run.name} is an array of {len(tasks)} trainings", hint=f"--task shows one: {', '.join(tasks)}"
             )
         nodes, folder = range(_nodes(run)), folder_of(run)
-        placed = f"cut -d' ' -f5 {shlex.quote(str(PurePath(folder) / run_files.STARTS))} 2>/dev/null"
+        placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
         text = probe_script(
             probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
         )
