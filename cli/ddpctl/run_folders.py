@@ -5,6 +5,7 @@ Such a folder has no ``run.json``; a batch script's ``starts``, the nodes' folde
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ddpwire.run_files import CHECKPOINTS, ENVIRONMENT, NODE, RECORD, STARTS, re
 from ddpwire.version import __version__
 
 UNKNOWN = "unknown"
+NODE_DIR, TASK_DIR = re.compile(r"node-([0-9]{1,4})"), re.compile(r"task-([0-9]{1,7})")
 FIRST_BYTES = 4096  # of a file of events
 
 
@@ -58,15 +60,17 @@ def without_guess(run: Run, status: RunStatus) -> RunStatus:
 
 def _is_run(folder: Path) -> bool:
     marks = (RECORD, STARTS)
-    return any((folder / name).exists() for name in marks) or any(_numbered(folder, word) for word in ("node", "task"))
+    return any((folder / name).exists() for name in marks) or any(
+        _numbered(folder, pattern) for pattern in (NODE_DIR, TASK_DIR)
+    )
 
 
 def _read(folder: Path, kind: str) -> Run | None:
     if (folder / RECORD).exists():
         return run_store.read(folder)
-    tasks = _numbered(folder, "task")
+    tasks = _numbered(folder, TASK_DIR)
     parts = [path for _, path in tasks] or [folder]
-    nodes = [(number, path) for part in parts for number, path in _numbered(part, "node")]
+    nodes = [(number, path) for part in parts for number, path in _numbered(part, NODE_DIR)]
     starts = [start for part in parts for start in read_starts(_text(part / STARTS))]
     if not nodes and not starts:
         return None
@@ -90,11 +94,11 @@ def _read(folder: Path, kind: str) -> Run | None:
     )
 
 
-def _numbered(folder: Path, prefix: str) -> list[tuple[int, Path]]:
-    """The folders PREFIX-K in it, by K; where it cannot be read, none."""
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+    """The folders in it that have such a name, by their number; where it cannot be read, none."""
     with suppress(OSError):
-        found = [(path.name.partition("-"), path) for path in folder.iterdir() if path.is_dir()]
-        return sorted((int(word[2]), path) for word, path in found if word[0] == prefix and word[2].isdecimal())
+        found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+        return sorted((int(match[1]), path) for match, path in found if match)
     return []
 
 
@@ -120,7 +124,7 @@ def _times(node: Path) -> list[float]:
 
 
 def _host(node: Path) -> str:
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         facts = json.loads(_text(node / ENVIRONMENT))
         if isinstance(facts, Mapping):
             return str(facts.get("host", UNKNOWN))

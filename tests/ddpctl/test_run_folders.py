@@ -38,6 +38,8 @@ def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path
         node(tmp_path / "a", number)
     node(tmp_path / "b", started=90.0)
     (tmp_path / "nothing").mkdir()
+    (tmp_path / "a" / "node-99999999").mkdir()
+    (tmp_path / "b" / "node-0" / "environment.json").write_text("[" * 99999)
     (tmp_path / "file").touch()
     runs = found(tmp_path)
     assert list(runs) == ["b", "a"], "newest first"

@@ -55,7 +55,14 @@ def drawn(
     state: State = "training",
 ) -> list[tuple[str, float, float]]:
     found = phase_spans(
-        events, created=100, placed=placed, queued=queued, state=state, now=200, nodes=2, history=history
+        events,
+        created=100,
+        placed=dict.fromkeys((0, 1), placed),
+        queued=queued,
+        state=state,
+        now=200,
+        nodes=2,
+        history=history,
     )
     assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
     return [(one.phase, one.begin, one.end) for one in found]

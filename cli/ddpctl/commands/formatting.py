@@ -82,23 +82,19 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
     rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
     for task, own in zip(tasks, state.tasks, strict=True):
         step = own.outcome.step if own.outcome else None
+        own_variables = (f"{name}={value}" for name, value in task.job.env.items() if run.job.env.get(name) != value)
         rows.append(
             (
                 f"  {task.name.rpartition('-')[2]}",
                 own.state,
                 "-" if own.code is None else str(own.code),
                 "-" if step is None else str(step),
-                one_line(" ".join((*_of_task(run, task), command_line(task.job)))),
+                one_line(" ".join((*own_variables, command_line(task.job)))),
                 one_line(task.checkpoint_dir),
             )
         )
     name = run.folder if is_by_hand(run) else run.name
     return [*table(rows), f"  one of them  ddpctl status {name} --task K, and logs, top, timeline, report"]
-
-
-def _of_task(run: Run, task: Run) -> list[str]:
-    """The variables that tell a task from the others."""
-    return [f"{name}={value}" for name, value in task.job.env.items() if run.job.env.get(name) != value]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 
 from ddpctl import launcher, targets
 from ddpctl.launcher import AppContext
@@ -54,6 +55,8 @@ EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
 )  # fmt: skip
 OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # their node is the one that tells
+Placed = Mapping[int, Sequence[float]]  # when each node got its places, in seconds since the epoch
+NOWHERE: Placed = MappingProxyType({})
 PLACE_S = 2.0  # a queue may tell whole seconds, by a clock of its own
 BAD = ("failed", "checkpoint_failed")
 OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node, or every rank, tells of it
@@ -94,22 +97,25 @@ def phase_spans(
     events: Sequence[Event],
     *,
     created: float,
-    placed: Sequence[float],
+    placed: Placed,
     queued: bool,
     state: State,
     now: float,
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """The run's time in the order in which it went by. ``placed``: when its target gave it a place, where it knows.
+    """The run's time in the order in which it went by. ``placed``: when its target gave each node a place, if it knows.
 
-    ``queued``: whether it has a queue at all. A run whose ``state`` is not that it goes on is shown until the last sign
-    of life of it.
+    ``queued``: whether it has a queue at all. A run whose ``state`` is not that it goes on is shown until its last sign
+    of life.
     """
     spans: list[Span] = []
     since, starts = created, split_starts(events, placed)
+    times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
-        places = [place for place in placed if since - PLACE_S <= place <= _first(start, "node_started", now) + PLACE_S]
+        first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
+        latest = max(first.values(), default=now) + PLACE_S
+        places = [place for place in times if since - PLACE_S <= place <= latest]
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:
             clock.turn("start", places[-1])
@@ -120,7 +126,7 @@ def phase_spans(
         clock.turn("end", since)
         spans += _cut(clock.spans, _within(start))
     if state in WAITING and since < now:
-        place = max((place for place in placed if place > since - (0 if spans else PLACE_S)), default=now)
+        place = max((place for place in times if place > since - (0 if spans else PLACE_S)), default=now)
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         clock.turn("start", place)
         clock.turn("end", now)
@@ -128,7 +134,7 @@ def phase_spans(
     return tuple(spans)
 
 
-def split_starts(events: Sequence[Event], placed: Sequence[float] = ()) -> list[Sequence[Event]]:
+def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
     """The events of each start of the whole run. A node that comes back to others that go on is no new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
@@ -143,33 +149,23 @@ def split_starts(events: Sequence[Event], placed: Sequence[float] = ()) -> list[
     return list(found)
 
 
-def _is_over(start: Sequence[Event], placed: Sequence[float], following: Sequence[Event] = ()) -> bool:
-    """Whether every node of a start has ended, is started next, or was started before the run's newest place."""
+def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
+    """Whether every node of a start has ended, is started next, or has a newer place."""
     last = {event.node: event for event in start if event.event in OF_NODES}
-    following = [event for event in following if event.event in OF_NODES]
-    for node, event in last.items():
-        then = next((one for one in following if one.node == node), None)
-        if then is not None and then.event != "node_started":
-            return False
-        if then is None and event.event != "node_ended" and not any(place > event.time + PLACE_S for place in placed):
-            return False
-    return bool(last)
+    then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
+    return bool(last) and all(
+        then[node] == "node_started"
+        if node in then
+        else event.event == "node_ended" or any(place > event.time + PLACE_S for place in placed.get(node, ()))
+        for node, event in last.items()
+    )
 
 
-def count_restarts(events: Sequence[Event], placed: Sequence[float] = ()) -> int:
+def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
     """How often the ranks were started anew: by ddprun, or with their nodes."""
     starts = split_starts(events, placed)
     by_ddprun = sum(len({event.attempt for event in start if event.event == "restart"}) for start in starts)
     return by_ddprun + max(0, len(starts) - 1)
-
-
-def _first(start: Sequence[Event], name: str, default: float) -> float:
-    """When the last of the nodes was there for the first time."""
-    first: dict[int, float] = {}
-    for event in start:
-        if event.event == name:
-            first.setdefault(event.node, event.time)
-    return max(first.values(), default=default)
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
@@ -345,7 +341,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     seen = _probe_nodes(context, run, probe)
     history = History(nodes={one.node: read_history(one.files.get(HISTORY, "")) for one in seen})
     events = read_events(*(one.files.get(name, "") for one in seen for name in (EVENTS_BEFORE, EVENTS)))
-    placed = sorted({place for one in seen for place in one.placed})
+    placed = {one.node: one.placed for one in seen}
     now = time.time()
     last_lines_of, last_lines = _last_words(context, run, status)
     return Timeline(
