@@ -15,7 +15,7 @@ echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
 gpus=()
 if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
-  kind='[[:space:]]*([0-9]+)'
+  kind='[[:space:]]*\+?0*([0-9]+)'
   case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
   IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
   for entry in "${entries[@]}"; do

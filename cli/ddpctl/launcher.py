@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl import run_store, targets
+from ddpctl import run_folders, run_store, targets
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -75,6 +75,35 @@ def open_context(environ: Mapping[str, str]) -> AppContext:
 
 def _emit(line: str) -> None:
     print(plain(line), file=sys.stderr)  # it may quote a program's output
+
+
+# The run that a verb is about
+
+
+def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
+    """The run of that name, or whose folder it is (a name with a slash); ``task``: one training of an array."""
+    run = (
+        run_folders.load(Path(name).absolute(), kind=_kind_by_hand())
+        if name and "/" in name
+        else run_store.load(context.root, name)
+    )
+    if task is None:
+        return run
+    tasks = target_of(run).tasks(run)
+    found = next((one for one in tasks if one.name == f"{run.name}.task-{task}"), None)
+    if found is None:
+        known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
+        raise NoInputError(f"--task {task}: {run.name} {f'has the tasks {known}' if tasks else 'is no array'}")
+    return found
+
+
+def in_folder(folder: Path) -> tuple[Run, ...]:
+    """The runs in a folder, also those that no ddpctl launched. Raises NoInputError."""
+    return run_folders.load_all(folder.absolute(), kind=_kind_by_hand())
+
+
+def _kind_by_hand() -> str:
+    return targets.default_kind({})[0]
 
 
 # Plan, submit, follow, stop
@@ -305,8 +334,9 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
             states = context.executor.perform(target.status(group, now=time.time()))
         except DdpctlError as error:  # what one target cannot answer keeps nobody from the others
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
-        found |= {state.run: state for state in states}
-    update_discovery(context.root, ((run, found[run.name]) for run in asked))
+        found |= {run.name: run_folders.without_guess(run, state) for run, state in zip(group, states, strict=True)}
+    own = (run for run in asked if Path(run.folder).parent == context.root)
+    update_discovery(context.root, ((run, found[run.name]) for run in own))
     return tuple(found[run.name] for run in asked)
 
 

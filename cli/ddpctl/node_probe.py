@@ -25,7 +25,7 @@ class Probe:
     metrics: bool = True
     files: tuple[str, ...] = ()  # of its folder, by their names there
     max_bytes: int = 2_000_000  # of each file, its last ones
-    placed: bool = False  # when it got its place, where the target knows
+    placed: bool = False  # when it got its places, where the target knows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class ProbeResult:
     time: float | None = None  # the node's clock, in seconds since the epoch; None: it was not asked
     metrics: str = ""  # empty: its endpoint did not answer, or has none
     files: Mapping[str, str] = field(default_factory=dict)  # those that are there
-    placed: float | None = None  # when a queue gave it a place, in seconds since the epoch
+    placed: tuple[float, ...] = ()  # when a queue gave it a place, each time, in seconds since the epoch
     failure: str = ""  # why it could not be asked, in a line
 
 
@@ -57,7 +57,7 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """The script. ``folders``: those of nodes, as words of the shell; ``placed``: what prints when they got one."""
+    """The script. ``folders``: those of nodes, as words of the shell; ``placed``: what prints when they got them."""
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())
@@ -101,7 +101,7 @@ def _read_one(node: int, text: str) -> ProbeResult:
     return ProbeResult(
         node=node,
         time=_seconds(parts.pop(_TIME, "")),
-        placed=_seconds(parts.pop(_PLACED, "")),
+        placed=tuple(time for line in parts.pop(_PLACED, "").splitlines() if (time := _seconds(line)) is not None),
         metrics="" if failure else parts.pop(_METRICS, ""),
         files={name: content for name, content in parts.items() if not name.startswith("=")},
         failure=failure,

@@ -107,6 +107,7 @@ class RunStatus:
     code: int | None = None  # the run's exit code, once it has ended
     outcome: Outcome | None = None
     nodes: tuple[NodeReport, ...] = ()
+    tasks: tuple["RunStatus", ...] = ()  # of an array, each by its own name
     remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
 
     @property
@@ -263,13 +264,13 @@ def discard(folder: Path) -> None:
 
 def load_all(root: Path) -> tuple[Run, ...]:
     """Every run, newest first. Folders that are no runs, and records that cannot be read, are passed over."""
-    runs = [run for folder in _folders(root) if (run := _read(folder))]
+    runs = [run for folder in _folders(root) if (run := read(folder))]
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
 def unreadable(root: Path) -> tuple[Path, ...]:
     """Folders whose record is there and cannot be read."""
-    return tuple(folder for folder in _folders(root) if (folder / RECORD).exists() and not _read(folder))
+    return tuple(folder for folder in _folders(root) if (folder / RECORD).exists() and not read(folder))
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
@@ -304,7 +305,8 @@ def _folders(root: Path) -> Iterator[Path]:
         raise NoInputError(f"cannot read the runs in {root}: {error.strerror}") from None
 
 
-def _read(folder: Path) -> Run | None:
+def read(folder: Path) -> Run | None:
+    """The run whose record is in that folder; None: there is none that can be read."""
     try:
         text = read_regular(folder / RECORD).decode()
         if "\\u0000" in text:  # no path and no word has one

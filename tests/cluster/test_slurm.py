@@ -52,6 +52,17 @@ def test_train_sbatch_as_it_is_checked_out(site: Site) -> None:
     trained((site.folder / "two.log").read_text(), 4)
     site.sh("sbatch", "--wait", "--output=three.log", "--nodes=3", "--gpus-per-node=1", script)
     trained((site.folder / "three.log").read_text(), 3)
+    by_hand = json.loads(site.ddpctl("ps", "--folder", "runs", "--json"))
+    assert [(run["kind"], run["state"], run["nodes"], run["ranks"]) for run in by_hand] == [
+        ("slurm", "succeeded", "3", 1),
+        ("slurm", "succeeded", "2", 2),
+    ]
+    folder = f"runs/{by_hand[0]['run']}"
+    assert json.loads(site.ddpctl("status", folder, "--json")) == by_hand[0]
+    spent = json.loads(site.ddpctl("timeline", folder, "--json"))
+    assert (spent["restarts"], "queue" in spent["seconds"]) == (0, False), "when it was submitted is not known"
+    assert {"training", "end"} <= spent["seconds"].keys()
+    assert "weights sha256 " in site.ddpctl("logs", folder)
 
 
 def test_the_weights_are_those_of_a_local_run_also_through_a_login_node(site: Site) -> None:
@@ -208,6 +219,19 @@ def test_an_array_runs_four(site: Site) -> None:
     assert "run four succeeded" in said
     for task in range(4):
         assert f"[task {task}] task {task} rank 0\n" in said
+    folder = site.folder / "state" / "four"
+    tasks = json.loads(site.ddpctl("status", "four", "--json"))["tasks"]
+    assert [(one["run"], one["state"], one["env"], one["checkpoint_dir"]) for one in tasks] == [
+        (f"four.task-{task}", "succeeded", {"SLURM_ARRAY_TASK_ID": str(task)}, f"{folder}/task-{task}/checkpoints")
+        for task in range(4)
+    ]
+    assert json.loads(site.ddpctl("status", "four", "--task", "2", "--json"))["run"] == "four.task-2"
+    said = site.ddpctl("logs", "four", "--task", "2")
+    assert ("task 2 rank 0" in said, "task 1" in said) == (True, False)
+    seen = json.loads(site.ddpctl("top", "four", "--task", "2", "--once", "--json"))
+    assert (seen["run"], seen["state"]) == ("four.task-2", "succeeded")
+    assert "running" in json.loads(site.ddpctl("timeline", "four", "--task", "2", "--json"))["seconds"]
+    assert site.ddpctl("report", "four", "--task", "2").endswith("/four.task-2.html\n")
 
 
 def test_more_gpus_than_there_are(site: Site) -> None:
@@ -238,6 +262,10 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
     assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
 
 
+def phases(site: Site, run: str) -> list[str]:
+    return [span["phase"] for span in json.loads(site.ddpctl("timeline", run, "--json"))["spans"]]
+
+
 def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     site.ddpctl("launch", "-f", FILE, "--name", "lost", "--detach", "--", "ddptrain", "--epochs", "2000",
                 "--checkpoint-every", "10")  # fmt: skip
@@ -247,8 +275,18 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     os.kill(int(dead.read_text()), signal.SIGKILL)
     until(lambda: site.state(job) == "PENDING", 60, lambda: site.state(job))
     reached = site.checkpoints("lost")[-1]
+    waiting = json.loads(site.ddpctl("status", "lost", "--json"))
+    assert waiting["state"] == "pending"
+    assert re.match(rf"requeued(?: at step \d+)?, 1 of 20: job {job} waits \(", waiting["message"])
+    assert phases(site, "lost")[-1] == "queue"
     start_soon(site, job)
     until(lambda: "going on at step" in site.log("lost"), 90, lambda: site.log("lost"))
     again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
     assert again > reached
     assert "run lost stopped" in site.ddpctl("stop", "lost")
+    spent = json.loads(site.ddpctl("timeline", "lost", "--json"))
+    assert spent["restarts"] == 1
+    seen = [span["phase"] for span in spent["spans"]]
+    waited = max(index for index, phase in enumerate(seen) if phase == "queue")
+    assert "training" in seen[:waited]
+    assert seen[waited + 1 :][:2] == ["start", "preflight"]

@@ -57,6 +57,38 @@ def test_who_is_alive_and_where() -> None:
     ]
 
 
+def test_an_array_has_a_line_a_task() -> None:
+    job = replace(RUN.job, env={"LR": "1"})
+    array = replace(RUN, job=job)
+    tasks = [
+        replace(
+            array,
+            name=f"night.task-{task}",
+            job=replace(job, env={**job.env, "SLURM_ARRAY_TASK_ID": task}),
+            checkpoint_dir=f"/runs/night/task-{task}/checkpoints",
+        )
+        for task in ("0", "12")
+    ]
+    saved = Outcome(code=143, cause="stopped", message="", step=40)
+    states = (
+        RunStatus(run="night.task-0", state="stopped", message="", code=143, outcome=saved),
+        RunStatus(run="night.task-12", state="training", message=""),
+    )
+    state = RunStatus(run="night", state="training", message="array of 2", tasks=states)
+    assert formatting.status_lines(array, state, tasks, can_resume=False)[2:] == [
+        "  logs         /runs/night",
+        "  TASK  STATE     EXIT  STEP  PROGRAM                          CHECKPOINTS",
+        "  0     stopped   143   40    SLURM_ARRAY_TASK_ID=0 train.py   /runs/night/task-0/checkpoints",
+        "  12    training  -     -     SLURM_ARRAY_TASK_ID=12 train.py  /runs/night/task-12/checkpoints",
+        "  one of them  ddpctl status night --task K, and logs, top, timeline, report",
+    ]
+    document = formatting.as_json(array, state, tasks)["tasks"]
+    assert [(one["run"], one["state"], one["env"]["SLURM_ARRAY_TASK_ID"]) for one in document] == [
+        ("night.task-0", "stopped", "0"),
+        ("night.task-12", "training", "12"),
+    ]
+
+
 def test_what_a_node_says_moves_no_cursor() -> None:
     report = NodeReport(node=0, alive=True, state=None, outcome=None, note="\x1b[2J")
     state = RunStatus(run="night", state="failed", message="\x1b[2Jgone", code=1, nodes=(report,))

@@ -128,7 +128,7 @@ def test_ssh_asks_every_host_for_its_own() -> None:
 
 
 def test_slurm_asks_the_login_node_once(wording: Wording) -> None:
-    said = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n\n\x1e=1\n\n\x1e=time\n13\n")
+    said = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=time\n12\n\n\x1e=placed\n7\n9\n\n\x1e=1\n\n\x1e=time\n13\n")
     target = test_slurm_target.SlurmTarget(test_slurm_target.DEFAULTS)
     (command,), seen = test_slurm_target.play(target.probe(test_slurm_target.RUN, Probe(placed=True)), [(said,)])
     assert command.argv == ("sh",)
@@ -137,7 +137,7 @@ def test_slurm_asks_the_login_node_once(wording: Wording) -> None:
         "if cd /r/night/node-0 2>/dev/null; then",
         "if cd /r/night/node-1 2>/dev/null; then",
     ]
-    assert seen == (ProbeResult(node=0, time=12.0, placed=7.0), ProbeResult(node=1, time=13.0))
+    assert seen == (ProbeResult(node=0, time=12.0, placed=(7.0, 9.0)), ProbeResult(node=1, time=13.0))
     shown = replace(test_slurm_target.RUN, handle={"job": "7", "tasks": ["0", "1"]})
     with pytest.raises(test_slurm_target.ConfigError) as error:
         test_slurm_target.play(target.probe(shown, Probe()), [])

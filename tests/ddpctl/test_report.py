@@ -65,12 +65,19 @@ def test_a_line_with_marks_and_tooltips() -> None:
 
 
 def test_bars_of_phases() -> None:
-    drawn = gantt_chart(SPANS, {"start": 10, "training": 90}, begin=100, seconds=100)
+    drawn = gantt_chart(SPANS, {"start": (10, 0.1), "training": (90, 0.9)}, begin=100, seconds=100)
     assert re.findall(r'<text class="label".*?>(.*?)</text>', drawn) == ["start  10 s  10 %", "training  90 s  90 %"]
     assert re.findall(r'<rect class="(.*?)" x="(.*?)" y=".*?" width="(.*?)"', drawn) == [
         ("bar phase-start", "200.0", "74.8"),
         ("bar phase-training", "274.8", "673.2"),
     ]
+
+
+def test_a_wait_in_the_queue_has_no_share_and_the_first_one_no_bar() -> None:
+    first, again = Span(phase="queue", begin=60, end=100), Span(phase="queue", begin=150, end=160)
+    drawn = gantt_chart((first, *SPANS, again), {"queue": (50, None)}, begin=100, seconds=100)
+    assert re.findall(r'<text class="label".*?>(.*?)</text>', drawn) == ["queue  50 s"]
+    assert re.findall(r'<rect class="bar phase-queue" x="(.*?)"', drawn) == ["574.0"]
 
 
 def test_only_what_was_reported_is_plotted() -> None:

@@ -233,6 +233,23 @@ def test_no_requeue_beyond_the_cap_or_outside_of_a_batch_job(stand_ins: StandIns
     assert (inside.code, len(inside.of("scontrol"))) == (143, 2)
 
 
+def test_each_start_is_written_down_and_those_of_an_earlier_job_are_not_kept(stand_ins: StandIns) -> None:
+    env = {"RUN_DIR": str(stand_ins.folder / "kept")}
+
+    def starts(**more: str) -> list[tuple[str, str, int, int]]:
+        began = int(time.time())
+        stand_ins.run(JOB, SlurmOptions(requeues=2), **env, **more)
+        found = run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())
+        assert began <= found[-1].time <= time.time() or "SLURM_JOB_START_TIME" in more
+        return [(one.launcher, one.job, one.requeues, one.limit) for one in found]
+
+    assert starts() == [("slurm", "4711", 0, 2)]
+    assert starts(SLURM_RESTART_COUNT="1", SLURM_JOB_START_TIME="900")[1:] == [("slurm", "4711", 1, 2)]
+    assert run_files.read_starts((stand_ins.folder / "kept" / "starts").read_text())[1].time == 900
+    assert starts(SLURM_JOB_ID="4712") == [("slurm", "4712", 0, 2)]
+    assert starts(ENVIRONMENT="")[0][1].startswith("@")
+
+
 def start(stand_ins: StandIns) -> "subprocess.Popen[bytes]":
     """A job of one node, whose srun or ddprun a test has replaced; what scancel is asked is in the file ``told``."""
     told = stand_ins.folder / "told"

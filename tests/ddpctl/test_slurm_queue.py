@@ -60,6 +60,17 @@ def test_the_state_of_a_job(text: str, state: str, code: int | None, wording: Wo
     wording(found.message)
 
 
+@pytest.mark.parametrize(
+    ("starts", "outcome"),
+    [("slurm 7 0 20 900\n", SAVED), ("slurm 7 0 2 900\nslurm 7 1 2 950\n", ""), ("slurm 7 2 2 900\n", ""), ("", "")],
+    ids=["saved", "killed", "by-an-administrator", "never-started"],
+)
+def test_a_job_that_waits_again_says_where_it_was(starts: str, outcome: str, wording: Wording) -> None:
+    found = status(said("7|N/A|PENDING|BeginTime|N/A|", ("starts", starts), ("node-0/outcome.json", outcome)))
+    assert found.state == "pending"
+    wording(found.message)
+
+
 def test_the_state_of_an_array(wording: Wording) -> None:
     run = replace(RUN, handle=RUN.handle | {"tasks": ["0", "1"]})
     going = status(said("7|0|RUNNING|None|x|n0\n7|1|PENDING|JobArrayTaskLimit|N/A|"), run=run)
@@ -70,6 +81,13 @@ def test_the_state_of_an_array(wording: Wording) -> None:
     files = (("task-0/node-0/outcome.json", done), ("task-1/node-0/outcome.json", failed))
     ended = status(said("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=run)
     assert (ended.state, ended.code) == ("failed", 3)
+    assert [(one.run, one.state, one.code) for one in ended.tasks] == [
+        ("night.task-0", "succeeded", 0),
+        ("night.task-1", "failed", 3),
+    ]
+    (task,) = SlurmTarget(SlurmOptions()).tasks(run)[1:]
+    one = status(said("7|0|COMPLETED|None|x|\n7|1|FAILED|NonZeroExitCode|x|", *files), run=task)
+    assert (one.run, one.state, one.code, one.tasks) == ("night.task-1", "failed", 3, ())
     wording(ended.message)
     assert expand("0-6:3,9%2") == ("0", "3", "6", "9")
 

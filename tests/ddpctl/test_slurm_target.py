@@ -163,9 +163,21 @@ def test_logs_are_the_jobs_or_some_nodes_or_ranks(wording: Wording) -> None:
     assert files(LogQuery(ranks=(3,))) == ("7", "+1", "[node1 rank3] ", "/r/night/node-1/rank-3.log")
     array = replace(RUN, handle=RUN.handle | {"tasks": ["4"]})
     assert files(LogQuery(), array) == ("7", "+1", "[task 4] ", "/r/night/job-4.log")
+    (task,) = SlurmTarget(SlurmOptions()).tasks(array)
+    assert files(LogQuery(), task) == ("7_4", "+1", "", "/r/night/job-4.log")
+    assert files(LogQuery(ranks=(1,)), task) == ("7_4", "+1", "[node0 rank1] ", "/r/night/task-4/node-0/rank-1.log")
     with pytest.raises(NoInputError) as raised:
         play(SlurmTarget(SlurmOptions()).logs(RUN, LogQuery(ranks=(9,))), [(Output(returncode=66),)])
     wording(raised.value)
+
+
+def test_a_task_of_an_array_is_a_run_of_its_own() -> None:
+    array = replace(RUN, handle=RUN.handle | {"tasks": ["0", "4"], "logs": "hpc:/r/night"})
+    assert SlurmTarget(DEFAULTS).tasks(RUN) == ()
+    _, task = SlurmTarget(DEFAULTS).tasks(array)
+    assert (task.name, task.checkpoint_dir) == ("night.task-4", "/r/night/task-4/checkpoints")
+    assert task.job.env == {"SLURM_ARRAY_TASK_ID": "4"}
+    assert (task.handle["job"], task.handle["dir"], task.logs_at) == ("7_4", "/r/night/task-4", "hpc:/r/night/task-4")
 
 
 def test_stop_and_a_command_beside_the_ranks(wording: Wording) -> None:

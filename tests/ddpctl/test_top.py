@@ -19,7 +19,18 @@ from ddpctl.executor import Executor
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import ProbeResult
 from ddpctl.run_store import RunStatus
-from ddpctl.watch.snapshot import Reading, Snapshot, Watcher, empty_snapshot, numbers, read_metrics, rows, state
+from ddpctl.watch.history import History
+from ddpctl.watch.snapshot import (
+    Reading,
+    Snapshot,
+    Watcher,
+    empty_snapshot,
+    numbers,
+    read_metrics,
+    rows,
+    state,
+    time_left_s,
+)
 from ddpwire.metrics import STEP_PHASES
 
 STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
@@ -78,6 +89,18 @@ def snapshot(slow_s: float = 0.05) -> Snapshot:
     now = (node(0, 150, own_s=FAST, more=OF_RANK_0), node(1, 150, own_s=(0.05, grown / 150)))
     history = {"throughput": (None, 500.0, 600.0, 640.0), "losses": (None, None, 1.5, 0.5), "left_s": 170.0}
     return replace(empty_snapshot(TRAINING, 1030), **numbers(now, before), **history)  # type: ignore[arg-type]
+
+
+def test_a_wait_in_the_queue_says_nothing_of_the_pace() -> None:
+    def row(time: float, step: float, waited: float) -> dict[str, float]:
+        counted = {"ddp_unproductive_seconds_total:requeue": waited, "ddp_ranks_alive": 2.0}
+        return {"time": time, "ddp_last_step": step, **counted}
+
+    view = replace(empty_snapshot(TRAINING, 1300.0), step=30, planned=130)
+    plain = History(nodes={0: (row(1000, 0, 0), row(1300, 30, 0))})
+    assert time_left_s(plain, view) == 1000
+    requeued = History(nodes={0: (row(1000, 0, 0), row(1100, 10, 0), row(1300, 30, 2 * 150.0)), 1: ()})
+    assert time_left_s(requeued, view) == 500
 
 
 def shown(view: Snapshot, width: int, *, height: int | None = None, plain: bool = False) -> list[str]:

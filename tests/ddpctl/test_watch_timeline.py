@@ -6,10 +6,19 @@ from types import MappingProxyType
 from tests.wording import Wording
 
 from ddpctl.commands.timeline import lines
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_store import Run, RunStatus, State
 from ddpctl.spec import JobSpec
 from ddpctl.watch.history import History
-from ddpctl.watch.timeline import Span, Timeline, describe_event, phase_spans, phase_totals
+from ddpctl.watch.timeline import (
+    Span,
+    Timeline,
+    count_restarts,
+    describe_event,
+    phase_shares,
+    phase_spans,
+    phase_totals,
+    timeline_events,
+)
 from ddpwire.events import Event
 from ddpwire.history import Row
 
@@ -38,9 +47,23 @@ START = [
 
 
 def drawn(
-    events: list[Event], *, history: History = NOBODY, placed: float | None = None, queued: bool = True
+    events: list[Event],
+    *,
+    history: History = NOBODY,
+    placed: tuple[float, ...] = (),
+    queued: bool = True,
+    state: State = "training",
 ) -> list[tuple[str, float, float]]:
-    found = phase_spans(events, created=100, placed=placed, queued=queued, now=200, nodes=2, history=history)
+    found = phase_spans(
+        events,
+        created=100,
+        placed=dict.fromkeys((0, 1), placed),
+        queued=queued,
+        state=state,
+        now=200,
+        nodes=2,
+        history=history,
+    )
     assert [one.end for one in found[:-1]] == [one.begin for one in found[1:]], "no gap, nothing twice"
     return [(one.phase, one.begin, one.end) for one in found]
 
@@ -57,9 +80,10 @@ def test_a_launch_until_now() -> None:
 
 
 def test_what_was_pulled_after_the_queue_and_what_no_queue_is() -> None:
-    assert drawn(START, placed=104)[:2] == [("queue", 100, 104), ("start", 104, 110)]
+    assert drawn(START, placed=(104,))[:2] == [("queue", 100, 104), ("start", 104, 110)]
     assert drawn(START, queued=False)[0] == ("start", 100, 110)
-    assert drawn([]) == [("queue", 100, 200)]
+    assert drawn([], state="pending") == [("queue", 100, 200)]
+    assert drawn([], state="starting", placed=(104,)) == [("queue", 100, 104), ("start", 104, 200)]
 
 
 def test_evaluations_checkpoints_and_a_restore_are_told_apart() -> None:
@@ -105,10 +129,57 @@ def test_a_failure_costs_the_time_until_the_ranks_are_where_they_had_been() -> N
     assert found[5:] == [("training", 122, 130), ("lost", 130, 158), ("training", 158, 200)]
 
 
-def test_a_run_that_a_queue_began_anew() -> None:
-    again = [event(one.time + 50, one.event, one.node, one.rank) for one in START]
-    found = drawn([*START, event(140, "rank_exited", rank=0), *again])
-    assert found[5:] == [("training", 122, 140), ("lost", 140, 172), ("training", 172, 200)]
+SAVED = [event(140, "failed", cause="stopped"), *both(142, "node_ended")]
+AGAIN = [event(one.time + 50, one.event, one.node, one.rank) for one in START]
+
+
+def rows_of(*steps: tuple[float, float]) -> History:
+    return History(nodes={0: tuple({"time": time, "ddp_last_step": step} for time, step in steps)})
+
+
+def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> None:
+    first = [("queue", 100, 104), ("start", 104, 110)]
+    saved = [("training", 122, 140), ("end", 140, 142)]
+    waiting = drawn([*START, *SAVED], placed=(104,), state="pending")
+    assert waiting[:2] + waiting[-3:] == [*first, *saved, ("queue", 142, 200)]
+    found = drawn([*START, *SAVED], placed=(104, 157), state="starting")
+    assert found[-2:] == [("queue", 142, 157), ("start", 157, 200)]
+    steps = rows_of((139, 20), (173, 24))
+    found = drawn([*START, *SAVED, *AGAIN], placed=(104, 157), history=steps)
+    assert found[6:] == [
+        *saved,
+        ("queue", 142, 157),
+        ("start", 157, 160),
+        ("preflight", 160, 162),
+        ("rendezvous", 162, 165),
+        ("import", 165, 171),
+        ("first step", 171, 172),
+        ("lost", 172, 173),  # the history does not tell earlier that step 20 is passed
+        ("training", 173, 200),
+    ]
+    assert count_restarts([*START, *SAVED, *AGAIN]) == 1
+    assert count_restarts(START) == 0
+
+
+def test_a_start_that_was_killed_ends_with_its_last_sign_of_life_and_steps_taken_again_are_lost() -> None:
+    steps = rows_of((130, 10), (139, 20), (173, 12), (180, 20), (190, 30))
+    found = drawn([*START, *AGAIN], placed=(104, 157), history=steps)
+    assert found[6:9] == [("training", 122, 139), ("queue", 139, 157), ("start", 157, 160)]
+    assert found[-2:] == [("lost", 172, 180), ("training", 180, 200)]
+
+
+def test_a_node_that_comes_back_is_no_new_start_of_the_run() -> None:
+    back = [event(150, "failed", cause="node_lost"), event(155, "node_started", node=1, requeued_s=20.0)]
+    found = drawn([*START, *back, *both(160, "rendezvous_done"), *both(165, "first_step")])
+    assert found[5:] == [("training", 122, 150), ("lost", 150, 165), ("training", 165, 200)]
+    assert count_restarts([*START, *back, *both(160, "rendezvous_done")]) == 0
+
+
+def test_a_run_that_does_not_go_on_is_shown_until_its_last_sign_of_life() -> None:
+    steps = rows_of((130, 10), (139, 20))
+    for state in ("lost", "failed", "unknown"):
+        assert drawn(START, history=steps, state=state)[-1] == ("training", 122, 139)  # type: ignore[arg-type]
+    assert drawn(START, history=steps)[-1] == ("training", 122, 200)
 
 
 def test_a_script_that_gives_no_sign_of_its_steps() -> None:
@@ -189,6 +260,29 @@ def test_the_bars(wording: Wording) -> None:
         "training      70 s   70 %            ##########     #########################",
         "lost          10 s   10 %                      #####",
         "",
+    ]
+    for line in (title, first, second):
+        wording(line)
+
+
+def test_time_in_the_queue_is_in_no_percentage_and_times_count_from_the_first_start(wording: Wording) -> None:
+    again = event(175, "node_started", requeued_s=25.0)
+    events = [*START, event(140, "signal", signal="SIGTERM"), again, event(175, "node_started", 1, requeued_s=25.0)]
+    found = (
+        Span(phase="queue", begin=100, end=120),
+        Span(phase="training", begin=120, end=150),
+        Span(phase="queue", begin=150, end=170),
+        Span(phase="start", begin=170, end=180),
+    )
+    assert phase_shares(found) == {"queue": (40, None), "start": (10, 0.25), "training": (30, 0.75)}
+    assert timeline_events(events)[-1] is again, "each node tells of it"
+    run = timeline(events, found, RunStatus(run="night", state="training", message=""))
+    assert (run.begin, run.end) == (120, 180)
+    title, _, *bars, _, first, second = lines(run, 78, plain=True)
+    assert bars == [
+        "queue         40 s                                  #################",
+        "start         10 s   25 %                                           #########",
+        "training      30 s   75 %  #########################",
     ]
     for line in (title, first, second):
         wording(line)

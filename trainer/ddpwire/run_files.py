@@ -1,7 +1,8 @@
 """The files of a run's folder: where each is, and how those are read and written that the programs share.
 
-RUN/                       beside it .targets/, with the runs' metrics addresses
+RUN/                       beside it .targets/, with the runs' metrics addresses; of an array a folder task-K/ a task
   run.json                 ddpctl's record (ddpctl alone reads and writes it)
+  starts                   a line for each start by a queue (read_starts): a batch script writes it
   checkpoints/             the script's, named to it by DDP_CHECKPOINT_DIR
   node-0/
     ddprun.lock            held locked by the node's ddprun for as long as it lives
@@ -40,6 +41,7 @@ from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
 RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" says where the checkpoints are, which a resumed run shares
+STARTS = "starts"
 LOCK = "ddprun.lock"
 NODE = "node.json"
 NODE_LOG = "node.log"
@@ -254,6 +256,30 @@ def read_outcome(text: str) -> Outcome:
 
 # The outcome of a node that was killed on request, which its ddprun could not write.
 KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
+
+# ---- ``starts``: each start of a run by a queue, which may put it back.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """One line."""
+
+    launcher: str  # whose queue
+    job: str  # what the queue calls the run
+    requeues: int  # how often it had been requeued
+    limit: int  # how often it may be
+    time: float  # when the queue gave it a place, in seconds since the epoch
+
+
+def read_starts(text: str) -> tuple[Start, ...]:
+    """The starts that ``text``, the content of the file, tells, the first one first; a torn line is passed over."""
+    lines = (line.split(" ") for line in text.splitlines())
+    return tuple(
+        Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))
+        for words in lines
+        if len(words) == len(Start.__dataclass_fields__) and all(word.isdecimal() for word in words[2:])
+    )
+
 
 # ---- Where a run's metrics are, in the form of Prometheus' file_sd
 # (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config): written while a run lives.

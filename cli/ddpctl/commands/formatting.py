@@ -7,6 +7,7 @@ from typing import Any
 
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
+from ddpctl.run_folders import is_by_hand
 from ddpctl.run_store import DiskUsage, Run, RunStatus
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
@@ -42,14 +43,19 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     )
 
 
-def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
+def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
+    """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows.
+
+    ``tasks``: those of an array, which has a line a task.
+    """
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
-        *_places(run, state, can_resume=can_resume),
+        *_places(run, state, can_resume=can_resume)[: 1 if tasks else 2],
     ]
+    if tasks:
+        return [*lines, *_task_lines(run, state, tasks)]
     rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
     for report in state.nodes:
         node = report.state
@@ -69,6 +75,26 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
             )
         )
     return [*lines, *(table(rows) if state.nodes else ()), *next_steps(run, state, can_resume=can_resume)]
+
+
+def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
+    """A line a task: how it fares, what it was given, where its checkpoints are."""
+    rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
+    for task, own in zip(tasks, state.tasks, strict=True):
+        step = own.outcome.step if own.outcome else None
+        own_variables = (f"{name}={value}" for name, value in task.job.env.items() if run.job.env.get(name) != value)
+        rows.append(
+            (
+                f"  {task.name.rpartition('-')[2]}",
+                own.state,
+                "-" if own.code is None else str(own.code),
+                "-" if step is None else str(step),
+                one_line(" ".join((*own_variables, command_line(task.job)))),
+                one_line(task.checkpoint_dir),
+            )
+        )
+    name = run.folder if is_by_hand(run) else run.name
+    return [*table(rows), f"  one of them  ddpctl status {name} --task K, and logs, top, timeline, report"]
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
@@ -114,8 +140,9 @@ def removed_lines(
     return lines
 
 
-def as_json(run: Run, state: RunStatus) -> dict[str, Any]:
+def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, Any]:
     """``--json``: the same facts for a script."""
+    own = zip(tasks, state.tasks, strict=True) if tasks else ()
     return {
         "run": run.name,
         "state": state.state,
@@ -132,4 +159,5 @@ def as_json(run: Run, state: RunStatus) -> dict[str, Any]:
         "checkpoint_dir": run.checkpoint_dir,
         "outcome": asdict(state.outcome) if state.outcome else None,
         "node_reports": [asdict(report) for report in state.nodes],
+        **({"tasks": [as_json(task, status) | {"env": task.job.env} for task, status in own]} if tasks else {}),
     }

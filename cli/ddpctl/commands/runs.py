@@ -37,28 +37,37 @@ RunName = Annotated[
 ]
 WholeRunName = Annotated[str, typer.Argument(metavar="RUN", help="The run's whole name.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Task = Annotated[int | None, typer.Option("--task", min=0, metavar="K", help="Only this task of an array of runs.")]
 Node = Annotated[int, typer.Option("--node", min=0, metavar="K", help="Which node, from 0.")]
 
 
 def ps(
     as_json: Json = False,
     limit: Annotated[int, typer.Option("--last", "-n", min=0, help="Only the newest N; 0: all of them.")] = 20,
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", metavar="FOLDER", help="The runs in this folder, also those started by hand."),
+    ] = None,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first.
+
+    Runs that were started by hand (sbatch, ddprun --run-dir) are found by their folder, and status, logs, top,
+    timeline and report take that folder for a name.
+    """
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
 
     context = launcher.open_context(os.environ)
-    found = run_store.load_all(context.root)
+    found = launcher.in_folder(folder) if folder else run_store.load_all(context.root)
     shown = found[:limit] if limit else found
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := run_store.unreadable(context.root):
+    if torn := run_store.unreadable(folder or context.root):
         context.emit(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
-        context.emit(f"no run yet in {context.root}: start one with ddpctl launch")
+        context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in formatting.runs_table(rows, time.time()):
@@ -67,17 +76,18 @@ def ps(
         context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
 
-def status(run: RunName = None, as_json: Json = False) -> None:
+def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Say how a run fares, node by node, and who failed first."""
     from ddpctl import launcher, run_store
     from ddpctl.commands import formatting
 
-    context, record = _find(run)
+    context, record = _find(run, task)
     (state,) = launcher.status(context, (record,))
+    tasks = launcher.target_of(record).tasks(record) if state.tasks else ()
     if as_json:
-        print(json.dumps(formatting.as_json(record, state), indent=1))
+        print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
-    for line in formatting.status_lines(record, state, can_resume=run_store.has_checkpoint(record)):
+    for line in formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record)):
         print(line)
 
 
@@ -88,15 +98,18 @@ def logs(
         list[int] | None, typer.Option("--rank", "-r", min=0, help="Only this rank; may be repeated.")
     ] = None,
     node: Annotated[list[int] | None, typer.Option("--node", min=0, help="Only this node; may be repeated.")] = None,
+    task: Task = None,
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
     ] = None,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""
-    from ddpctl import launcher
+    from ddpctl import launcher, run_folders
     from ddpctl.targets import LogQuery
 
-    context, record = _find(run)
+    context, record = _find(run, task)
+    if not rank and run_folders.is_by_hand(record):  # what its nodes said went to where it was started
+        rank = list(range(record.job.world_size))
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
     try:
         context.executor.perform(launcher.target_of(record).logs(record, query))
@@ -259,11 +272,11 @@ def seconds(age: str) -> int:
     return time_s(age)
 
 
-def _find(name: str | None) -> "tuple[AppContext, Run]":
-    from ddpctl import launcher, run_store
+def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":
+    from ddpctl import launcher
 
     context = launcher.open_context(os.environ)
-    return context, run_store.load(context.root, name)
+    return context, launcher.find(context, name, task=task)
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":

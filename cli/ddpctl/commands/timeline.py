@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.runs import Json, RunName
+from ddpctl.commands.runs import Json, RunName, Task
 from ddpctl.errors import CannotWriteError
 from ddpctl.text import cut, format_duration, one_line
 
@@ -23,19 +23,18 @@ DEFAULT_WIDTH = 100
 PLAIN, BLOCK = "#", "█"
 
 
-def timeline(run: RunName = None, as_json: Json = False) -> None:
+def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Draw where a run's minutes went.
 
-    A bar for each phase, from the queue over rendezvous and imports to training and what was lost; below them what
-    went wrong, and when.
+    A bar for each phase, from rendezvous and imports to training and what was lost; below them what went wrong, and
+    when. Times and percentages are those outside of a queue.
     """
-    from ddpctl import run_store
-    from ddpctl.launcher import open_context
+    from ddpctl.launcher import find, open_context
     from ddpctl.watch import timeline as watch_timeline
     from ddpctl.watch.timeline import phase_totals
 
     context = open_context(os.environ)
-    found = watch_timeline.load_timeline(context, run_store.load(context.root, run))
+    found = watch_timeline.load_timeline(context, find(context, run, task=task))
     if as_json:
         document = {
             "run": found.run.name,
@@ -43,6 +42,7 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
             "code": found.status.code,
             "seconds": phase_totals(found.spans),
             "spans": [asdict(span) for span in found.spans],
+            "restarts": found.restarts,
             "events": [json.loads(event.line()) for event in found.events],
         }
         print(json.dumps(document, indent=1))
@@ -57,22 +57,23 @@ def timeline(run: RunName = None, as_json: Json = False) -> None:
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
     """The bars, a row a phase, and below them what happened."""
-    from ddpctl.watch.timeline import describe_event, phase_totals, timeline_events
+    from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
         return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes left no events to draw"]
-    begin, end = found.spans[0].begin, found.spans[-1].end
-    shown = [f"{name}  {status.state}{ending}: {format_duration(end - begin)} since its launch", ""]
-    seconds = phase_totals(found.spans)
-    label = max(len(phase) for phase in seconds)
+    begin, end, shares = found.begin, found.end, phase_shares(found.spans)
+    since = f"{format_duration(end - found.spans[0].begin)} since its launch"
+    if queued := shares.get("queue"):
+        since += f", {format_duration(queued[0])} of it in the queue"
+    shown = [f"{name}  {status.state}{ending}: {since}", ""]
+    label = max(len(phase) for phase in shares)
     columns = max(10, width - label - 20)
-    for phase, sum_s in seconds.items():
+    for phase, (sum_s, share) in shares.items():
         bar = bars([one for one in found.spans if one.phase == phase], begin, end, columns, PLAIN if plain else BLOCK)
-        shown.append(
-            f"{phase:<{label}}  {format_duration(sum_s):>8}  {100 * sum_s / (end - begin):3.0f} %  {bar}".rstrip()
-        )
+        percent = "     " if share is None else f"{100 * share:3.0f} %"
+        shown.append(f"{phase:<{label}}  {format_duration(sum_s):>8}  {percent}  {bar}".rstrip())
     if events := timeline_events(found.events):
         rows = (
             (f"{format_duration(event.time - begin):>{label + 10}}", one_line(describe_event(event)))
@@ -83,9 +84,11 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Where in the run's time these are; each has one character at the least."""
+    """Where in the run's time these are; each has one character at the least, unless it was before ``begin``."""
     cells = [" "] * columns
     for one in spans:
+        if one.begin < begin:
+            continue
         first = min(columns - 1, int((one.begin - begin) / (end - begin) * columns))
         last = max(first + 1, round((one.end - begin) / (end - begin) * columns))
         cells[first:last] = full * (min(last, columns) - first)
@@ -94,6 +97,7 @@ def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: 
 
 def report(
     run: RunName = None,
+    task: Task = None,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="Where it is written [default: RUN.html here]."),
@@ -105,15 +109,14 @@ def report(
     and what was asked for. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
     of the variables that the job names as secrets, and what stands beside a name such as token or password.
     """
-    from ddpctl import run_store
-    from ddpctl.launcher import open_context
+    from ddpctl.launcher import find, open_context
     from ddpctl.report.html import render_page
     from ddpctl.secrets import SHORTEST, can_be_sought
     from ddpctl.watch import timeline as watch_timeline
     from ddpwire.run_files import write_atomic
 
     context = open_context(os.environ)
-    record = run_store.load(context.root, run)
+    record = find(context, run, task=task)
     found = watch_timeline.load_timeline(context, record)
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.runs import RunName
+from ddpctl.commands.runs import RunName, Task
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ ONCE_S = 1.0  # between the two looks of --once, from which it has a pace
 
 def top(
     run: RunName = None,
+    task: Task = None,
     every: Annotated[
         float, typer.Option("--every", "-n", min=0.2, max=3600, metavar="SECONDS", help="How often it is refreshed.")
     ] = 2.0,
@@ -42,14 +43,13 @@ def top(
     without waiting for the others; by it a straggler is told. Asked are the nodes themselves, over the way that the
     run was started; no Prometheus is needed. q leaves; the run goes on.
     """
-    from ddpctl import run_store
-    from ddpctl.launcher import open_context
+    from ddpctl.launcher import find, open_context
     from ddpctl.watch.snapshot import Watcher
 
     if every != every:  # nan: neither too short nor too long
         raise UsageError("--every: nan is no number of seconds: from 0.2 to 3600")
     context = open_context(os.environ)
-    record = run_store.load(context.root, run)
+    record = find(context, run, task=task)
     watcher = Watcher(context, record)
     if once:
         _once(watcher, record, as_json=as_json)

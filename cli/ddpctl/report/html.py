@@ -16,7 +16,7 @@ from ddpctl.report.svg import Mark, gantt_chart, history_plots, short
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.text import format_duration, one_line, plain
-from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_totals, timeline_events
+from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
 
@@ -40,7 +40,7 @@ PAGE = Template("""\
 <p class="soft">$what, launched $launched</p>
 <div class="tiles">$tiles</div>
 $sections
-<footer>Made by ddpctl report $made. Times are counted from the launch.</footer>
+<footer>Made by ddpctl report $made. Times are counted from the $begin.</footer>
 </body>
 </html>
 """)
@@ -66,6 +66,7 @@ def render_page(found: Timeline, *, values: Iterable[str] = (), unsought: Sequen
                       for what, value in _tiles(found)),
         sections="".join(f"<h2>{escape(heading)}</h2>\n{body}\n" for heading, body in sections),
         made=_date(found.now),
+        begin="launch" if found.begin == run.created else "first start",
     )  # fmt: skip
 
 
@@ -73,36 +74,32 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(seconds))
 
 
-def _end(found: Timeline) -> float:
-    return found.spans[-1].end if found.spans else max(found.history.end, found.run.created)
-
-
 def _tiles(found: Timeline) -> list[tuple[str, str]]:
-    history, passed_s = found.history, _end(found) - found.run.created
+    history, passed_s, seconds = found.history, found.end - found.run.created, phase_totals(found.spans)
     tiles = (
         [("from launch to end" if found.status.ended else "since the launch", format_duration(passed_s))]
         if passed_s
         else []
     )
+    tiles += [("in the queue", format_duration(seconds["queue"]))] if "queue" in seconds else []
     step, planned = history.last(of_ranks.LAST_STEP.name), history.last(of_ranks.STEPS_PLANNED.name)
     if step is not None:
         tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
     loss, accuracy = history.last(of_ranks.LOSS.name), history.last(f"{of_ranks.EVAL_ACCURACY.name}:test")
     tiles += [] if loss is None else [("loss", f"{loss:.4g}")]
     tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
-    training_s = phase_totals(found.spans).get("training", 0.0)
+    training_s = seconds.get("training", 0.0)
     if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
         tiles.append(("samples a second, training", short(samples / training_s)))
     productive = history.total(of_ranks.PRODUCTIVE.name)
     lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
     tiles += [("goodput", f"{100 * productive / (productive + lost):.0f} %")] if productive else []
-    restarts = len({event.attempt for event in found.events if event.event == "restart"})
-    tiles.append(("restarts", str(restarts)))
+    tiles.append(("restarts", str(found.restarts)))
     return tiles
 
 
 def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
-    begin, seconds = found.run.created, _end(found) - found.run.created
+    begin, seconds = found.begin, found.end - found.begin
     shown = timeline_events(found.events)
     marks = [
         Mark(
@@ -117,7 +114,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         lines = secrets.redact_text("\n".join(plain(found.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]), known)
         sections.append((f"What {found.last_lines_of} said last", f"<pre>{escape(lines)}</pre>"))
     if found.spans:
-        bars = gantt_chart(found.spans, phase_totals(found.spans), begin=begin, seconds=seconds)
+        bars = gantt_chart(found.spans, phase_shares(found.spans), begin=begin, seconds=seconds)
         sections.append(("Where the time went", f"{bars}{_key(marks)}"))
     for heading, picture, key in history_plots(found.history, begin=begin, seconds=seconds, marks=marks):
         sections.append((heading, f"{picture}{key}"))

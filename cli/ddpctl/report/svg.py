@@ -16,7 +16,7 @@ from ddpwire import metrics as of_ranks
 
 WIDTH, HEIGHT, ROW = 960, 220, 26
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
-Point = tuple[float, float]  # seconds since the launch, value
+Point = tuple[float, float]  # seconds since the run's begin, value
 Place = Callable[[float], float]  # a value's place in the picture
 NUM_POINTS = 160
 LEAST = 2  # points of a line
@@ -47,7 +47,7 @@ class Line:
 class Mark:
     """A moment that all plots show."""
 
-    at: float  # seconds since the launch
+    at: float  # seconds since the run's begin
     style: str
     words: str
 
@@ -89,17 +89,19 @@ def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] =
     return _svg("".join(body), HEIGHT)
 
 
-def gantt_chart(spans: Sequence[Span], totals: Mapping[str, float], *, begin: float, seconds: float) -> str:
-    """A row a phase, with bars where the run was in it."""
-    height = TOP + BOTTOM + ROW * len(totals)
+def gantt_chart(
+    spans: Sequence[Span], shares: Mapping[str, tuple[float, float | None]], *, begin: float, seconds: float
+) -> str:
+    """A row a phase, with its seconds, its share if it has one, and bars where the run was in it since ``begin``."""
+    height = TOP + BOTTOM + ROW * len(shares)
     left, across = 200, _across(seconds, left=200)
     body = [_times(seconds, across, height)]
-    for row, (phase, total) in enumerate(totals.items()):
+    for row, (phase, (total, share)) in enumerate(shares.items()):
         y = TOP + row * ROW
-        text = f"{escape(phase)}  {format_duration(total)}  {100 * total / seconds:.0f} %"
+        text = f"{escape(phase)}  {format_duration(total)}" + ("" if share is None else f"  {100 * share:.0f} %")
         body.append(f'<text class="label" x="{left - 10}" y="{y + 17}" text-anchor="end">{text}</text>')
         for one in spans:
-            if one.phase == phase:
+            if one.phase == phase and one.begin >= begin:
                 x, wide = across(one.begin - begin), max(1.0, across(one.end - begin) - across(one.begin - begin))
                 lasted, since = format_duration(one.seconds), format_duration(one.begin - begin)
                 title = f"<title>{escape(phase)}: {lasted}, from {since} on</title>"

@@ -107,6 +107,10 @@ class Target(ABC):
         """Return what every node's endpoint and folder say, by node."""
         raise self._cannot(run, "show a run while it goes on")
 
+    def tasks(self, run: Run) -> tuple[Run, ...]:
+        """Return the trainings of an array as runs of their own, named RUN.task-K; none: it is no array."""
+        return ()
+
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command where a node runs; return its exit code. ``tty``: with the terminal. No ``argv``: a shell."""
         raise self._cannot(run, "run a command where a node runs")

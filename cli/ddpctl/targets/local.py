@@ -271,7 +271,7 @@ _GPU_LINES = {
     True: "# (this job's device is cpu)",
     False: """\
 if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
-  kind='[[:space:]]*([0-9]+)'
+  kind='[[:space:]]*\\+?0*([0-9]+)'
   case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
   IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
   for entry in "${entries[@]}"; do

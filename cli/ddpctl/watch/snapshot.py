@@ -365,19 +365,32 @@ class Watcher:
             moments=moments,
             throughput=(None, *history.rate(of_ranks.SAMPLES.name, moments)) if moments else (),
             losses=history.gauge(of_ranks.LOSS.name, moments),
-            left_s=_left_s(history, snapshot),
+            left_s=time_left_s(history, snapshot),
         )
 
 
-def _left_s(history: History, snapshot: Snapshot) -> float | None:
-    """By the pace of the run until now, with all that was no training in it."""
+def time_left_s(history: History, snapshot: Snapshot) -> float | None:
+    """By the pace of the run until now, with all that was no training in it but waits in a queue."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
-    passed_s, taken = snapshot.time - first[0], snapshot.step - first[1]
+    passed_s, taken = snapshot.time - first[0] - _requeued_s(history), snapshot.step - first[1]
     if passed_s <= 0 or taken <= 0:
         return None
     return max(0, snapshot.planned - snapshot.step) * passed_s / taken
+
+
+def _requeued_s(history: History) -> float:
+    """How long the run was in a queue between its starts; each rank of a node counts that."""
+    name = f"{of_ranks.UNPRODUCTIVE.name}:requeue"
+    nodes = (
+        (
+            max((row.get(name, 0.0) for row in rows), default=0.0),
+            max((row.get(ddpwire_metrics.RANKS_ALIVE.name, 0.0) for row in rows), default=0.0),
+        )
+        for rows in history.nodes.values()
+    )
+    return max((sum_s / ranks for sum_s, ranks in nodes if ranks), default=0.0)
 
 
 def _total(history: History, name: str) -> float:

@@ -1,7 +1,8 @@
 """Where a run's time went: its phases, one after another, and its events, from what its nodes reported.
 
 A phase lasts until the last node has left it. What a failure cost is one phase, ``lost``: from the last
-step before it until the ranks are where they had been.
+step before it until the ranks are where they had been. A run that a queue starts again has the phases of each start,
+and is in the queue between them.
 """
 
 import json
@@ -9,11 +10,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
+from types import MappingProxyType
 
 from ddpctl import launcher, targets
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_store import Run, RunStatus, State
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
 from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, is_time, read_events, strange_lines
@@ -21,7 +24,7 @@ from ddpwire.history import HISTORY, TIME, read_history, strange_rows
 from ddpwire.run_files import ENVIRONMENT, NODE_LOG, rank_log
 
 PHASES = (
-    "queue",  # until the target gave it a place; where that is not known, until its nodes began
+    "queue",  # until the target gave it a place, each time; where that is not known, until its nodes began
     "start",  # of the nodes: an image is pulled, a container made
     "preflight",
     "rendezvous",
@@ -44,11 +47,19 @@ _NEXT = {
     "training_began": "first step",
     "first_step": "training",
 }
+GOING: tuple[State, ...] = ("starting", "rendezvous", "training", "stopping")
+WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
 _NOTHING_YET = ("queue", "start")
 LOG_BYTES = 20_000
-EVENT_KINDS = ("failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed")
+EVENT_KINDS = (
+    "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
+)  # fmt: skip
+OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # their node is the one that tells
+Placed = Mapping[int, Sequence[float]]  # when each node got its places, in seconds since the epoch
+NOWHERE: Placed = MappingProxyType({})
+PLACE_S = 2.0  # a queue may tell whole seconds, by a clock of its own
 BAD = ("failed", "checkpoint_failed")
-OF_ALL = ("failed", "recovered", "signal", "stopping")  # every node, or every rank, tells of it
+OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node, or every rank, tells of it
 SAME_S = 60.0  # nodes tell of the same within so long
 
 
@@ -86,26 +97,95 @@ def phase_spans(
     events: Sequence[Event],
     *,
     created: float,
-    placed: float | None,
+    placed: Placed,
     queued: bool,
+    state: State,
     now: float,
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """The run's time in the order in which it went by. ``placed``: when its target gave it a place, where it knows.
+    """The run's time in the order in which it went by. ``placed``: when its target gave each node a place, if it knows.
 
-    ``queued``: whether it has a queue at all.
+    ``queued``: whether it has a queue at all. A run whose ``state`` is not that it goes on is shown until its last sign
+    of life.
     """
-    clock = _Clock(phase="queue" if queued else "start", since=created)
-    if placed is not None:
-        clock.turn("start", placed)
+    spans: list[Span] = []
+    since, starts = created, split_starts(events, placed)
+    times = sorted({time for node in placed.values() for time in node})
+    for start, following in pairwise((*starts, ())):
+        first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
+        latest = max(first.values(), default=now) + PLACE_S
+        places = [place for place in times if since - PLACE_S <= place <= latest]
+        clock = _Clock(phase="queue" if queued or spans else "start", since=since)
+        if places:
+            clock.turn("start", places[-1])
+        _follow(clock, start, nodes=nodes, history=history, again=bool(spans))
+        since = max(clock.since, _last_sign(start, history, following[0].time if following else now))
+        if not following and state in GOING and (state == "stopping" or not _is_over(start, placed)):
+            since = now
+        clock.turn("end", since)
+        spans += _cut(clock.spans, _within(start))
+    if state in WAITING and since < now:
+        place = max((place for place in times if place > since - (0 if spans else PLACE_S)), default=now)
+        clock = _Clock(phase="queue" if queued or spans else "start", since=since)
+        clock.turn("start", place)
+        clock.turn("end", now)
+        spans += clock.spans
+    return tuple(spans)
+
+
+def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
+    """The events of each start of the whole run. A node that comes back to others that go on is no new start."""
+    found: list[list[Event]] = []
+    for index, event in enumerate(events):
+        current = found[-1] if found else []
+        if not found or (
+            event.event == "node_started"
+            and any(one.node == event.node for one in current if one.event in OF_NODES)
+            and _is_over(current, placed, events[index:])
+        ):
+            found.append([])
+        found[-1].append(event)
+    return list(found)
+
+
+def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
+    """Whether every node of a start has ended, is started next, or has a newer place."""
+    last = {event.node: event for event in start if event.event in OF_NODES}
+    then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
+    return bool(last) and all(
+        then[node] == "node_started"
+        if node in then
+        else event.event == "node_ended" or any(place > event.time + PLACE_S for place in placed.get(node, ()))
+        for node, event in last.items()
+    )
+
+
+def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
+    """How often the ranks were started anew: by ddprun, or with their nodes."""
+    starts = split_starts(events, placed)
+    by_ddprun = sum(len({event.attempt for event in start if event.event == "restart"}) for start in starts)
+    return by_ddprun + max(0, len(starts) - 1)
+
+
+def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
+    """When anything of a start was heard of last, at most ``before``; of one that ended by itself, its end."""
+    ended = {event.node: event.time for event in start if event.event == "node_ended"}
+    if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
+        return max(ended.values(), default=0.0)
+    rows = (row[TIME] for rows in history.nodes.values() for row in rows if row[TIME] <= before)
+    return max(max((event.time for event in start), default=0.0), max(rows, default=0.0))
+
+
+def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
+    """The phases of one start; ``again``: the run had begun before it."""
     following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
     present = len({event.node for event in events}) or nodes
-    last = created
+    last = clock.since
     for event in events:
         if event.event == "node_started" and clock.phase not in (*_NOTHING_YET, "preflight", "lost"):
-            clock.turn("lost", last)  # the run was begun anew
+            clock.turn("lost", last)  # a node is back
             reached.clear()
         last = max(last, event.time)
         if _is_loss(event, clock.phase):
@@ -116,11 +196,12 @@ def phase_spans(
         elif event.event in following:
             reached.setdefault(event.event, set()).add(event.node)
             if len(reached[event.event]) >= present and _is_later(clock.phase, following[event.event]):
-                caught_up = clock.phase == "lost" and event.event == "first_step"
-                clock.turn(following[event.event], _caught_up(history, event) if caught_up else event.time)
-    ended = max((event.time for event in events if event.event == "node_ended"), default=None)
-    clock.turn("end", now if ended is None else ended)
-    return tuple(_cut(clock.spans, _within(events)))
+                if event.event == "first_step" and (again or clock.phase == "lost"):
+                    if clock.phase != "lost":
+                        clock.turn("lost", event.time)  # until its steps are new ones
+                    clock.turn("training", _caught_up(history, event))
+                else:
+                    clock.turn(following[event.event], event.time)
 
 
 def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
@@ -129,6 +210,13 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
     for span in found:
         seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
     return {phase: seconds[phase] for phase in PHASES if phase in seconds}
+
+
+def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
+    """Seconds by phase, and their share of the time outside of the queue, which has none (None)."""
+    seconds = phase_totals(found)
+    whole = sum(seconds.values()) - seconds.get("queue", 0.0)
+    return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
 
 def _is_loss(event: Event, phase: str) -> bool:
@@ -165,6 +253,8 @@ def _last_step(history: History, before: float) -> float:
 def _caught_up(history: History, event: Event) -> float:
     """When the ranks are where they had been before the failure."""
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
+    if event.step is not None and event.step >= before:
+        return event.time
     return next((time for time, step in _steps(history) if time >= event.time and step >= before), event.time)
 
 
@@ -230,6 +320,18 @@ class Timeline:
     last_lines_of: str = ""
     silent: tuple[str, ...] = ()  # nodes that could not be asked, and why
     torn: tuple[str, ...] = ()  # what of their files could not be read
+    restarts: int = 0
+
+    @property
+    def begin(self) -> float:
+        """From when on times are counted: the end of the first wait in a queue; of a run without one, the launch."""
+        first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
+        return first.end if first.phase == "queue" and others else first.begin
+
+    @property
+    def end(self) -> float:
+        """Until when the run is known of."""
+        return self.spans[-1].end if self.spans else max(self.history.end, self.run.created)
 
 
 def load_timeline(context: AppContext, run: Run) -> Timeline:
@@ -239,7 +341,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     seen = _probe_nodes(context, run, probe)
     history = History(nodes={one.node: read_history(one.files.get(HISTORY, "")) for one in seen})
     events = read_events(*(one.files.get(name, "") for one in seen for name in (EVENTS_BEFORE, EVENTS)))
-    placed = max((one.placed for one in seen if one.placed), default=None)
+    placed = {one.node: one.placed for one in seen}
     now = time.time()
     last_lines_of, last_lines = _last_words(context, run, status)
     return Timeline(
@@ -249,12 +351,13 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         events=events,
         history=history,
         spans=()
-        if status.ended and not events  # nobody knows: of another version, or lost with its machine
+        if (status.ended or status.state == "unknown") and not events  # of another version, or lost with its machine
         else phase_spans(
             events,
             created=run.created,
             placed=placed,
             queued="queue" in targets.capabilities(run.kind),
+            state=status.state,
             now=now,
             nodes=run.job.max_nodes,
             history=history,
@@ -264,6 +367,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         last_lines_of=last_lines_of,
         silent=tuple(f"node {one.node}: {one.failure}" for one in seen if one.failure),
         torn=tuple(line for one in seen for line in _torn(one)),
+        restarts=count_restarts(events, placed),
     )
 
 
@@ -310,11 +414,14 @@ def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
     """Those events, by their time."""
     found: list[Event] = []
     for event in events:
-        if event.event not in EVENT_KINDS:
+        if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):
             continue
         key = (event.event, event.attempt, event.facts.get("signal"))
         if event.event in OF_ALL and any(
-            key == (one.event, one.attempt, one.facts.get("signal")) and event.time - one.time < SAME_S for one in found
+            key == (one.event, one.attempt, one.facts.get("signal"))
+            and event.time - one.time < SAME_S
+            and (event.event != "node_started" or event.node != one.node)
+            for one in found
         ):
             continue
         found.append(event)
@@ -326,6 +433,8 @@ def describe_event(event: Event) -> str:
     facts = event.facts
     who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
     match event.event:
+        case "node_started":
+            return f"started again, {_seconds(facts.get('requeued_s')):.0f} s after the last sign of life"
         case "failed":
             happened = "was stopped" if facts.get("cause") == "stopped" else "failed"
             return f"attempt {event.attempt} {happened}: {facts.get('message', who)}"

@@ -286,12 +286,12 @@ def _runs(pod: Mapping[str, Any]) -> bool:
     return bool(pod["status"].get("phase") == "Running")
 
 
-def _scheduled(pod: Mapping[str, Any]) -> float | None:
+def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
     """When it got its machine; what follows is the pull of its image."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
-            return datetime.fromisoformat(condition["lastTransitionTime"]).timestamp()
-    return None
+            return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
+    return ()
 
 
 # Notes: what a user should know of a run or a spec and nobody refuses, one sentence each

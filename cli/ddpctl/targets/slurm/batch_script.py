@@ -14,7 +14,7 @@ from ddpctl.targets.slurm.containers import Runtime, runtime_of
 from ddpctl.targets.slurm.options import SlurmOptions, lead_s
 from ddpwire import names
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, TARGETS
+from ddpwire.run_files import CHECKPOINTS, STARTS, TARGETS
 
 # Left over from whoever submitted from inside another job, they would be taken for options of our srun.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
@@ -122,6 +122,11 @@ mkdir -p "$run_dir" "${names.CHECKPOINT_DIR}" || end {Exit.CANNOT_WRITE:d} unava
 mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
   {{ {names.TARGETS_DIR}=$run_dir/{TARGETS} && mkdir -p "${names.TARGETS_DIR}"; }}
 rm -f "$run_dir"/node-*/{{node,outcome}}.json "$run_dir"/{{step,seen-*}}
+((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$run_dir/{STARTS}"
+job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+[[ ${{ENVIRONMENT:-}} == BATCH ]] || job=@$$:$job # a script inside of an allocation
+printf 'slurm %s %d {options.requeues} %(%s)T\\n' \\
+  "$job" "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_START_TIME:--1}}" >>"$run_dir/{STARTS}"
 {modules}{runtime.setup}{_secrets(job)}{device}{image}"""
 
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
@@ -86,16 +86,6 @@ lives() { # @PID:JOB
 }
 """
 FORMAT = "%F|%K|%T|%r|%S|%N"  # array's or job's number, index in the array, state, reason, start, nodes
-
-# When a job started, in seconds since the epoch; nothing of one that is a script inside of an allocation.
-PLACED = """\
-case {job} in
-  @*) ;;
-  *)
-    SLURM_TIME_FORMAT=%s squeue --noheader --states=all --jobs={job} --format=%S 2>/dev/null | head -n 1 |
-      grep '^[0-9]' ||
-      SLURM_TIME_FORMAT=%s sacct --noheader --allocations --jobs={job} --format=Start 2>/dev/null | head -n 1 ;;
-esac"""
 
 # $1: the jobs, with commas; then files. Every answer after a line of its own. sacct knows what squeue has forgotten.
 ASK = f"""\
@@ -244,6 +234,11 @@ class Job:
         """In our words."""
         return state_of(self.word)
 
+    @property
+    def number(self) -> str:
+        """What ``run.handle`` calls it: of a task of an array, JOB_TASK."""
+        return self.id if self.task is None else f"{self.id}_{self.task}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
@@ -276,13 +271,19 @@ def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
     return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME))
 
 
+def starts_file(run_dir: str) -> str:
+    """The file that says how often a job was started."""
+    return str(PurePath(run_dir) / run_files.STARTS)
+
+
 def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
     """How one job of a run fares: Slurm knows whether it runs, the nodes' files how, and how it ended."""
     reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
     if job is not None and job.state == "pending":
-        return RunStatus(run=run.name, state="pending", message=waits(job), nodes=())
+        again = _requeued(answers.files.get(starts_file(run_dir), ""), reports)
+        return RunStatus(run=run.name, state="pending", message=again + waits(job), nodes=())
     found = fold_nodes(run.name, reports, young=young and job is None)
     if job is None:
         return _lost(found) if found.state == "lost" else found
@@ -318,6 +319,16 @@ def _lost(found: RunStatus) -> RunStatus:
     return RunStatus(run=found.run, state="lost", message=message, code=Exit.KILLED, nodes=found.nodes)
 
 
+def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
+    """That a job which waits has run before, and until where; empty: it has not."""
+    if not (found := run_files.read_starts(starts)):
+        return ""
+    step = next((one.outcome.step for one in reports if one.outcome and one.outcome.step is not None), None)
+    number, limit = found[-1].requeues + 1, found[-1].limit
+    of = f" of {limit}" if number <= limit else ""  # an administrator may requeue it more often
+    return f"requeued{'' if step is None else f' at step {step}'}, {number}{of}: "
+
+
 def waits(job: Job) -> str:
     """Why a job waits, and until when."""
     why = HOPELESS.get(job.reason)
@@ -347,13 +358,12 @@ def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) ->
     going = next((state for state in states if not state.ended and state.state != "pending"), None)
     waiting = next((state for state in states if state.state == "pending"), None)
     nodes = tuple(report for state in states for report in state.nodes)
+    found = RunStatus(run=run.name, state="unknown", message="", nodes=nodes, tasks=states)
     if going or waiting:
         state = (going or waiting).state  # type: ignore[union-attr]
-        return RunStatus(run=run.name, state=state, message=f"array of {len(tasks)}: {counts}", nodes=nodes)
+        return replace(found, state=state, message=f"array of {len(tasks)}: {counts}")
     number, worst = max(enumerate(states), key=lambda pair: pair[1].code or 0)
     message = f"array of {len(tasks)}: {counts}"
     if worst.code:
         message += f"; task {tasks[number]}: {worst.message}"
-    return RunStatus(
-        run=run.name, state=worst.state, message=message, code=worst.code, outcome=worst.outcome, nodes=nodes
-    )
+    return replace(found, state=worst.state, message=message, code=worst.code, outcome=worst.outcome)

@@ -22,7 +22,7 @@ from ddpctl.targets.slurm import queue
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.containers import beside
 from ddpctl.targets.slurm.options import SlurmOptions
-from ddpctl.targets.slurm.queue import node_files, read_answers, status_of, together
+from ddpctl.targets.slurm.queue import node_files, read_answers, starts_file, status_of, together
 from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
@@ -89,7 +89,10 @@ class SlurmTarget(Target):
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask Slurm, and every node's folder."""
-        files = tuple(path for run in runs for place in run_folders(run) for path in node_files(place, _nodes(run)))
+        parts = [task_runs(run) or (run,) for run in runs]
+        every = [part for tasks in parts for part in tasks]
+        places = [(folder_of(part), _nodes(part)) for part in every]
+        files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
         if output.returncode:
@@ -97,16 +100,17 @@ class SlurmTarget(Target):
             return tuple(RunStatus(run=run.name, state="unknown", message=f"cannot be asked: {words}") for run in runs)
         answers = read_answers(output.stdout)
         found = []
-        for run in runs:
-            young = now - run.created < YOUNG_S
-            number, tasks = job_of(run), tasks_of(run)
-            mine = [job for job in answers.jobs if job.id == number]
-            states = []
-            for place, task in zip(run_folders(run), tasks or (None,), strict=True):
-                job = next((job for job in mine if job.task == task), None)
-                states.append(status_of(run, place, job, answers, young=young))
-            found.append(together(run, tuple(states), tasks) if tasks else states[0])
+        for run, tasks in zip(runs, parts, strict=True):
+            young, states = now - run.created < YOUNG_S, []
+            for part in tasks:
+                job = next((job for job in answers.jobs if job.number == job_of(part)), None)
+                states.append(status_of(part, folder_of(part), job, answers, young=young))
+            found.append(together(run, tuple(states), tasks_of(run)) if tasks_of(run) else states[0])
         return tuple(found)
+
+    def tasks(self, run: Run) -> tuple[Run, ...]:
+        """The tasks of a job array."""
+        return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print what the job said, or some nodes or ranks; while it waits, why."""
@@ -120,10 +124,11 @@ class SlurmTarget(Target):
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask the login node, which has the nodes' folders and reaches their endpoints."""
         if tasks := tasks_of(run):
-            raise ConfigError(f"{run.name} is an array of {len(tasks)} trainings: a look shows one, not many")
-        nodes = range(_nodes(run))
-        (folder,) = run_folders(run)
-        placed = queue.PLACED.format(job=shlex.quote(job_of(run)))
+            raise ConfigError(
+                f"{run.name} is an array of {len(tasks)} trainings", hint=f"--task shows one: {', '.join(tasks)}"
+            )
+        nodes, folder = range(_nodes(run)), folder_of(run)
+        placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
         text = probe_script(
             probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
         )
@@ -201,7 +206,10 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
         if host is None
         else "set login: in the target to a login node of the cluster"
     )
-    return UnavailableError(f"no Slurm is reachable from {host or 'this machine'} ({why}): {to_do}")
+    return UnavailableError(
+        f"no Slurm is reachable from {host or 'this machine'} ({why})",
+        hint=f"{to_do}; ddpctl render prints the script without a cluster",
+    )
 
 
 def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
@@ -269,10 +277,36 @@ def tasks_of(run: Run) -> tuple[str, ...]:
     return tuple(run.handle.get("tasks", ()))
 
 
+def task_runs(run: Run) -> tuple[Run, ...]:
+    """The tasks of an array as runs of their own."""
+    return tuple(_task_run(run, task) for task in tasks_of(run))
+
+
+def _task_run(run: Run, task: str) -> Run:
+    name, checkpoints = f"task-{task}", PurePath(run.checkpoint_dir)
+    handle = {key: value for key, value in run.handle.items() if key != "tasks"}
+    handle |= {"job": f"{job_of(run)}_{task}", "dir": f"{folder_of(run)}/{name}"}
+    handle |= {"log": f"{folder_of(run)}/job-{task}.log"}
+    if run.elsewhere:
+        handle["logs"] = f"{run.logs_at}/{name}"
+    return replace(
+        run,
+        name=f"{run.name}.{name}",
+        folder=f"{run.folder}/{name}",
+        checkpoint_dir=str(checkpoints.parent / name / checkpoints.name),
+        job=replace(run.job, env={**run.job.env, "SLURM_ARRAY_TASK_ID": task}),
+        handle=handle,
+    )
+
+
+def folder_of(run: Run) -> str:
+    """The run's folder on the cluster; of an array the one above those of its tasks."""
+    return str(run.handle.get("dir", run.folder))
+
+
 def run_folders(run: Run) -> tuple[str, ...]:
     """The folders of a run on the cluster: one, or one for each of an array."""
-    place = str(run.handle.get("dir", run.folder))
-    return tuple(f"{place}/task-{task}" for task in tasks_of(run)) or (place,)
+    return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
 
 
 def workdir_of(run: Run) -> str:
@@ -285,7 +319,7 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if not query.nodes and not query.ranks:
         if not tasks:
-            return ("", f"{place}/job.log")
+            return ("", str(run.handle.get("log", f"{place}/job.log")))
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
     words: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):

@@ -1,0 +1,131 @@
+"""Runs that were started by hand (sbatch, ddprun --run-dir): a record of each, made of what is in its folder.
+
+Such a folder has no ``run.json``; a batch script's ``starts``, the nodes' folders and an array's tasks tell what it is.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ddpctl import run_store
+from ddpctl.errors import NoInputError
+from ddpctl.run_store import Run, RunStatus
+from ddpctl.spec import JobSpec
+from ddpwire.events import EVENTS, EVENTS_BEFORE, read_events
+from ddpwire.run_files import CHECKPOINTS, ENVIRONMENT, NODE, RECORD, STARTS, read_node, read_regular, read_starts
+from ddpwire.version import __version__
+
+UNKNOWN = "unknown"
+NODE_DIR, TASK_DIR = re.compile(r"node-([0-9]{1,4})"), re.compile(r"task-([0-9]{1,7})")
+FIRST_BYTES = 4096  # of a file of events
+
+
+def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
+    """The run whose folder it is, or those in it, newest first. ``kind``: of the target of those without a queue.
+
+    Raises NoInputError where there is no such folder.
+    """
+    try:
+        found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
+    except OSError as error:
+        raise NoInputError(f"cannot read the runs in {folder}: {error.strerror}") from None
+    return tuple(sorted((run for run in found if run), key=lambda run: run.created, reverse=True))
+
+
+def load(folder: Path, *, kind: str) -> Run:
+    """The run whose folder it is. Raises NoInputError."""
+    found = load_all(folder, kind=kind) if _is_run(folder) else ()
+    if not found:
+        raise NoInputError(f"no run has the folder {folder}: ddpctl ps --folder {folder.parent} lists those beside it")
+    return found[0]
+
+
+def is_by_hand(run: Run) -> bool:
+    """Whether no ddpctl launched it."""
+    return bool(run.handle.get("by_hand"))
+
+
+def without_guess(run: Run, status: RunStatus) -> RunStatus:
+    """The status, unless it is only that of this machine: who cannot be seen from here is not lost."""
+    away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
+    if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
+        return status
+    message = f"it left no outcome, and whether it lives can be seen on {', '.join(away)} only"
+    return replace(status, state="unknown", message=message, code=None)
+
+
+def _is_run(folder: Path) -> bool:
+    marks = (RECORD, STARTS)
+    return any((folder / name).exists() for name in marks) or any(
+        _numbered(folder, pattern) for pattern in (NODE_DIR, TASK_DIR)
+    )
+
+
+def _read(folder: Path, kind: str) -> Run | None:
+    if (folder / RECORD).exists():
+        return run_store.read(folder)
+    tasks = _numbered(folder, TASK_DIR)
+    parts = [path for _, path in tasks] or [folder]
+    nodes = [(number, path) for part in parts for number, path in _numbered(part, NODE_DIR)]
+    starts = [start for part in parts for start in read_starts(_text(part / STARTS))]
+    if not nodes and not starts:
+        return None
+    ranks = max((_num_ranks(path) for _, path in nodes), default=1)
+    times = [start.time for start in starts] + [time for _, path in nodes for time in _times(path)]
+    handle: dict[str, object] = {"by_hand": True, "dir": str(folder), "hosts": [_host(path) for _, path in nodes]}
+    handle |= {"job": starts[-1].job} if starts else {}
+    handle |= {"tasks": [str(number) for number, _ in tasks]} if tasks else {}
+    return Run(
+        name=folder.name,
+        created=min(times, default=folder.stat().st_mtime),
+        target=starts[-1].launcher if starts else kind,
+        kind=starts[-1].launcher if starts else kind,
+        options={},
+        job=JobSpec(nodes=str(1 + max((number for number, _ in nodes), default=0)), gpus=ranks, command=(UNKNOWN,)),
+        cwd=str(folder),
+        folder=str(folder),
+        checkpoint_dir=str(folder / CHECKPOINTS),
+        version=__version__,
+        handle=handle,
+    )
+
+
+def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
+    """The folders in it that have such a name, by their number; where it cannot be read, none."""
+    with suppress(OSError):
+        found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
+        return sorted((int(match[1]), path) for match, path in found if match)
+    return []
+
+
+def _text(path: Path) -> str:
+    with suppress(OSError):
+        return read_regular(path).decode(errors="replace")
+    return ""
+
+
+def _num_ranks(node: Path) -> int:
+    with suppress(ValueError):
+        return max(1, len(read_node(_text(node / NODE)).ranks))
+    return max(1, len(list(node.glob("rank-*.log"))))
+
+
+def _times(node: Path) -> list[float]:
+    """When it was there: its first event, and its last start."""
+    files = (_text(node / name)[:FIRST_BYTES] for name in (EVENTS_BEFORE, EVENTS))
+    found = [event.time for event in read_events(*files)]
+    with suppress(ValueError):
+        found.append(read_node(_text(node / NODE)).started)
+    return found
+
+
+def _host(node: Path) -> str:
+    with suppress(ValueError, RecursionError):
+        facts = json.loads(_text(node / ENVIRONMENT))
+        if isinstance(facts, Mapping):
+            return str(facts.get("host", UNKNOWN))
+    return UNKNOWN

@@ -1,0 +1,103 @@
+"""Runs that no ddpctl launched, found by what is in their folders."""
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.in_process import ddpctl
+from tests.wording import Wording
+
+from ddpctl import run_folders, run_store
+from ddpctl.errors import NoInputError
+from ddpctl.run_store import Run, RunStatus
+from ddpwire.events import Event
+from ddpwire.run_files import NodeState, Outcome, RankProcess
+
+LOST = RunStatus(run="a", state="lost", message="", code=137)
+
+
+def node(folder: Path, number: int = 0, *, ranks: int = 2, started: float = 50.0, host: str = "n0") -> Path:
+    """A node's folder, as ddprun leaves it."""
+    path = folder / f"node-{number}"
+    path.mkdir(parents=True)
+    processes = tuple(RankProcess(rank=rank, local_rank=rank, pid=9, log="/l") for rank in range(ranks))
+    NodeState(run="a", node=number, pid=9, state="training", started=started, ranks=processes).write(path)
+    (path / "environment.json").write_text(json.dumps({"host": host}))
+    (path / "events.jsonl").write_text(Event(event="node_started", time=started - 10, node=number).line())
+    return path
+
+
+def found(folder: Path) -> dict[str, Run]:
+    return {run.name: run for run in run_folders.load_all(folder, kind="local")}
+
+
+def test_a_folder_of_ddprun_is_a_run_and_so_is_each_in_a_folder_of_them(tmp_path: Path) -> None:
+    for number in (0, 1):
+        node(tmp_path / "a", number)
+    node(tmp_path / "b", started=90.0)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "a" / "node-99999999").mkdir()
+    (tmp_path / "b" / "node-0" / "environment.json").write_text("[" * 99999)
+    (tmp_path / "file").touch()
+    runs = found(tmp_path)
+    assert list(runs) == ["b", "a"], "newest first"
+    (alone,) = run_folders.load_all(tmp_path / "a", kind="local")
+    assert alone == runs["a"] == run_folders.load(tmp_path / "a", kind="local")
+    assert (alone.kind, alone.created, alone.folder) == ("local", 40.0, str(tmp_path / "a"))
+    assert (alone.job.nodes, alone.job.world_size, alone.checkpoint_dir) == ("2", 4, str(tmp_path / "a/checkpoints"))
+    assert run_folders.is_by_hand(alone)
+
+
+def test_a_batch_script_says_which_job_it_is_also_of_an_array(tmp_path: Path) -> None:
+    node(tmp_path / "digits-7")
+    (tmp_path / "digits-7" / "starts").write_text("slurm 7 0 20 30\ntorn\nslurm 7 1 20 60\n")
+    for task in (0, 3):
+        node(tmp_path / "digits-8" / f"task-{task}")
+        (tmp_path / "digits-8" / f"task-{task}" / "starts").write_text("slurm 8 0 20 70\n")
+    one, array = (found(tmp_path)[name] for name in ("digits-7", "digits-8"))
+    assert (one.kind, one.created, one.handle["job"], one.handle["dir"]) == ("slurm", 30.0, "7", one.folder)
+    assert (array.handle["job"], array.handle["tasks"], array.job.nodes) == ("8", ["0", "3"], "1")
+
+
+def test_a_record_of_ddpctl_is_taken_as_it_is(tmp_path: Path) -> None:
+    node(tmp_path / "a")
+    (own,) = run_folders.load_all(tmp_path / "a", kind="local")
+    run_store.save(replace(own, handle={"port": "1"}, target="here"))
+    launched = found(tmp_path)["a"]
+    assert (launched.target, run_folders.is_by_hand(launched)) == ("here", False)
+
+
+def test_what_is_no_run_is_said(tmp_path: Path, wording: Wording) -> None:
+    for call in (run_folders.load, run_folders.load_all):
+        with pytest.raises(NoInputError) as raised:
+            call(tmp_path / "nowhere", kind="local")
+        wording(raised.value)
+    assert found(tmp_path) == {}
+
+
+def test_a_node_of_another_machine_is_not_lost_but_unknown(tmp_path: Path, wording: Wording) -> None:
+    node(tmp_path / "far", host="box7")
+    node(tmp_path / "near", host=socket.gethostname())
+    runs = found(tmp_path)
+    assert run_folders.without_guess(runs["near"], LOST) == LOST
+    assert run_folders.without_guess(replace(runs["far"], handle={}), LOST) == LOST, "a launcher knew better"
+    far = run_folders.without_guess(runs["far"], LOST)
+    assert (far.state, far.code) == ("unknown", None)
+    wording(far.message)
+
+
+def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) -> None:
+    path = node(tmp_path / "runs" / "a", ranks=1)
+    Outcome(code=0, cause="ok", message="every rank exited with 0").write(path)
+    (path / "rank-0.log").write_text("hello\n")
+    env = {"DDPCTL_STATE_DIR": str(tmp_path / "state")}
+    (listed,) = json.loads(ddpctl("ps", "--json", "--folder", "runs", cwd=tmp_path, **env).stdout)
+    assert (listed["run"], listed["state"], listed["code"]) == ("a", "succeeded", 0)
+    assert json.loads(ddpctl("status", "--json", "runs/a", cwd=tmp_path, **env).stdout) == listed
+    assert json.loads(ddpctl("timeline", "--json", "runs/a", cwd=tmp_path, **env).stdout)["run"] == "a"
+    refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
+    assert refused.returncode == 66
+    wording(refused.stderr)
+    assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"
