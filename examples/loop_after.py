@@ -1,4 +1,4 @@
-"""loop_before.py with five lines more: it saves and stops in time when asked to, and its node sees how it goes.
+"""loop_before.py with six lines more: it saves and stops in time when asked to, and its node sees how it goes.
 
 ddprun --nproc-per-node 2 examples/loop_after.py
 """
@@ -33,6 +33,7 @@ def main() -> None:
         if rank == 0:
             torch.save({"model": model.state_dict(), "step": step}, path.with_suffix(".new"))
             path.with_suffix(".new").replace(path)
+            ddp.saved(path)
 
     for step in range(first + 1, num_steps + 1):
         generator = torch.Generator().manual_seed(step * dist.get_world_size() + rank)
@@ -42,7 +43,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        ddp.progress(step, samples=len(inputs))
+        ddp.progress(step, total=num_steps, samples=len(inputs))
         if ddp.should_stop():  # the same answer on every rank
             save(step)
             ddp.stop()  # every rank when the last one is here, with 143 for SIGTERM

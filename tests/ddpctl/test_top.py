@@ -211,6 +211,38 @@ def test_a_script_that_tells_its_steps_alone() -> None:
     assert (row.step, row.step_s, row.own_s, row.phases) == (None, 0.5, None, {})
 
 
+def of_script(steps: int, *more: str) -> Reading:
+    """Two ranks of a script that calls progress(step)."""
+    ranks = [f'ddp_steps_total{{rank="{rank}"}} {steps}\nddp_samples_total{{rank="{rank}"}} 0\n' for rank in (0, 1)]
+    ranks += [f'ddp_last_step{{rank="{rank}"}} {steps}\n' for rank in (0, 1)]
+    own = "ddp_ranks_alive 2\nddp_world_size 2\n"
+    found = read_metrics(ProbeResult(node=0, time=1000 + steps, metrics="".join([own, *ranks, *more])))
+    assert found is not None
+    return found
+
+
+def test_of_a_script_there_is_what_it_tells_and_no_more() -> None:
+    view = replace(empty_snapshot(TRAINING, 1030), **numbers((of_script(30),), (of_script(10),)))  # type: ignore[arg-type]
+    assert (view.goodput, view.samples_per_s, view.checkpoint_step) == (None, None, None)
+    assert shown(view, 100)[1:] == [
+        "step       30",
+        "running    2 of 2 ranks   no restart",
+        "",
+        "RANK  NODE  STEP  STEP TIME",
+        "   0     0    30     1.00 s",
+        "   1     0    30     1.00 s",
+    ]
+
+
+def test_a_checkpoint_that_a_script_saved_and_none_of_which_it_is_known() -> None:
+    saved = 'ddp_checkpoint_last_success_timestamp_seconds{rank="0"} {}\nddp_checkpoint_last_step{rank="0"} {}\n'
+    for time_s, step, text in ((0, 0, "no checkpoint yet"), (1020, 20, "checkpoint 10 s old (step 20)")):
+        told = saved.replace("{}", str(time_s), 1).replace("{}", str(step), 1)
+        now = numbers((of_script(30, told),), ())
+        assert now["checkpoint_step"] == step
+        assert text in shown(replace(empty_snapshot(TRAINING, 1030), **now), 100)[2]  # type: ignore[arg-type]
+
+
 def test_a_counter_that_was_begun_anew_counts_from_nothing() -> None:
     before, now = node(0, 150, own_s=FAST), node(0, 50, own_s=FAST, time=1060)
     assert numbers((now,), (before,))["samples_per_s"] == pytest.approx(2 * 50 * 32 / 30)

@@ -1,5 +1,6 @@
 """What is written is proved when it is read, and a write may be cut short anywhere."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -91,12 +92,13 @@ def test_the_copy_is_of_the_moment_of_the_call(tmp_path: Path) -> None:
 
 
 def test_saved_when_the_last_one_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = saver(CheckpointDirectory(tmp_path), [], minutes=10.0)
+    directory = CheckpointDirectory(tmp_path)
+    one = saver(directory, [], minutes=10.0)
     assert not one.is_due(3)
     later = time.monotonic() + 601
     monkeypatch.setattr(time, "monotonic", lambda: later)
     assert one.is_due(3)
-    every = saver(CheckpointDirectory(tmp_path), [], every=3)
+    every = saver(directory, [], every=3)
     assert [step for step in range(1, 8) if every.is_due(step)] == [3, 6]
 
 
@@ -148,9 +150,113 @@ def test_two_trainings_cannot_share_a_folder_and_a_lock_dies_with_its_process(
     assert CheckpointDirectory(tmp_path).checkpoints() == []
 
 
-def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(*_: object) -> None:
-        raise OSError(37, "No locks available")
+def can_be_taken(folder: Path) -> bool:
+    """Whether another process gets the lock; a fork, for it is there at once."""
+    child = os.fork()
+    if child == 0:
+        try:
+            CheckpointDirectory(folder)
+        except TrainError:
+            os._exit(1)
+        except BaseException:
+            os._exit(2)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, 1)
+    return code == 0
 
+
+@pytest.fixture
+def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddptrain.checkpoint_directory.LOCK_WAIT_S", 0.0)
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_a_lock_outlives_another_descriptor_of_its_file(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    assert (tmp_path / ".lock").read_text().startswith(f"process {os.getpid()} ")
+    assert not can_be_taken(tmp_path)
+    del directory
+    assert can_be_taken(tmp_path)
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writer)
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(reader)
+    try:
+        assert not can_be_taken(tmp_path)
+        del directory
+        assert can_be_taken(tmp_path)
+    finally:
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
+def no_open_file_locks(*_: object) -> None:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.usefixtures("no_wait")
+def test_an_older_kernel_locks_for_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "fcntl", no_open_file_locks)
+    directory = CheckpointDirectory(tmp_path)
+    assert not can_be_taken(directory.folder)
+
+
+def test_a_file_system_without_locks_is_no_obstacle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    def unknown(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "fcntl", no_open_file_locks)
     monkeypatch.setattr(fcntl, "lockf", unknown)
     assert CheckpointDirectory(tmp_path).checkpoints() == []
+    wording(capfd.readouterr().err.replace(str(tmp_path), "FOLDER"))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link"])
+def test_a_lock_that_is_no_file_of_its_own_is_refused(tmp_path: Path, kind: str, wording: Wording) -> None:
+    if kind == "fifo":
+        os.mkfifo(tmp_path / ".lock")
+    else:
+        (tmp_path / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(TrainError) as refused:
+        CheckpointDirectory(tmp_path)
+    assert refused.value.code == 73
+    assert not (tmp_path / "mine").exists()
+    wording(str(refused.value).replace(str(tmp_path), "FOLDER"))
+
+
+def test_the_trial_of_a_folder_writes_through_no_link(tmp_path: Path) -> None:
+    folder, mine = tmp_path / "checkpoints", tmp_path / "mine"
+    folder.mkdir()
+    mine.write_text("not a checkpoint")
+    (folder / f".probe-{os.getpid()}").symlink_to(mine)
+    CheckpointDirectory(folder)
+    assert mine.read_text() == "not a checkpoint"
+
+
+def test_what_may_be_the_best_is_kept_while_it_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    for step, accuracy in ((1, 0.9), (2, 0.5), (3, 0.1)):
+        write_checkpoint(directory.path(step), checkpoint(step, accuracy))
+
+    def read(path: Path) -> bytes:
+        if path == manifest_path(directory.path(1)):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return path.read_bytes()
+
+    monkeypatch.setattr("ddptrain.checkpoint.read_regular", read)
+    directory.delete_old(keep=1, keep_best=True, written=directory.path(3))
+    assert directory.path(1).exists()
+    monkeypatch.undo()
+    directory.delete_old(keep=1, keep_best=True, written=directory.path(3))
+    assert directory.checkpoints() == [directory.path(3), directory.path(1)]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,6 +188,41 @@ def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
         wording(warning)
 
 
+def test_too_little_memory_sets_nothing_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    for number in (4, 8):
+        write_checkpoint(directory.path(number), checkpoint(number))
+    load, calls = torch.load, []
+
+    def load_or_fail(*args: Any, **options: Any) -> Any:
+        calls.append(args)
+        if len(calls) == 1:
+            raise MemoryError
+        return load(*args, **options)
+
+    monkeypatch.setattr(torch, "load", load_or_fail)
+    path, (warning,) = found(directory)
+    assert path == directory.path(4)
+    assert os.strerror(errno.ENOMEM) in warning
+    assert directory.path(8).exists()
+
+
+def test_a_folder_that_cannot_be_listed_is_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wording: Wording
+) -> None:
+    directory = CheckpointDirectory(tmp_path)
+
+    def fails(_: CheckpointDirectory) -> list[Path]:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(CheckpointDirectory, "checkpoints", fails)
+    monkeypatch.setattr("ddptrain.checkpoint_manager.READ_PAUSE_S", 0.0)
+    with pytest.raises(TrainError) as refused:
+        found(directory)
+    assert refused.value.code == 66
+    wording(str(refused.value).replace(str(tmp_path), "FOLDER"))
+
+
 def test_a_fifo_is_passed_over_and_a_link_is_not_written_through(tmp_path: Path, wording: Wording) -> None:
     directory = CheckpointDirectory(tmp_path)
     for step in (4, 8):
@@ -244,6 +280,7 @@ def found(directory: CheckpointDirectory, *, resume: str = "auto") -> tuple[Path
 KILLED = """
 import itertools, os, signal, sys
 from pathlib import Path
+from typing import Any
 import torch
 from ddptrain import checkpoint
 from ddptrain.checkpoint import Checkpoint, load_checkpoint, write_checkpoint

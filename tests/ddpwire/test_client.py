@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 from tests.wording import Wording
 
+from ddpwire.events import read_events
 from ddpwire.heartbeat import read_beat, read_stopped_for
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
@@ -118,7 +119,44 @@ def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
         "ddp_last_step": 20,
         "ddp_loss": 0.5,
         "ddp_epoch": 1,
+        "ddp_planned_steps": 4000,
     }
+
+
+SAVES = """
+import sys
+import ddpwire.script as ddp
+import torch
+loss = torch.ones((), requires_grad=True) * 2
+ddp.progress(7, total=9, loss=loss)
+ddp.saved(sys.argv[1])
+ddp.saved(sys.argv[1] + ".gone", step=8)
+"""
+
+
+def test_its_node_learns_of_a_checkpoint_and_of_a_loss_with_a_gradient(tmp_path: Path, wording: Wording) -> None:
+    path, events = tmp_path / "last.pt", tmp_path / "events.jsonl"
+    path.write_bytes(b"weights")
+    (tmp_path / "metrics").mkdir()
+    environ = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path / "metrics"), "DDP_EVENTS_FILE": str(events)}
+    before = time.time()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", SAVES, str(path)],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    wording(done.stderr, path=path)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path / "metrics"))
+    values = {sample.name: sample.value for family in registry.collect() for sample in family.samples}
+    assert (values["ddp_loss"], values["ddp_planned_steps"]) == (2, 9)
+    assert (values["ddp_checkpoint_last_step"], values["ddp_checkpoint_bytes"]) == (7, 7)
+    assert before <= values["ddp_checkpoint_last_success_timestamp_seconds"] <= time.time()
+    (event,) = read_events(events.read_text())
+    assert (event.event, event.step, event.facts) == ("checkpoint_saved", 7, {"bytes": 7, "path": str(path)})
 
 
 def test_what_cannot_be_written_stops_no_training(start: Start, wording: Wording) -> None:

@@ -1,14 +1,17 @@
 """A real training, looked at while it runs and afterwards: top, timeline, report."""
 
 import json
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from tests.e2e.driver import SCRIPTS, ddpctl, node_log, wait_until
 from tests.wording import Wording
 
-from ddpwire.metrics import STEP_PHASES
+from ddpwire.metrics import STEP_PHASES, goodput
+from ddpwire.run_files import OUTCOME, read_node, read_outcome
 
 
 def test_a_run_while_it_trains_and_when_it_has_ended(tmp_path: Path, wording: Wording) -> None:
@@ -60,6 +63,32 @@ def look_back(tmp_path: Path, compare: Wording) -> None:
     written = ddpctl("report", "seen", "--output", str(path))
     assert (written.returncode, written.stdout) == (0, f"{path}\n"), written.stderr
     compare("\n".join(re.findall("<h2>(.*?)</h2>", path.read_text())))
+
+
+def test_goodput_is_one_number_wherever_it_is_shown(tmp_path: Path) -> None:
+    """Also over a restart: rank 1 is killed after its first checkpoint."""
+    launch = ("launch", "--nodes", "2", "--device", "cpu", "--name", "good", "--detach", "--", "--epochs", "20")
+    assert ddpctl(*launch).returncode == 0
+    saved = tmp_path / "runs" / "good" / "node-0" / "events.jsonl"
+    wait_until(lambda: saved.exists() and '"checkpoint_saved"' in saved.read_text(), "a checkpoint", timeout_s=200)
+    node = read_node((tmp_path / "runs" / "good" / "node-1" / "node.json").read_text())
+    os.kill(node.ranks[0].pid, signal.SIGKILL)
+    outcomes = [tmp_path / "runs" / "good" / f"node-{node}" / OUTCOME for node in (0, 1)]
+    wait_until(lambda: all(path.exists() for path in outcomes), "its end", timeout_s=300)
+    assert [read_outcome(path.read_text()).code for path in outcomes] == [0, 0]
+    top = json.loads(ddpctl("top", "good", "--json").stdout)["goodput"]
+    said = re.search(r"goodput +(\d+) % of", node_log(tmp_path, "good"))
+    assert said is not None
+    assert ddpctl("report", "good", "--output", str(tmp_path / "good.html")).returncode == 0
+    reported = re.search(r"<b>(\d+) %</b><span>goodput", (tmp_path / "good.html").read_text())
+    assert reported is not None
+    exported = "".join((tmp_path / "runs" / "good" / f"node-{node}" / "metrics.prom").read_text() for node in (0, 1))
+    sums = {
+        name: sum(float(value) for value in re.findall(rf"^{name}{{.*}} (\S+)$", exported, re.M))
+        for name in ("ddp_productive_seconds_total", "ddp_unproductive_seconds_total")
+    }
+    assert top == pytest.approx(goodput(*sums.values()), rel=1e-6)
+    assert int(said[1]) == int(reported[1]) == round(100 * top)
 
 
 def test_the_report_of_a_failure_has_the_last_words_and_no_secret(

@@ -97,7 +97,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, *, on_write: Callable[[
     """
     part = partial_path(path)
     try:
-        with _create(part) as file:
+        with create_file(part) as file:
             hashed = _HashingFile(file, on_write)
             try:
                 torch.save({"format": FORMAT, **vars(checkpoint)}, cast(IO[bytes], hashed))
@@ -113,7 +113,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, *, on_write: Callable[[
             accuracy=checkpoint.accuracy,
         )
         name = manifest_path(path)
-        with _create(partial_path(name)) as text:
+        with create_file(partial_path(name)) as text:
             text.write(manifest.text().encode())
             text.flush()
             os.fsync(text.fileno())
@@ -128,7 +128,7 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint, *, on_write: Callable[[
     return hashed.size
 
 
-def _create(path: Path) -> BinaryIO:
+def create_file(path: Path) -> BinaryIO:
     """Open a new file, never one that a link leads to. Raises OSError."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -209,7 +209,7 @@ def parse_checkpoint(data: bytes) -> Checkpoint:
         if number != FORMAT:
             raise OtherFormat(number)
         return Checkpoint(**values)
-    except OtherFormat:
+    except (OtherFormat, MemoryError):
         raise
     except Exception as error:  # a broken pickle can fail in any way
         raise CorruptCheckpoint("corrupt", "torn or not a checkpoint") from error

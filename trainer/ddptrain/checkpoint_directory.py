@@ -1,15 +1,19 @@
 """The checkpoint directory of a training: its lock, its checkpoints, which of them are kept. Only rank 0 uses it."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
 import socket
+import stat
+import struct
+import sys
 import time
 import weakref
 from pathlib import Path
 
-from ddptrain.checkpoint import UnusableCheckpoint, finish_write, manifest_path, read_manifest
+from ddptrain.checkpoint import UnusableCheckpoint, create_file, finish_write, manifest_path, read_manifest
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
@@ -28,7 +32,8 @@ class CheckpointDirectory:
             folder.mkdir(parents=True, exist_ok=True)
             probe = folder / f".probe-{os.getpid()}"
             try:
-                probe.write_bytes(b"\0" * 4096)
+                with create_file(probe) as file:
+                    file.write(b"\0" * 4096)
             finally:
                 probe.unlink(missing_ok=True)
             self._lock()
@@ -71,32 +76,37 @@ class CheckpointDirectory:
         old = paths[keep:] if keep else []
         best = best_checkpoint(paths) if keep_best and old else None
         for path in old:
-            if path not in (best, written):
+            if path not in (best, written) and not (keep_best and _may_be_best(path)):
                 path.unlink(missing_ok=True)
                 manifest_path(path).unlink(missing_ok=True)
                 paths.remove(path)
         return len(paths)
 
     def _lock(self) -> None:
-        """Take a POSIX lock, which a forked child does not hold and NFS supports; without file locks, none."""
-        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        weakref.finalize(self, os.close, lock)  # and with the descriptor the lock goes
+        """Take a lock that lasts as long as this object and this process; no forked child keeps it."""
+        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        close = weakref.finalize(self, os.close, lock)
+        os.register_at_fork(after_in_child=close)
+        if not stat.S_ISREG(os.fstat(lock).st_mode):
+            raise OSError(errno.EINVAL, f"{LOCK} is not a regular file")
         deadline = time.monotonic() + LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except (BlockingIOError, PermissionError):  # held by another process
+        try:
+            while not try_lock(lock):
                 if time.monotonic() > deadline:
                     holder = os.read(lock, 200).decode(errors="replace").strip() or "another process"
                     raise TrainError(
                         Exit.CANNOT_WRITE,
                         f"--checkpoint-dir {self.folder} is in use by {holder}",
                         hint="stop that training, or give another one",
-                    ) from None
+                    )
                 time.sleep(0.1)
-            except OSError:  # a file system without locks
-                break
+        except OSError as error:
+            print(
+                f"ddptrain: warning: {self.folder / LOCK} cannot be locked: {error.strerror}; "
+                "no second training may use this folder",
+                file=sys.stderr,
+                flush=True,
+            )
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -107,6 +117,27 @@ class CheckpointDirectory:
             finish_write(part.with_name(part.name.removeprefix(".").removesuffix(".part")))
         for torn in self.folder.glob(".step-*.json.*"):
             torn.unlink(missing_ok=True)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock a whole file; return False if another process has. Raises OSError on a file system without locks.
+
+    The lock is one of the open file (F_OFD_SETLK, fcntl(2)): closing another descriptor of the same file does not
+    release it. Where there is none (an older kernel, macOS), it is the process's, which conflicts with the former.
+    """
+    whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
+    try:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, whole_file)
+        except AttributeError:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -130,6 +161,17 @@ def best_checkpoint(paths: list[Path]) -> Path | None:
             if accuracy is not None and accuracy > highest:
                 best, highest = path, accuracy
     return best
+
+
+def _may_be_best(path: Path) -> bool:
+    """Return whether the manifest cannot be read at present, so that its accuracy is not known."""
+    try:
+        read_manifest(path)
+    except OSError:
+        return True
+    except UnusableCheckpoint:
+        pass
+    return False
 
 
 def _path(folder: Path, step: int) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.run_files import read_regular
 
+T = TypeVar("T")
 STUCK_S = 45.0  # without any progress of the disk
 POLL_S = 0.05
 READ_TRIES, READ_PAUSE_S = 3, 1.0
@@ -137,7 +138,8 @@ class CheckpointManager:
             if not written:
                 problem = f"step {step} could not be saved: the disk has not taken {path} for {STUCK_S:g} s"
             elif self._saver.newest != path:
-                problem = f"step {step} could not be saved as {path}; the one before it is whole"
+                before = "there is no other" if self._saver.newest is None else f"{self._saver.newest} is whole"
+                problem = f"step {step} could not be saved as {path}; {before}"
         problem, path = broadcast(self._state.world.rank_info, (problem, path))
         if problem:
             raise TrainError(Exit.CANNOT_WRITE, problem)
@@ -178,11 +180,11 @@ class CheckpointFinder:
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
         """Return what ``--resume`` selects; None: there is no checkpoint, start at step 0. Raises TrainError."""
         resume = self.options.resume
-        started_again = os.environ.get(names.ATTEMPT, "1") != "1" and self.directory.checkpoints()
+        paths = self._checkpoints()
+        started_again = os.environ.get(names.ATTEMPT, "1") != "1" and paths
         if resume not in ("auto", "never") and not started_again:
             found: tuple[Path, Checkpoint] | None = self._given(Path(resume))
         else:
-            paths = self.directory.checkpoints()
             if resume == "never" and paths and not started_again:
                 raise TrainError(
                     Exit.CONFIG,
@@ -193,6 +195,14 @@ class CheckpointFinder:
         if found is not None:
             self._check_same_config(*found, shaping)
         return found
+
+    def _checkpoints(self) -> list[Path]:
+        try:
+            return _read_again(self.directory.checkpoints)
+        except OSError as error:
+            raise TrainError(
+                Exit.NO_INPUT, f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
+            ) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete one, and set aside the corrupt ones before it.
@@ -241,7 +251,7 @@ class CheckpointFinder:
             raise TrainError(
                 Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
             ) from None
-        newer = [other for other in self.directory.checkpoints() if (step_of(other) or 0) > found.step]
+        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
         if newer:  # they would be resumed from, and this training's be deleted as older ones
             raise TrainError(
                 Exit.CONFIG,
@@ -254,6 +264,7 @@ class CheckpointFinder:
         began = time.monotonic()
         try:
             checkpoint = _read_again(lambda: load_checkpoint(path))
+            written = path.stat()
             if step_of(path) not in (None, checkpoint.step):
                 raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
         except (UnusableCheckpoint, OSError) as error:
@@ -261,7 +272,10 @@ class CheckpointFinder:
                 op="load", reason=error.reason if isinstance(error, UnusableCheckpoint) else "io"
             )
             raise
-        self.metrics.checkpoint_loaded(seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        self.metrics.checkpoint_loaded(
+            seconds=seconds, step=checkpoint.step, written_at=written.st_mtime, size_bytes=written.st_size
+        )
         return checkpoint
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
@@ -281,16 +295,19 @@ class CheckpointFinder:
         self.warn(f"{path} was trained with {changes}; going on (--allow-changed-config)")
 
 
-def _read_again(load: Callable[[], Checkpoint]) -> Checkpoint:
-    """Call ``load``, again after an error of the file system that may pass. Raises its errors."""
-    for _ in range(READ_TRIES - 1):
+def _read_again(read: Callable[[], T]) -> T:
+    """Call ``read``, again after an error that may pass. Raises OSError and its other errors."""
+    tries = READ_TRIES
+    while True:
+        tries -= 1
         try:
-            return load()
+            return read()
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         except OSError as error:
-            if error.errno not in PASSING_ERRORS:
+            if not tries or error.errno not in PASSING_ERRORS:
                 raise
         time.sleep(READ_PAUSE_S)
-    return load()
 
 
 def _reason(error: CorruptCheckpoint | OSError) -> str:

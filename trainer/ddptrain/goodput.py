@@ -45,10 +45,9 @@ class Goodput:
         """Seconds since the start."""
         return time.monotonic() - self.started
 
-    @property
-    def fraction(self) -> float:
-        """The share of the wall time that was productive, 0 to 1."""
-        return self.productive_s / self.total_s
+    def totals(self) -> dict[str, float]:
+        """Return the seconds of this process, "productive" and by cause."""
+        return {"productive": self.productive_s, **self.lost_s}
 
 
 def steps_before(environ: Mapping[str, str]) -> int:

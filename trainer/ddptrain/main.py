@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from ddptrain.distributed import (
     RankInfo,
     agree,
     check_strategy,
+    gather,
     is_lost_peer,
     is_timeout,
     join_ranks,
@@ -49,6 +50,7 @@ from ddptrain.training_state import (
     same_precision,
     step_flops,
 )
+from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog, events_of
 from ddpwire.exits import Exit
@@ -236,8 +238,13 @@ def _save_and_report(
     if result.exit_code:
         progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
     else:
-        num_correct = count_correct(state) if result.num_correct is None else result.num_correct
-        progress.log(cost_message(state, callbacks.goodput, callbacks.phases.totals))
+        num_correct = result.num_correct
+        if num_correct is None:
+            with callbacks.goodput.time_lost("evaluation"):
+                num_correct = count_correct(state)
+        callbacks.flush_metrics()
+        mine = callbacks.metrics.time_totals() or callbacks.goodput.totals()
+        progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
         progress.log(summary_message(state, result, num_correct=num_correct, checkpoint=path))
     callbacks.flush_metrics()
     lost = {cause: round(seconds, 3) for cause, seconds in callbacks.goodput.lost_s.items() if seconds}
@@ -332,16 +339,19 @@ def summary_message(state: TrainingState, result: TrainResult, *, num_correct: i
     )
 
 
-def cost_message(state: TrainingState, goodput: Goodput, phases: Mapping[str, float]) -> str:
-    """Return what this rank's time and memory were used for; the peak is torch's on a GPU, the process' elsewhere."""
-    shares = {"start-up": goodput.lost_s["startup"], "restore": goodput.lost_s["restore"]}
-    shares |= {"evaluation": goodput.lost_s["evaluation"], "checkpoints": goodput.lost_s["checkpoint"]}
-    lost = [f"{name} {_percent(seconds, goodput.total_s)}" for name, seconds in shares.items() if seconds]
+def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
+    """Return what the ranks' time and rank 0's memory were used for; the peak is torch's on a GPU, else the process'.
+
+    ``spent_s``: by rank, "productive" seconds and the others by cause.
+    """
+    total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
+    whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")
+    names = {"startup": "start-up", "checkpoint": "checkpoints"}
+    lost = (f"{names.get(cause, cause)} {_percent(seconds, whole_s)}" for cause, seconds in total_s.items() if seconds)
+    share = catalogue.goodput(productive_s, whole_s - productive_s) or 0.0
     lines = [
-        "goodput        " + f"{_percent(goodput.productive_s, goodput.total_s)} of {goodput.total_s:.1f} s in steps"
+        f"goodput        {100 * share:.0f} % of {whole_s / len(spent_s):.1f} s a rank in new steps; " + ", ".join(lost)
     ]
-    if lost:
-        lines[0] += "; " + ", ".join(lost)
     if steps_s := sum(phases.values()):
         groups = {"data": ("data", "h2d"), "compute": ("forward", "backward", "optimizer")}
         groups |= {"communication": ("comm_exposed",), "other": ("other",)}

@@ -4,6 +4,7 @@ Under ddprun, which names a folder for them, ``open_metrics`` returns metrics th
 files that ddprun collects; elsewhere it returns metrics that do nothing, and prometheus_client is not imported.
 """
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -45,6 +46,10 @@ class Metrics:
     def lost_before(self, lost: Mapping[str, float]) -> None:
         """Add the seconds by cause that were lost before this process was started."""
 
+    def time_totals(self) -> dict[str, float]:
+        """Return the seconds of this rank in all starts of the run, "productive" and by cause; empty: not kept."""
+        return {}
+
     def comm_hidden(self, seconds: float) -> None:
         """Add seconds of gradient communication that overlapped with the backward pass."""
 
@@ -75,8 +80,8 @@ class Metrics:
     def checkpoint_saved(self, *, step: int, seconds: float, size_bytes: int, retained: int) -> None:
         """Record a checkpoint that was written."""
 
-    def checkpoint_loaded(self, *, seconds: float) -> None:
-        """Record a checkpoint that was read."""
+    def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
+        """Record a checkpoint that was read; ``written_at``: in seconds since the epoch."""
 
     def checkpoint_fallback(self) -> None:
         """Count a checkpoint that was set aside for an older one."""
@@ -96,6 +101,7 @@ class RankMetrics(Metrics):
     def __init__(self) -> None:
         from ddpwire.series import counter, gauge, histogram  # imports prometheus_client
 
+        self._folder = os.environ[names.PROMETHEUS_MULTIPROC_DIR]
         self._steps, self._samples = counter(catalogue.STEPS), counter(catalogue.SAMPLES)
         self._step_seconds = histogram(catalogue.STEP_DURATION)
         self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
@@ -161,6 +167,16 @@ class RankMetrics(Metrics):
         """Add the seconds by cause."""
         for cause, seconds in lost.items():
             self._lost[cause].inc(seconds)
+
+    def time_totals(self) -> dict[str, float]:
+        """Return what is in the files that ddprun collects, also those of earlier processes."""
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.multiprocess import MultiProcessCollector
+
+        families = MultiProcessCollector(CollectorRegistry(), self._folder).collect()  # type: ignore[no-untyped-call]
+        wanted = (catalogue.PRODUCTIVE.name, catalogue.UNPRODUCTIVE.name)
+        samples = (sample for family in families for sample in family.samples if sample.name in wanted)
+        return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def comm_hidden(self, seconds: float) -> None:
         """Add seconds of gradient communication."""
@@ -261,8 +277,11 @@ class FirstRankMetrics(RankMetrics):
         self._saved_bytes.set(size_bytes)
         self._retained.set(retained)
 
-    def checkpoint_loaded(self, *, seconds: float) -> None:
+    def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
         """Record a checkpoint that was read."""
+        self._saved_at.set(written_at)
+        self._saved_step.set(step)
+        self._saved_bytes.set(size_bytes)
         self._load_seconds.observe(seconds)
 
     def checkpoint_fallback(self) -> None:

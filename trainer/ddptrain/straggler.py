@@ -1,10 +1,12 @@
 """Stragglers: ranks that the others wait for. Each rank's own time of a step, without waiting, is compared.
 
-Every few steps each rank contributes the median of its last steps to an all-reduce of one number a rank. It is read a
-few steps later, so no rank waits for it. A rank is reported, with its node, once it has been slower for half a second
-and in two comparisons at least, and again when it no longer is.
+Every few steps each rank contributes the least of its last steps to an all-reduce of one number a rank: another process
+on a rank's core lengthens some of its steps, a slow rank has no fast one. The result is read a few steps later, so no
+rank waits for it. A rank is reported, with its node, when it was slow in several comparisons in a row (see
+`StragglerPolicy`), and again when it no longer is.
 """
 
+import math
 import socket
 import statistics
 import time
@@ -20,10 +22,13 @@ from ddptrain.distributed import RankInfo
 from ddpwire import names
 
 EVERY_STEPS = 5  # steps
-LASTING_S = 0.5  # a few short steps are not enough: another process may use the core for a moment
+COMPARISON_S = 0.5  # all-reduces are joined to one comparison until they span so long
 SLOW_RATIO = 2.0  # times the others' median; the metric shows less too
 SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
-IN_A_ROW = 2
+WELL_RATIO = 1.5  # below which a reported rank is no longer slow
+IN_A_ROW = 2  # comparisons at least
+FALSE_REPORTS = 1e-5  # expected number of healthy ranks that a comparison reports
+PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # as if so many of so many ranks had been slow in comparisons before the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,28 +62,54 @@ class StragglerEvent:
 
 
 class StragglerPolicy:
-    """Decides when to report that a rank is slow, and that it no longer is. Without side effects."""
+    """Decides when to report that a rank is slow, and that it no longer is. Without side effects.
 
-    def __init__(self) -> None:
-        self._reported: int | None = None
-        self._suspect: int | None = None
-        self._times = 0
-        self._since_s = 0.0
+    A healthy rank is slow in a share p of the comparisons, and by chance in k comparisons in a row with probability
+    p**k, if these are independent. A rank is reported after the least k for which this is at most FALSE_REPORTS, over
+    all ranks. p is counted in this training, without the ranks that are reported.
+    """
 
-    def update(self, skew: Skew, *, began_s: float, now_s: float) -> StragglerEvent | None:
-        """Return what to report now; None: nothing. ``began_s``: when the steps that ``skew`` is of began."""
-        slow = skew.slowest if skew.ratio >= SLOW_RATIO and skew.behind_s >= SLOW_S else None
-        if slow == self._suspect:
-            self._times += 1
-        else:
-            self._times, self._since_s = 1, began_s
-        self._suspect = slow
-        if self._times < IN_A_ROW or now_s - self._since_s < LASTING_S or slow == self._reported:
+    def __init__(self, size: int) -> None:
+        self._least_s = [math.inf] * size  # by rank: in this comparison
+        self._began_s: float | None = None  # when it began
+        self._in_a_row = [0] * size  # comparisons in which a rank was slow, or a reported one was not
+        self._reported: set[int] = set()
+        self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
+
+    def update(self, own_s: Sequence[float], *, began_s: float, now_s: float) -> list[StragglerEvent]:
+        """Return what to report now. ``own_s``: by rank; ``began_s``: when the steps began that it is of."""
+        self._began_s = began_s if self._began_s is None else self._began_s
+        self._least_s = list(map(min, self._least_s, own_s))
+        if now_s - self._began_s < COMPARISON_S:
+            return []
+        typical_s = statistics.median_low(self._least_s)
+        events = [self._judge(rank, one_s, typical_s) for rank, one_s in enumerate(self._least_s)]
+        self._least_s, self._began_s = [math.inf] * len(own_s), None
+        return [event for event in events if event is not None]
+
+    def _judge(self, rank: int, own_s: float, typical_s: float) -> StragglerEvent | None:
+        if rank in self._reported:
+            self._in_a_row[rank] = self._in_a_row[rank] + 1 if own_s < WELL_RATIO * typical_s else 0
+            if self._in_a_row[rank] < IN_A_ROW:
+                return None
+            self._reported.remove(rank)
+            self._in_a_row[rank] = 0
+            return StragglerEvent(rank=rank)
+        self._num_all += 1
+        if own_s < SLOW_RATIO * typical_s or own_s - typical_s < SLOW_S:
+            self._num_slow += self._in_a_row[rank]
+            self._in_a_row[rank] = 0
             return None
-        before, self._reported = self._reported, slow
-        if slow is not None:
-            return StragglerEvent(rank=slow, ratio=skew.ratio)
-        return None if before is None else StragglerEvent(rank=before)
+        self._in_a_row[rank] += 1
+        if self._in_a_row[rank] < self._num_needed():
+            return None
+        self._reported.add(rank)
+        self._in_a_row[rank] = 0
+        return StragglerEvent(rank=rank, ratio=own_s / typical_s)
+
+    def _num_needed(self) -> int:
+        share = self._num_slow / self._num_all
+        return max(IN_A_ROW, math.ceil(math.log(FALSE_REPORTS / len(self._least_s)) / math.log(share)))
 
 
 class StragglerDetector:
@@ -98,7 +129,7 @@ class StragglerDetector:
         self._window_s = self._pending_window_s = (
             clock()
         )  # when the steps began that are measured now, or in the all-reduce
-        self._policy = StragglerPolicy()
+        self._policy = StragglerPolicy(size)
         self._on_event = on_event
         self._clock = clock
         self._times_s = torch.zeros(size, dtype=torch.float64)  # by rank; before the all-reduce, 0 for the others
@@ -116,7 +147,7 @@ class StragglerDetector:
         is_new = self.read_answer(step)
         # A GPU may not have passed any step yet: then no rank compares.
         self._times_s.zero_()
-        self._times_s[self._rank] = statistics.median(own_s) if own_s else 0.0
+        self._times_s[self._rank] = min(own_s, default=0.0)
         own_s.clear()
         self._pending_window_s, self._window_s = self._window_s, self._clock()
         # The group's own method takes half the time of dist.all_reduce, which checks its arguments each time.
@@ -134,8 +165,7 @@ class StragglerDetector:
             return False
         self.skew = compute_skew(own_s)
         if self._rank == 0:
-            event = self._policy.update(self.skew, began_s=self._pending_window_s, now_s=self._clock())
-            if event is not None:
+            for event in self._policy.update(own_s, began_s=self._pending_window_s, now_s=self._clock()):
                 self._on_event(event, step)
         return True
 

@@ -2,10 +2,11 @@
 
     import ddpwire.script as ddp            # above `import torch`: from here on no signal is lost
 
-        ddp.progress(step, samples=len(batch))
+        ddp.progress(step, total=num_steps, samples=len(batch))
         if ddp.should_stop():               # the same answer on every rank
             if rank == 0:
-                save(model, ddp.checkpoint_dir() / "last.pt")
+                path = save(model, ddp.checkpoint_dir() / "last.pt")
+                ddp.saved(path)
             ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
 
 The same lines work under ddprun, under torchrun and in a lone process: where nobody listens, nothing is done. torch
@@ -21,31 +22,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddpwire import names
+from ddpwire.events import EVENTS_FILE, events_of
 from ddpwire.heartbeat import HEARTBEAT_FILE, Heart
 from ddpwire.signals import Signals
 
 if TYPE_CHECKING:
-    from ddpwire.series import LoopSeries
+    from ddpwire.series import LoopSeries, Scalar
     from ddpwire.vote import Vote
 
-__all__ = ["checkpoint_dir", "exit_code", "heartbeat", "progress", "should_stop", "stop"]
+__all__ = ["checkpoint_dir", "exit_code", "heartbeat", "progress", "saved", "should_stop", "stop"]
 
 
 def progress(
     step: int,
     *,
+    total: int | None = None,
     samples: int = 0,
-    loss: float | None = None,
+    loss: "float | Scalar | None" = None,
     lr: float | None = None,
     epoch: int | None = None,
 ) -> None:
     """Say that optimizer step number ``step``, from 1, is done on this rank, with ``samples`` of its own.
 
-    ``float(loss)`` of a tensor waits for the device: give it every so many steps.
+    ``total``: the number of the last step. Reading a tensor ``loss`` waits for the device: give it every so many steps.
     """
     _heartbeat(step)
     if _series is not None:
-        _series.step(step, samples=samples, loss=loss, lr=lr, epoch=epoch)
+        _series.step(step, total=total, samples=samples, loss=loss, lr=lr, epoch=epoch)
+
+
+def saved(path: str | Path, *, step: int | None = None) -> None:
+    """Say that a checkpoint is on the disk, whole; of ``step``, by default the last one. The rank that wrote it calls.
+
+    A path that does not exist is reported on stderr, and not as a checkpoint.
+    """
+    step = _last_step if step is None else step
+    try:
+        size_bytes = os.stat(path).st_size  # noqa: PTH116 - of a str as well
+    except OSError as error:
+        print(f"ddpwire: {path} is no checkpoint: {error.strerror}", file=sys.stderr)
+        return
+    if _series is not None:
+        _series.saved(step, size_bytes)
+    if os.environ.get(EVENTS_FILE):
+        events_of(os.environ).emit("checkpoint_saved", step=step, bytes=size_bytes, path=str(Path(path).absolute()))
 
 
 def heartbeat(step: int | None = None) -> None:

@@ -254,6 +254,15 @@ CHECKPOINT_FALLBACKS = Metric(
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
 
+def goodput(productive_s: float, unproductive_s: float) -> float | None:
+    """Return the goodput of a run, 0 to 1; None: no step was taken yet.
+
+    It is the share of new steps in the time of all ranks, from the start of the first ddprun, over all starts of the
+    run: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each summed over the ranks and causes. Every place shows this number.
+    """
+    return productive_s / (productive_s + unproductive_s) if productive_s else None
+
+
 # ---- What a node's ddprun exports.
 
 

@@ -1,6 +1,7 @@
 """The catalogue's metrics as a rank sets them, with prometheus_client, in files that ddprun collects."""
 
 import time
+from typing import Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -23,6 +24,21 @@ def histogram(metric: Metric) -> Histogram:
     return Histogram(metric.name, metric.help, tuple(metric.labels), buckets=metric.buckets)
 
 
+_GIVEN = {
+    "total": catalogue.STEPS_PLANNED,
+    "loss": catalogue.LOSS,
+    "lr": catalogue.LEARNING_RATE,
+    "epoch": catalogue.EPOCH,
+}
+
+
+class Scalar(Protocol):
+    """A tensor of one number, such as a loss."""
+
+    def item(self) -> float:
+        """Return it."""
+
+
 class LoopSeries:
     """What a script's own loop has to tell. Raises OSError when it cannot be written."""
 
@@ -30,11 +46,11 @@ class LoopSeries:
         self._steps, self._samples = counter(catalogue.STEPS), counter(catalogue.SAMPLES)
         self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
         self._duration = histogram(catalogue.STEP_DURATION)
-        self._given: dict[str, Gauge] = {}
+        self._gauges: dict[str, Gauge] = {}
         self._step, self._ended = 0, 0.0
 
-    def step(self, step: int, *, samples: int, loss: float | None, lr: float | None, epoch: int | None) -> None:
-        """A step ended, or several since the last call."""
+    def step(self, step: int, *, samples: int, **given: float | Scalar | None) -> None:
+        """A step ended, or several since the last call. ``given``: total, loss, lr, epoch."""
         now = time.monotonic()
         num_steps = step - self._step
         if self._ended and num_steps > 0:
@@ -46,8 +62,18 @@ class LoopSeries:
         self._samples.inc(samples)
         self._last_step.set(step)
         self._last_step_time.set(time.time())
-        for metric, value in ((catalogue.LOSS, loss), (catalogue.LEARNING_RATE, lr), (catalogue.EPOCH, epoch)):
-            if value is not None:
-                if metric.name not in self._given:
-                    self._given[metric.name] = gauge(metric)
-                self._given[metric.name].set(float(value))
+        for name, metric in _GIVEN.items():
+            if (value := given.get(name)) is not None:
+                self._set(metric, value)
+
+    def saved(self, step: int, size_bytes: int) -> None:
+        """A checkpoint is on the disk."""
+        self._set(catalogue.CHECKPOINT_LAST_SUCCESS, time.time())
+        self._set(catalogue.CHECKPOINT_LAST_STEP, step)
+        self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
+
+    def _set(self, metric: Metric, value: float | Scalar) -> None:
+        if metric.name not in self._gauges:
+            self._gauges[metric.name] = gauge(metric)
+        # float() of a tensor with a gradient warns
+        self._gauges[metric.name].set(value if isinstance(value, float | int) else float(value.item()))

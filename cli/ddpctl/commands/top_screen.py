@@ -4,7 +4,7 @@ Apart from ``commands/top``, which ``ddpctl --help`` imports, because it imports
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from rich.console import Group, RenderableType
@@ -37,6 +37,7 @@ LETTERS = {
 }
 STATES = {"training": "bold green", "succeeded": "bold green", "failed": "bold red", "lost": "bold red"}
 LABEL = 11
+PHASES = "WHERE IT GOES"
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
@@ -49,7 +50,7 @@ def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, pl
     if not snapshot.ranks:  # there is room for the whole message
         return Group(_cut(head, width), *message, *(_cut(line, width) for line in numbers))
     lines = [head, *message, *numbers]
-    has_phases = width >= MIDDLE and any(row.phases for row in snapshot.ranks)
+    has_phases = width >= MIDDLE and _any(snapshot.ranks, "phases")
     max_rows = None if height is None else max(1, height - len(lines) - 2 - len(_legend(width) * has_phases))
     shown, left_out = _fit(snapshot.ranks, max_rows)
     table = _table(shown, width)
@@ -110,10 +111,13 @@ def _spark(values: Sequence[float | None], columns: int, *, plain: bool) -> Text
 
 def _health(snapshot: Snapshot, width: int) -> list[Text]:
     """In as many lines as it takes."""
-    parts = [_label("goodput") + ("-" if snapshot.goodput is None else f"{100 * snapshot.goodput:.0f} %")]
+    if snapshot.goodput is None and not snapshot.world_size:
+        return []
+    parts = [] if snapshot.goodput is None else [_label("goodput") + f"{100 * snapshot.goodput:.0f} %"]
     if snapshot.world_size:
         missing = snapshot.ranks_alive < snapshot.world_size
-        parts.append(Text(f"{snapshot.ranks_alive} of {snapshot.world_size} ranks", style="red" if missing else ""))
+        ranks = Text(f"{snapshot.ranks_alive} of {snapshot.world_size} ranks", style="red" if missing else "")
+        parts.append(ranks if parts else _label("running") + ranks)
     if snapshot.restarts:
         lost = f", {snapshot.steps_lost:,} steps lost" if snapshot.steps_lost else ""
         parts.append(Text(f"{snapshot.restarts} restart{'s' * (snapshot.restarts != 1)}{lost}", style="yellow"))
@@ -121,10 +125,8 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
         parts.append(Text("no restart"))
     if snapshot.checkpoint_age_s is not None:
         parts.append(Text(f"checkpoint {ago(snapshot.checkpoint_age_s)} old (step {snapshot.checkpoint_step:,})"))
-    elif snapshot.world_size:
+    elif snapshot.checkpoint_step == 0:
         parts.append(Text("no checkpoint yet"))
-    if len(parts) == 1 and snapshot.goodput is None:
-        return []
     lines = [parts[0]]
     for part in parts[1:]:
         if len(lines[-1]) + 3 + len(part) > width:
@@ -144,35 +146,36 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
+    """A row a rank, with the columns that are known of any."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
-    devices, memory = (any(getattr(row, name) is not None for row in rows) for name in ("device_share", "memory_bytes"))
-    table.add_column("RANK", justify="right", no_wrap=True)
+    bar = min(40, width - 66) if width >= WIDE else 12
+    columns: dict[str, Callable[[RankRow], str | Text]] = {"RANK": lambda row: str(row.rank)}
     if width >= NARROW:
-        table.add_column("NODE", justify="right", no_wrap=True)
-    table.add_column("STEP", justify="right", no_wrap=True)
-    table.add_column("STEP TIME", justify="right", no_wrap=True)
-    bar = min(40, width - 66) if width >= WIDE else 12 if width >= MIDDLE else 0
-    if width >= MIDDLE:
-        table.add_column("WHERE IT GOES", no_wrap=True, min_width=bar)
-    if width >= WIDE:
-        table.add_column("OWN", justify="right", no_wrap=True)
-        if devices:
-            table.add_column("GPU", justify="right", no_wrap=True)
-        if memory:
-            table.add_column("MEMORY", justify="right", no_wrap=True)
+        columns["NODE"] = lambda row: str(row.node)
+    if _any(rows, "step"):
+        columns["STEP"] = lambda row: "-" if row.step is None else f"{row.step:,}"
+    if _any(rows, "step_s"):
+        columns["STEP TIME"] = lambda row: duration(row.step_s)
+    if width >= MIDDLE and _any(rows, "phases"):
+        columns[PHASES] = lambda row: _bar(row, max(bar, 12))
+    if width >= WIDE and _any(rows, "own_s"):
+        columns["OWN"] = lambda row: duration(row.own_s)
+    if width >= WIDE and _any(rows, "device_share"):
+        columns["GPU"] = lambda row: _percent(row.device_share)
+    if width >= WIDE and _any(rows, "memory_bytes"):
+        columns["MEMORY"] = lambda row: _size(row.memory_bytes)
+    for name in columns:
+        table.add_column(
+            name, justify="left" if name == PHASES else "right", no_wrap=True, min_width=bar if name == PHASES else None
+        )
     table.add_column("", no_wrap=True, overflow="crop")
     for row in rows:
-        cells: list[str | Text] = [str(row.rank)]
-        cells += [str(row.node)] if width >= NARROW else []
-        cells += ["-" if row.step is None else f"{row.step:,}", duration(row.step_s)]
-        if width >= MIDDLE:
-            cells.append(_bar(row, max(bar, 12)))
-        if width >= WIDE:
-            cells.append(duration(row.own_s))
-            cells += [_percent(row.device_share)] if devices else []
-            cells += [_size(row.memory_bytes)] if memory else []
-        table.add_row(*cells, _mark(row, short=width < MIDDLE))
+        table.add_row(*(cell(row) for cell in columns.values()), _mark(row, short=width < MIDDLE))
     return table
+
+
+def _any(rows: Sequence[RankRow], field: str) -> bool:
+    return any(getattr(row, field) not in (None, {}) for row in rows)
 
 
 def _bar(row: RankRow, width: int) -> Text:

@@ -93,7 +93,8 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
         tiles.append(("samples a second, training", short(samples / training_s)))
     productive = history.total(of_ranks.PRODUCTIVE.name)
     lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
-    tiles += [("goodput", f"{100 * productive / (productive + lost):.0f} %")] if productive else []
+    goodput = of_ranks.goodput(productive, lost)
+    tiles += [] if goodput is None else [("goodput", f"{100 * goodput:.0f} %")]
     tiles.append(("restarts", str(found.restarts)))
     return tiles
 

@@ -111,10 +111,10 @@ class Snapshot:
     loss: float | None = None
     accuracy: float | None = None
     learning_rate: float | None = None
-    goodput: float | None = None  # share of the time in which new steps were taken, 0 to 1
+    goodput: float | None = None  # ddpwire.metrics.goodput
     restarts: int = 0
     steps_lost: int = 0
-    checkpoint_step: int | None = None
+    checkpoint_step: int | None = None  # 0: there is no checkpoint yet
     checkpoint_age_s: float | None = None
     left_s: float | None = None
     ranks_alive: int = 0
@@ -130,7 +130,8 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
     """The fields of a snapshot that the nodes' metrics tell; ``before``: the same nodes a little earlier."""
     earlier = {reading.node: reading for reading in before}
     alive = sum(sum(reading.values(ddpwire_metrics.RANKS_ALIVE.name)) for reading in now)
-    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: nobody tells
+    saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
     productive = sum(sum(reading.values(of_ranks.PRODUCTIVE.name)) for reading in now)
     lost = sum(sum(reading.values(of_ranks.UNPRODUCTIVE.name)) for reading in now)
@@ -144,10 +145,10 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "loss": _largest(now, of_ranks.LOSS.name),
         "accuracy": _largest(now, of_ranks.EVAL_ACCURACY.name),
         "learning_rate": _largest(now, of_ranks.LEARNING_RATE.name),
-        "goodput": productive / (productive + lost) if productive else None,
+        "goodput": of_ranks.goodput(productive, lost),
         "restarts": int(max(restarts, default=0)),  # every node counts all of them
         "steps_lost": int(max(again, default=0)),
-        "checkpoint_step": _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name)) if saved else None,
+        "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
         "ranks_alive": int(alive),
         "world_size": _whole(_largest(now, ddpwire_metrics.WORLD_SIZE.name)),
@@ -239,9 +240,8 @@ def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels:
 def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float | None:
     name, found = of_ranks.SAMPLES.name, []
     for reading in now:
-        before = earlier.get(reading.node)
-        if before is not None and reading.time > before.time:
-            ranks = reading.by("rank", name)
+        before, ranks = earlier.get(reading.node), reading.by("rank", name)
+        if before is not None and reading.time > before.time and any(ranks.values()):  # a script need not count them
             found.append(sum(_grown(reading, before, name, rank) for rank in ranks) / (reading.time - before.time))
     return sum(found) if found else None
 
@@ -337,7 +337,7 @@ class Watcher:
             planned=None if planned is None else int(planned),
             loss=loss,
             accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
-            goodput=productive / (productive + lost) if productive else None,
+            goodput=of_ranks.goodput(productive, lost),
         )
         return replace(self._with_history(snapshot), left_s=None)
 

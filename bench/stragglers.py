@@ -1,0 +1,109 @@
+"""Straggler lines: how many healthy trainings have one, and whether a planted slow rank is named.
+
+Each run is a ddptrain of the digits under ddprun, every other one on four ranks instead of two. A share of them runs
+beside busy loops, one a core. In the slow runs one rank takes --delay seconds longer over each step.
+
+    python bench/stragglers.py [--healthy 20] [--slow 4] [--seconds 30] [--delay 0.01] [--json FILE]
+
+The exit code is 1 when a healthy run has a straggler line, or a slow run has none of its slow rank or one of another.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+RANK_MAIN = """
+import os, runpy, sys, time
+from ddptrain.data.augment import BatchBuilder
+
+batch, (slow_rank, delay_s) = BatchBuilder.batch, sys.argv[1:3]
+
+def slow_batch(builder, indices_B, **options):
+    time.sleep(float(delay_s))
+    return batch(builder, indices_B, **options)
+
+if os.environ["RANK"] == slow_rank:
+    BatchBuilder.batch = slow_batch
+del sys.argv[1:3]
+runpy.run_module("ddptrain", run_name="__main__", alter_sys=True)
+"""
+START_TIMEOUT_S = 300.0
+
+
+def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay_s: float) -> dict[str, object]:
+    """Run a training beside ``busy`` busy loops. Return its number of steps and the reports: step, rank and ratio."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("PET_", "DDP_"))}
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            script = Path(folder, "rank_main.py")
+            script.write_text(RANK_MAIN)
+            planted = ["-1" if slow_rank is None else str(slow_rank), str(delay_s)]
+            options = ["--epochs", "1000000", "--stop-after", str(seconds / 60), "--device", "cpu"]
+            command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), str(script), *planted, *options]
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environ | {"DDP_RUN_DIR": f"{folder}/run"},
+                capture_output=True,
+                text=True,
+                timeout=seconds + START_TIMEOUT_S,
+                check=False,
+            )
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    stopped = re.search(r"after step (\d+) of", done.stdout)
+    if stopped is None:
+        raise SystemExit(f"stragglers.py: ddprun exited with {done.returncode}:\n{done.stdout}{done.stderr}")
+    found = re.findall(r"step (\d+): rank (\d+) .* is slow: a step takes it ([\d.]+) times", done.stdout)
+    return {
+        "ranks": ranks,
+        "busy": busy,
+        "slow_rank": slow_rank,
+        "steps": int(stopped[1]),
+        "reports": [[int(step), int(rank), float(ratio)] for step, rank, ratio in found],
+    }
+
+
+def is_right(run: dict[str, object]) -> bool:
+    """Whether a run has the reports that it should have."""
+    named = {rank for _, rank, _ in run["reports"]}  # type: ignore[attr-defined]
+    return named == (set() if run["slow_rank"] is None else {run["slow_rank"]})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--healthy", type=int, default=20)
+    parser.add_argument("--slow", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--delay", type=float, default=0.01, help="seconds a step of the slow rank")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    print(f"{os.cpu_count()} cores; load {os.getloadavg()[0]:.1f}", flush=True)
+    runs = []
+    for number in range(args.healthy + args.slow):
+        ranks, busy = 2 + 2 * (number % 2), (os.cpu_count() or 1) * (number // 2 % 2)
+        slow_rank = number % ranks if number >= args.healthy else None
+        runs.append(train(ranks, seconds=args.seconds, busy=busy, slow_rank=slow_rank, delay_s=args.delay))
+        kind = "healthy" if slow_rank is None else f"rank {slow_rank} slow"
+        print(
+            f"{kind:12}  {ranks} ranks  {busy} busy loops  {runs[-1]['steps']:6} steps  {runs[-1]['reports']}",
+            flush=True,
+        )
+    healthy, slow = ([run for run in runs if (run["slow_rank"] is None) is well] for well in (True, False))
+    print(f"healthy runs with a straggler line: {sum(not is_right(run) for run in healthy)} of {len(healthy)}")
+    print(f"slow ranks named, and no other: {sum(map(is_right, slow))} of {len(slow)}")
+    if args.json:
+        args.json.write_text(json.dumps({"runs": runs}) + "\n")
+    return 0 if all(map(is_right, runs)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
