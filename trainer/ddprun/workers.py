@@ -150,15 +150,15 @@ class Workers:
                 return reply
             self.continue_supervisor()
             if is_start and self.gives_up_start():
-                self._kill_supervisor()
+                self.kill()
                 raise SupervisorLostError("a stop was requested while ranks were being started")
             if imports:
                 progress.update()
-        self._kill_supervisor()
+        self.kill()
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
-    def _kill_supervisor(self) -> None:
-        """Kill the supervisor, and its ranks with it; wait until their exits are handled."""
+    def kill(self) -> None:
+        """SIGKILL the supervisor, and its ranks with it; wait a little until their exits are handled."""
         processes.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(queue.Empty):  # it, or a rank, is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:
