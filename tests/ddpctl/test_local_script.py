@@ -21,7 +21,7 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path, wo
     stand_in = tmp_path / "python"
     stand_in.write_text(
         "#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo '{\"port\": 40001}'; exit; fi\n"
-        'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $A $*" '
+        'echo "$PET_NODE_RANK $PET_NNODES $PET_MASTER_PORT [$CUDA_VISIBLE_DEVICES] $DDP_JOB_ENV $*" '
         '>"$DDP_RUN_DIR/$PET_NODE_RANK"\n'
         "exit $((PET_NODE_RANK * 3))\n"
     )
@@ -31,9 +31,10 @@ def test_the_rendered_script_starts_every_node_with_its_share(tmp_path: Path, wo
     done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
     assert done.returncode == 3
     wording(done.stderr)
+    carried = '{"A": "b c"}'
     args = "-P -m ddprun --grace 30 train.py --lr 0.1"
-    assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] b c {args}\n"
-    assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] b c {args}\n"
+    assert (tmp_path / "run/0").read_text() == f"0 2 40001 [4,5] {carried} {args}\n"
+    assert (tmp_path / "run/1").read_text() == f"1 2 40001 [6,7] {carried} {args}\n"
 
     done = subprocess.run(
         ["/bin/bash", "-c", script],

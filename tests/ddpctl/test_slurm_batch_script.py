@@ -30,8 +30,10 @@ GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
 HANDED = (
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "DDP_RUN_ID", "DDP_RUN_DIR",
     "DDP_CHECKPOINT_DIR", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE", "DDP_IMAGE", "SLURM_JOB_ID", "SLURM_NNODES",
-    "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES", "A",
+    "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
+    "DDP_JOB_ENV",
 )  # fmt: skip
+CARRIED = json.dumps(JOB.env)
 RETRY = '{"code": 143, "cause": "stopped", "message": "saved", "retry": true}'
 
 
@@ -41,7 +43,7 @@ def stand_ins(tmp_path: Path) -> StandIns:
 
 
 def contract(env: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(("PET_", "DDP_")) or name == "A"}
+    return {name: value for name, value in env.items() if name.startswith(("PET_", "DDP_"))}
 
 
 def config(call: Recorded) -> NodeConfig:
@@ -70,7 +72,7 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
             "DDP_CHECKPOINT_DIR": f"{run_dir}/checkpoints",
             "DDP_TARGETS_DIR": f"{stand_ins.folder}/runs/.targets",
             "DDP_LAUNCHER": "slurm",
-            "A": "b c\n$(d)",
+            "DDP_JOB_ENV": CARRIED,
         }
     ] * 2
     read = [config(call) for call in nodes]
@@ -125,7 +127,7 @@ def test_an_engine_gets_names_of_variables_and_a_pipe(stand_ins: StandIns, engin
         read = config(replace(call, argv=GIVEN, env=inside))
         assert (read.node_rank, read.max_nodes, read.local_world_size) == (node, 2, 2)
         assert (read.master_addr, read.master_port, read.run_id) == ("10.0.0.1", 61175, "train-4711")
-        assert (call.env["TOKEN"], call.env["A"]) == ("hidden", "b c\n$(d)")
+        assert (call.env["TOKEN"], call.env["DDP_JOB_ENV"]) == ("hidden", CARRIED)
     removed = [call.argv for call in done.of(engine) if call.argv[0] == "rm"]
     assert removed == [("rm", "--force", f"ddpctl-4711-{node}") for node in (0, 0, 1, 1)]  # before and after
 
@@ -146,7 +148,7 @@ def test_apptainer_runs_one_cached_image_and_no_variable_stands_in_an_argument(s
             "--bind", f"{run_dir}/checkpoints:{run_dir}/checkpoints", "--bind", f"{targets}:{targets}",
             "--bind", "/data:/data:ro", sif, "ddprun", *GIVEN,
         ]  # fmt: skip
-        for name in ("SLURM_NODEID", "DDP_RUN_DIR", "A"):
+        for name in ("SLURM_NODEID", "DDP_RUN_DIR", "DDP_JOB_ENV"):
             assert call.env[f"APPTAINERENV_{name}"] == call.env[f"SINGULARITYENV_{name}"] == call.env[name]
     assert len(nodes) == 2
     Path(sif).write_text("an image")  # the stand-in's pull leaves an empty file

@@ -17,6 +17,7 @@ from ddpctl.schema import fields_of
 from ddpctl.spec import JobSpec
 from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
 from ddpctl.targets.slurm.batch_script import directives
+from ddpwire import job_env
 
 # Free text may be anything that a process can be given; what stands in a #SBATCH line passes its check or is not there.
 HOSTILE = st.sampled_from([
@@ -92,5 +93,6 @@ def test_no_value_escapes(
     calls = [call for call in done.of(program) if call.argv[-len(spec.command) :] == spec.command]
     assert len(calls) == 2, done.said
     for call in calls:
-        assert {name: call.env[name] for name in spec.env} == spec.env
+        seen = job_env.unpack(call.env)
+        assert {name: seen[name] for name in spec.env} == spec.env
     assert not list(stand_ins.folder.rglob("CANARY"))

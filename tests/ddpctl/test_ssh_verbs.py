@@ -78,7 +78,7 @@ def test_execute_goes_into_the_container() -> None:
         SshTarget(OPTIONS).execute(RUN, node=1, argv=("nvidia-smi",), tty=False), [(Output(returncode=9),)]
     )
     assert (asked.argv, asked.host, asked.mode, code) == (
-        ("docker", "exec", "ddpctl-night-1", "nvidia-smi"),
+        ("docker", "exec", "--env=A=b c", "ddpctl-night-1", "nvidia-smi"),
         HOSTS[1].host,
         "stream",
         9,

@@ -1,12 +1,15 @@
 """What ends ddprun itself: values in the store that no ddprun writes, a supervisor that dies, a thread that ends."""
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from torch.distributed import DistNetworkError, TCPStore
 
@@ -59,6 +62,7 @@ workers = Workers(lock_fd=read, fork=False)
 workers.on_exit = lambda tag, status: None
 (supervisor,) = psutil.Process().children()
 workers.clear()  # it has answered: it reads
+workers.continue_supervisor = lambda: None
 supervisor.suspend()
 threading.Timer(0.3, supervisor.kill).start()
 try:
@@ -74,6 +78,62 @@ def test_a_supervisor_that_is_killed_with_a_request_unread_is_lost_at_once(wordi
     )
     wording(done.stdout.strip())  # not that it did not answer in time, after 60 s
     assert done.stderr == ""
+
+
+@pytest.fixture
+def stopped_while_starting(runs):
+    """A node that has asked its supervisor for a rank, and the supervisor, which is stopped again and again."""
+    node = runs.start("act.py", "again=0", options=("--max-restarts", "1"))
+    supervisor = runs.until(lambda: supervisor_of(node))
+
+    def stop():
+        supervisor.suspend()
+        return "was stopped by SIGSTOP" in node.stderr.read_text()
+
+    runs.until(stop)
+    return node, supervisor
+
+
+def supervisor_of(node):
+    """The fork of a node's ddprun that leads a session of its own, as soon as it is there."""
+    ddprun = psutil.Process(node.process.pid)
+    for child in ddprun.children():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if child.cmdline() == ddprun.cmdline() and os.getsid(child.pid) == child.pid:
+                return child
+    return None
+
+
+def test_a_supervisor_that_is_killed_between_a_request_and_its_answer_costs_a_restart(runs, stopped_while_starting):
+    node, supervisor = stopped_while_starting
+    supervisor.kill()
+    assert node.end() == 0
+    assert [event.facts["reason"] for event in node.events() if event.event == "restart"] == ["killed"]
+    assert runs.nothing_is_left()
+
+
+def test_sigterm_ends_a_node_whose_supervisor_does_not_answer(runs, stopped_while_starting):
+    node, supervisor = stopped_while_starting
+    node.process.send_signal(signal.SIGUSR1)  # does not hold up the signals after it
+    node.process.send_signal(signal.SIGTERM)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while node.process.poll() is None:
+            supervisor.suspend()
+            time.sleep(0.01)
+    assert (node.end(), node.outcome().cause) == (143, "stopped")
+    assert runs.nothing_is_left()
+
+
+def test_a_stopped_supervisor_is_named_and_continued_while_ranks_run(runs, wording):
+    node = runs.start("act.py", "0=save")
+    runs.wait_until_ready(node)
+    supervisor = supervisor_of(node)
+    supervisor.suspend()
+    said = runs.until(lambda: [line for line in node.said() if "SIGSTOP" in line])
+    wording(said[0].replace(str(supervisor.pid), "PID"))
+    node.process.terminate()
+    assert node.end() == 143
+    assert node.log(0).endswith("saved on SIGTERM\n")
 
 
 @pytest.mark.parametrize(

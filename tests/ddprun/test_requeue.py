@@ -65,6 +65,11 @@ def test_a_restart_and_a_requeue_are_told_and_what_they_cost(runs, tmp_path):
         event for event in read_events((again.folder / "events.jsonl").read_text()) if event.event[:6] == "node_s"
     ]
     assert ["requeued_s" in event.facts for event in started] == [False, True]
+    kept = (again.folder / "metrics.prom").read_text()
+    counted = ('ddp_restarts_total{reason="killed"} 1.0', 'ddp_restarts_total{reason="requeue"} 1.0',
+               'ddp_rank_exits_total{cause="sigkill"} 1.0', 'ddp_rank_exits_total{cause="error"} 1.0',
+               'ddp_rank_exits_total{cause="ok"} 1.0', "ddp_steps_lost_total 2.0")  # fmt: skip
+    assert [line for line in counted if line not in kept.splitlines()] == []
 
     other = runs.start(str(script), options=("--run-id", "night-2"))
     assert other.end() == 0

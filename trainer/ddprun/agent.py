@@ -115,6 +115,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.workers.log = node.journal.log
+        node.workers.gives_up_start = self._gives_up_start
         node.workers.on_exec_fallback = lambda why: node.journal.log(
             f"ranks are executed, which takes longer than a fork: {why}"
         )
@@ -157,7 +158,12 @@ class NodeAgent(SimpleElasticAgent):
                 if info.world_size == 1:
                     # The agent serves the attempt's store on its port; a single rank serves a store of its own.
                     info = replace(info, master_port=network.free_port(info.master_addr))
-                processes.append(self._start_rank(info, previous))
+                try:
+                    processes.append(self._start_rank(info, previous))
+                except SupervisorLostError as error:
+                    if node.workers.alive:  # nothing has reported their end
+                        raise node_error(Exit.KILLED, "killed", str(error)) from None
+                    return {}  # the exits of the ranks are posted
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
         self._recovery.started()
@@ -192,12 +198,16 @@ class NodeAgent(SimpleElasticAgent):
             ) from None
         try:
             pid = node.workers.start(f"{info.attempt}.{info.local_rank}", node.config.command, env, streams, cores)
-        except SupervisorLostError as error:
-            raise node_error(Exit.KILLED, "killed", str(error)) from None
         finally:
             streams.close()  # only the rank and its children keep it open: it ends with them
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=info.rank, local_rank=info.local_rank, pid=pid, log=str(log))
+
+    def _gives_up_start(self) -> bool:
+        """Whether the ranks are not to be started any more: a stop was requested. It is posted for all nodes."""
+        if number := self._node.stop.requested:
+            self._consensus.post_failure(self._failure(self._first_rank, -number))
+        return bool(number)
 
     def _on_exit(self, tag: str, status: int) -> None:
         """Handle the exit of a rank. Called from the thread that listens to the supervisor."""
@@ -245,6 +255,7 @@ class NodeAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         decision = self._consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
+        self._node.workers.continue_supervisor()
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
         if decision is None:

@@ -21,6 +21,7 @@ from typing import NoReturn
 from ddprun import fork_server, joining, machine, node_config, options, preflight, progress
 from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.errors import NodeError, node_error
+from ddprun.folder_watch import FolderWatch
 from ddprun.log_view import strip_torch_prefix
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
@@ -152,7 +153,10 @@ def main() -> NoReturn:
         from ddprun.bringup import bring_up
 
         route = route or preflight.find_route(config, report)
-        return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
+        with FolderWatch(
+            folder, log=console.log, stop=signals.stop, give_up=lambda error: end_without_disk(error, workers, console)
+        ):
+            return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
     outcome = run_guarded(run, folder)
     if outcome.code:
@@ -160,6 +164,14 @@ def main() -> NoReturn:
     if config.check_only:
         console.put(1, report.table().encode())
     end(outcome)
+
+
+def end_without_disk(error: NodeError, workers: Workers, console: Console) -> NoReturn:
+    """End this process and its ranks when the run's folder cannot be written: nothing keeps its outcome."""
+    workers.kill()
+    console.log(f"{error} (exit code {error.code}; no outcome is written)")
+    console.drain(DRAIN_S)
+    os._exit(error.code)
 
 
 def number_node(config: NodeConfig) -> NodeConfig:

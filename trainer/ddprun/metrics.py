@@ -28,6 +28,7 @@ from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
 from ddpwire import metrics, names
+from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, read_events
 from ddpwire.history import HEADER, HISTORY, MAX_ROWS, fold, line
 from ddpwire.run_files import METRICS, SNAPSHOT, write_atomic
 from ddpwire.version import __version__
@@ -160,6 +161,25 @@ class NodeSeries:
         series = self._series[metric.name]
         return series.labels(**labels) if labels else series
 
+    def count_earlier(self, events: Iterable[Event]) -> None:
+        """Count what the node's events tell of its earlier starts, and that this start is another one."""
+        for event in events:
+            facts = event.facts
+            if event.event == "restart":
+                self._count_known(metrics.RESTARTS, reason=facts.get("reason"))
+            elif event.event == "node_started" and "requeued_s" in facts:
+                self._count_known(metrics.RESTARTS, reason="requeue")
+            elif event.event == "rank_exited":
+                self._count_known(metrics.RANK_EXITS, cause=facts.get("cause"))
+            elif event.event == "signal":
+                self._count_known(metrics.TERMINATION_SIGNALS, signal=facts.get("signal"))
+            elif event.event == "recovered" and isinstance(lost := facts.get("steps_lost"), int):
+                self.count(metrics.STEPS_LOST, max(0, lost))
+
+    def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
+        if all(value in metric.labels[label] for label, value in labels.items()):  # another version may have more
+            self.count(metric, **labels)
+
     def state(self, state: str) -> None:
         """Set the state of this node, one of the catalogue's."""
         for other in metrics.JOB_STATES:
@@ -285,6 +305,12 @@ def _span_s(rows: list[str]) -> float:
         return 0.0
 
 
+def _read_text(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
 class NodeMetrics:
     """All series of a node and of its ranks: the registry, its endpoint, history and snapshot."""
 
@@ -313,6 +339,9 @@ class NodeMetrics:
         self.series.info(metrics.RUN_INFO, run_id=config.run_id, config_sha256=digest)
         self.series.set(metrics.JOB_START, journal.state.started)
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
+        self.series.count_earlier(
+            event for name in (EVENTS_BEFORE, EVENTS) for event in read_events(_read_text(node_dir / name))
+        )
         self.history = MetricHistory(node_dir, self._registry)
 
     def serve(self, config: NodeConfig, own: str) -> None:

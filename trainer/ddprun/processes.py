@@ -85,6 +85,14 @@ def kill_session(leader: int) -> None:
             kill(process.pid, signal.SIGKILL)
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal, not by a debugger."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):  # it has ended, or there is no /proc
+        return False
+
+
 def kill(pid: int, number: int) -> None:
     """Send a signal to a process that may be gone."""
     with contextlib.suppress(ProcessLookupError):

@@ -135,18 +135,26 @@ class Stop:
             self._kill()
             return
         self.requested = self.forwarded = number
-        self._log(f"{name}: the ranks have {self._grace_s:g} s to end")
-        with self.starting:
-            self._signal_ranks(number, self._grace_s)
         timer = threading.Timer(self._grace_s, self._kill)
         timer.daemon = True
         timer.start()
+        with self.starting:
+            if self._workers.alive:
+                self._log(f"{name}: the ranks have {self._grace_s:g} s to end; a second {name} kills them")
+            self._signal_ranks(number, self._grace_s)
 
     def forward(self, number: int) -> None:
         """Forward a signal to the ranks, whatever they do on it: save, dump, or end."""
         self.forwarded = number
-        with self.starting:
-            self._workers.signal(number)
+
+        def send() -> None:
+            with self.starting:
+                self._workers.signal(number)
+
+        if self.starting.locked():  # this thread is to handle the signals that follow
+            threading.Thread(target=send, name="forward", daemon=True).start()
+        else:
+            send()
 
     def check(self) -> None:
         """Raise NodeError if a stop was requested."""

@@ -24,12 +24,13 @@ ROOT = str(Path(__file__).parents[1])
 SUPERVISOR_CODE = "import sys; sys.path.append(sys.argv[1]); from ddprun.supervisor import main; main()"
 ANSWER_TIMEOUT_S = 60.0  # replies are immediate,
 IMPORT_TIMEOUT_S = 300.0  # except the first: the fork server imports from a cold disk, or on a busy machine
-POLL_S = 1.0
+POLL_S = 0.5
+KILL_TIMEOUT_S = 3.0
 KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """The supervisor ended, and so have its ranks; or it does not reply."""
+    """The supervisor ended, and so have its ranks; or it did not reply and was killed."""
 
 
 class Workers:
@@ -37,6 +38,7 @@ class Workers:
 
     on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
     on_supervisor_lost: Callable[[], None]
+    gives_up_start: Callable[[], bool]  # whether a rank whose start is awaited is not wanted any more
     on_exec_fallback: Callable[[str], None]  # why ranks are executed although they were to be forked; called once
     log: Callable[[str], None]  # prints progress while the supervisor is slow
 
@@ -46,6 +48,7 @@ class Workers:
         ``fork``: the supervisor is a fork of this process, which must not have a thread yet, and forks the ranks.
         """
         self.on_supervisor_lost = lambda: None
+        self.gives_up_start = lambda: False
         self.log = lambda _: None
         self._lock_fd = lock_fd
         self._fork = fork
@@ -62,22 +65,22 @@ class Workers:
         self._control, theirs = socket.socketpair()
         old_mask = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
         with theirs:
-            self._start_supervisor(theirs)
+            self._pid = self._start_supervisor(theirs)
         signal.pthread_sigmask(signal.SIG_SETMASK, old_mask)
         self._replies = queue.Queue()
         self._lost = False
-        threading.Thread(target=self._listen, args=(self._control,), name="supervisor", daemon=True).start()
+        listen = (self._control, self._replies)
+        threading.Thread(target=self._listen, args=listen, name="supervisor", daemon=True).start()
 
-    def _start_supervisor(self, control: socket.socket) -> None:
+    def _start_supervisor(self, control: socket.socket) -> int:
         if self._fork:
             try:
-                fork_server.fork_supervisor(self._lock_fd, control)
-                return
+                return fork_server.fork_supervisor(self._lock_fd, control)
             except fork_server.CannotForkError as error:
                 self._fork, self._exec_reason = False, str(error)
         descriptors = (self._lock_fd, control.fileno())
         command = [sys.executable, "-I", "-S", "-c", SUPERVISOR_CODE, ROOT, *map(str, descriptors)]
-        subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(command, pass_fds=descriptors, stdin=subprocess.DEVNULL, start_new_session=True).pid
 
     @property
     def alive(self) -> frozenset[str]:
@@ -121,15 +124,21 @@ class Workers:
             with contextlib.suppress(SupervisorLostError):  # then no rank is left
                 self._request({"do": "clear"})
 
+    def continue_supervisor(self) -> None:
+        """Continue the supervisor if it was stopped (SIGSTOP): it would neither start a rank nor notice its exit."""
+        if not self._lost and processes.is_stopped(self._pid):
+            self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
+            processes.kill(self._pid, signal.SIGCONT)
+
     def _request(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> dict[str, Any]:
         with self._request_lock:
             self._send(request, descriptors)
-            reply = self._await_reply()
+            reply = self._await_reply(is_start=request["do"] == "start")
         if reply is None:
             raise SupervisorLostError("the supervisor of the ranks was killed")
         return reply
 
-    def _await_reply(self) -> dict[str, Any] | None:
+    def _await_reply(self, *, is_start: bool) -> dict[str, Any] | None:
         imports = self._fork and not self._has_replied
         limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
         progress = Progress(self.log, "importing what the ranks need of torch")
@@ -139,9 +148,21 @@ class Workers:
                 reply = self._replies.get(timeout=POLL_S)
                 self._has_replied = True
                 return reply
+            self.continue_supervisor()
+            if is_start and self.gives_up_start():
+                self.kill()
+                raise SupervisorLostError("a stop was requested while ranks were being started")
             if imports:
                 progress.update()
+        self.kill()
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
+
+    def kill(self) -> None:
+        """SIGKILL the supervisor, and its ranks with it; wait a little until their exits are handled."""
+        processes.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(queue.Empty):  # it, or a rank, is stuck in the kernel
+            while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:
+                pass
 
     def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         data = json.dumps(request).encode() + b"\n"
@@ -149,7 +170,7 @@ class Workers:
             sent = socket.send_fds(self._control, [data], list(descriptors)) if descriptors else 0
             self._control.sendall(data[sent:])
 
-    def _listen(self, control: socket.socket) -> None:
+    def _listen(self, control: socket.socket, replies: queue.Queue[dict[str, Any] | None]) -> None:
         with (
             control.makefile("rb") as lines,
             contextlib.suppress(ConnectionError),
@@ -159,13 +180,13 @@ class Workers:
                 if "exited" in event:
                     self._handle_exit(event["exited"], event["status"])
                 else:
-                    self._replies.put(event)
-        self._lost = True
-        processes.kill_descendants(os.getpid(), timeout_s=10.0, reap=processes.reap_all)
+                    replies.put(event)
+        processes.kill_descendants(os.getpid(), timeout_s=KILL_TIMEOUT_S, reap=processes.reap_all)
+        self._lost = True  # from now on a start makes another supervisor, which must not be killed here
         self.on_supervisor_lost()
         for tag in self.alive:
             self._handle_exit(tag, KILLED_STATUS)
-        self._replies.put(None)
+        replies.put(None)
 
     def _handle_exit(self, tag: str, status: int) -> None:
         self._alive.discard(tag)

@@ -29,6 +29,7 @@ ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # where a rank writes its error (
 RUN_ID: Final = "DDP_RUN_ID"
 RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files says what is in it
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
+JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one

@@ -22,7 +22,7 @@ from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.text import one_line
-from ddpwire import names, run_files
+from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.machine import MIG, visible_devices
 from ddpwire.run_files import TARGETS
@@ -31,8 +31,9 @@ YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 _OF_CONTAINERS = ("image", "cpus", "memory", "shm", "mounts")
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 GPU_PROBES = (
-    Command(argv=("printenv", "CUDA_VISIBLE_DEVICES"), probe=True),
+    Command(argv=("printenv", CUDA_VISIBLE_DEVICES), probe=True),
     Command(argv=("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"), probe=True),
 )
 LOOPBACK = "127.0.0.1"
@@ -89,7 +90,7 @@ class LocalTarget(Target):
                     names.TARGETS_DIR: str(PurePath(plan.run_dir).parent / TARGETS),
                     names.LAUNCHER: "local",
                     names.DEVICE: "cuda" if gpus else "cpu",
-                    "CUDA_VISIBLE_DEVICES": ",".join(gpus[node]) if gpus else "",
+                    CUDA_VISIBLE_DEVICES: ",".join(gpus[node]) if gpus else "",
                 },
                 cwd=plan.cwd,
                 mode="background",
@@ -303,11 +304,13 @@ def render_script(plan: Plan, python: str) -> str:
     job = plan.job
     need = job.max_nodes * job.gpus
     exports = {
-        **job.env,
+        **job_env.pack({name: value for name, value in job.env.items() if name != CUDA_VISIBLE_DEVICES}),
         names.NNODES: job.nodes,
         names.NPROC_PER_NODE: str(job.local_world_size),
         names.NODE_MASTER_ADDR: LOOPBACK,
     }
+    if CUDA_VISIBLE_DEVICES in job.env:  # the GPUs that the script divides
+        exports[CUDA_VISIBLE_DEVICES] = job.env[CUDA_VISIBLE_DEVICES]
     if job.device != "auto":
         exports[names.DEVICE] = job.device
     lines = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in exports.items())

@@ -12,7 +12,7 @@ from ddpctl.launch_plan import Plan, ddprun_args, script_of, title
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.slurm.containers import Runtime, runtime_of
 from ddpctl.targets.slurm.options import SlurmOptions, lead_s
-from ddpwire import names
+from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, TARGETS
 
@@ -221,8 +221,7 @@ INTERRUPT
 
 def _start(plan: Plan, runtime: Runtime) -> str:
     words = ddprun_args(plan, deadline=False)
-    environment = "".join(f" \\\n  {shlex.quote(f'{name}={value}')}" for name, value in plan.job.env.items())
-    env = f'env{environment} \\\n  "$(command -v srun)"' if environment else "srun"
+    exports = "".join(f"  export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(plan.job.env).items())
     sharing = runtime.srun and f" \\\n    {runtime.srun}"
     return f"""\
 code={Exit.SAVED_TERM:d}
@@ -230,8 +229,8 @@ code={Exit.SAVED_TERM:d}
 if ((!stopped && !warned)); then
   say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $nodes, node 0 at $PET_MASTER_ADDR," \\
     "files in $run_dir"
-  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
-  {env} "${{step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
+{exports}  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
+  srun "${{step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
     {runtime.reader} -c "$on_node" on_node {runtime.words} \\
     {shlex.join(words)} &
   srun_pid=$! woken=1

@@ -54,7 +54,8 @@ class Runtime:
 
 def handed_in(job: JobSpec) -> tuple[str, ...]:
     """The names of all variables that a container is given."""
-    return tuple(dict.fromkeys((*HANDED_IN, *job.env, *job.secrets)))
+    carried = (names.JOB_ENV,) if job.env else ()
+    return tuple(dict.fromkeys((*HANDED_IN, *carried, *job.secrets)))
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
@@ -169,7 +170,8 @@ def beside(
     argv = argv or ("bash",)
     match options.runtime:
         case "docker" | "podman":
-            return (options.runtime, "exec", "-it" if tty else "-i", f"ddpctl-{number}-{node}", *argv)
+            env = (f"--env={name}={value}" for name, value in job.env.items())
+            return (options.runtime, "exec", "-it" if tty else "-i", *env, f"ddpctl-{number}-{node}", *argv)
         case "pyxis":  # its containers have no name, but processes that the node sees
             find = """'s/^ "pid": \\([0-9]*\\),.*/\\1/p'"""
             text = f'exec enroot exec "$(sed -n {find} "$0")" "$@"'

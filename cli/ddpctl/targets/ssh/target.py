@@ -28,7 +28,7 @@ from ddpctl.targets.ssh import preflight, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, report
 from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
-from ddpwire import names, run_files
+from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS
 
@@ -245,6 +245,7 @@ class SshTarget(Target):
             command = Command(argv=("/bin/sh", "-c", inner), host=host)
         else:
             flags = ("--interactive", "--tty") if tty else ()
+            flags += tuple(f"--env={name}={value}" for name, value in run.job.env.items())
             inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
@@ -426,10 +427,11 @@ def _node_script(
 
     run_dir = there(scripts.run_path(options.home, plan.run))
     checkpoints = there(checkpoint_folder(options, plan))
-    own_env = {**plan.job.env, **secrets, names.DEVICE: "cuda" if cuda else "cpu"}
+    own_env = {**secrets, names.DEVICE: "cuda" if cuda else "cpu"}
     if options.runtime == "none":
         here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
         env = {**own_env, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        env |= job_env.pack({name: value for name, value in plan.job.env.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
         where = work_dir(options, plan.run)
         return scripts.start_process(options.home, plan.run, node, argv, env, folder=where, checkpoints=checkpoints)
@@ -437,7 +439,7 @@ def _node_script(
     inside = f"{scripts.RUNS}/{plan.run}"
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
     env = {**scripts.DEFAULTS, **own_env, **contract(plan, node=node, addr=address, port=port),
-           names.IMAGE: fact.image_id}  # fmt: skip
+           names.IMAGE: fact.image_id, **job_env.pack(plan.job.env)}  # fmt: skip
     container = scripts.NodeContainer(
         engine=options.runtime,
         node=node,

@@ -1,0 +1,123 @@
+"""A job's variables reach the ranks whatever their names are: bash's own, and those of our scripts."""
+
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.ddpctl.slurm_standins import SYSTEM, StandIns
+from tests.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, facts
+
+from ddpctl.launch_plan import Plan
+from ddpctl.spec import JobSpec
+from ddpctl.targets.local import LocalOptions, LocalTarget
+from ddpctl.targets.slurm.batch_script import render_script
+from ddpctl.targets.slurm.options import SlurmOptions
+from ddpctl.targets.ssh.preflight import parse_facts
+from ddpctl.targets.ssh.target import node_scripts
+from ddpwire import job_env, names
+
+Env = dict[str, str]
+BASHS = [
+    "BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_ENV", "CDPATH", "COLUMNS", "DIRSTACK", "ENV", "EPOCHSECONDS",
+    "EUID", "FUNCNAME", "GROUPS", "HISTCMD", "HOME", "HOSTNAME", "HOSTTYPE", "IFS", "LANG", "LC_ALL", "LINENO",
+    "LINES", "MACHTYPE", "OLDPWD", "OPTARG", "OPTERR", "OPTIND", "OSTYPE", "PATH", "PIPESTATUS",
+    "POSIXLY_CORRECT", "PPID", "PS1", "PS4", "PWD", "RANDOM", "REPLY", "SECONDS", "SHELL", "SHELLOPTS",
+    "SHLVL", "TMOUT", "TMPDIR", "UID", "USER", "_",
+]  # fmt: skip
+DUMP = 'env -0 >"$DDP_RUN_DIR/node-$PET_NODE_RANK.new" && mv "$DDP_RUN_DIR/node-$PET_NODE_RANK."{new,env}\n'
+
+
+def assigned(script: str) -> set[str]:
+    """The names that a script assigns."""
+    found = re.findall(
+        r"\b([A-Za-z_]\w*)\+?=|\bfor (?:\(\()?([A-Za-z_]\w*)\b|\bread (?:-\w+ )*(?:'' )?([a-z]\w*)", script
+    )
+    ours = {name for match in found for name in match if name}
+    return {name for name in ours if not name.startswith(("PET_", "DDP_", "SLURM_")) and name != "CUDA_VISIBLE_DEVICES"}
+
+
+def read_env(path: Path) -> Env:
+    return dict(pair.split("=", 1) for pair in path.read_text().split("\0")[:-1])
+
+
+def plan_of(job: JobSpec, folder: Path) -> Plan:
+    return Plan(run="r", job=job, cwd=str(folder), run_dir=f"{folder}/r", checkpoint_dir=f"{folder}/r/checkpoints")
+
+
+def through_local(job: JobSpec, folder: Path) -> tuple[str, list[Env]]:
+    python = folder / "python"
+    python.write_text(f"#!/bin/bash\nif [[ $3 == ddprun.nodectl ]]; then echo 1; exit; fi\n{DUMP}")
+    python.chmod(0o755)
+    script = LocalTarget(LocalOptions(python=str(python))).render(plan_of(job, folder))
+    environ = {"PATH": SYSTEM, "RUN_DIR": f"{folder}/r"}
+    subprocess.run(["/bin/bash", "-c", script], env=environ, timeout=60, check=True)
+    return script, [read_env(path) for path in sorted((folder / "r").glob("*.env"))]
+
+
+def through_ssh(job: JobSpec, folder: Path, *, bare: bool) -> tuple[str, list[Env]]:
+    options = replace(BARE if bare else OPTIONS, hosts=HOSTS[:1], project="none", python="~/python")
+    (folder / "python").write_text(f"#!/bin/bash\n{DUMP}")
+    (folder / "docker").write_text(
+        "#!/bin/bash\n[[ $1 == run ]] || exit 0\nfor word; do\n"
+        '  [[ $word != --env-file=* ]] || cp "${word#*=}" "$HOME/given"\ndone\n'
+    )
+    for name in ("python", "docker"):
+        (folder / name).chmod(0o755)
+    fact = parse_facts(facts(home=str(folder), ssh="10.0.0.9 4000 10.0.0.1 22"))
+    plan = replace(plan_of(job, folder), checkpoint_dir=f"{folder}/r/checkpoints")
+    (script,) = node_scripts(options, plan, options.hosts, [fact], cuda=False, address="a", port="1", secrets={})
+    environ = {"PATH": f"{folder}:{SYSTEM}", "HOME": str(folder)}
+    subprocess.run(["/bin/sh"], input=script, text=True, env=environ, timeout=60, check=True)
+    if not bare:
+        lines = (folder / "given").read_text().splitlines()
+        return script, [dict(line.split("=", 1) for line in lines)]
+    subprocess.run(
+        ["/usr/bin/flock", f"{folder}/.ddpctl/lock-{os.uname().nodename}", "/bin/true"], timeout=60, check=True
+    )
+    return script, [read_env(path) for path in folder.rglob("node-0.env")]
+
+
+def through_slurm(job: JobSpec, folder: Path, *, runtime: Any) -> tuple[str, list[Env]]:
+    stand_ins = StandIns(folder / "slurm")
+    plan, options = stand_ins.plan(job), SlurmOptions(runtime=runtime)
+    done = stand_ins.run(job, options, plan)
+    program = "ddprun" if runtime in ("none", "pyxis") else runtime
+    calls = [call for call in done.of(program) if "train.py" in call.argv]
+    if runtime in ("docker", "podman"):
+        assert all(names.JOB_ENV in call.argv for call in calls)
+    if runtime == "apptainer":
+        assert all(call.env[f"APPTAINERENV_{names.JOB_ENV}"] == call.env[names.JOB_ENV] for call in calls)
+    assert len(calls) == 2, done.said
+    return render_script(plan, options), [call.env for call in calls]
+
+
+THROUGH: dict[str, Callable[[JobSpec, Path], tuple[str, list[Env]]]] = {
+    "local": through_local,
+    "ssh": lambda job, folder: through_ssh(job, folder, bare=True),
+    "ssh-docker": lambda job, folder: through_ssh(job, folder, bare=False),
+    **{
+        f"slurm-{runtime}": lambda job, folder, runtime=runtime: through_slurm(job, folder, runtime=runtime)  # type: ignore[misc]
+        for runtime in ("none", "pyxis", "apptainer", "podman", "docker")
+    },
+}
+
+
+@pytest.mark.parametrize("target", THROUGH)
+def test_a_rank_sees_a_variable_of_any_name(target: str, tmp_path: Path) -> None:
+    job = JobSpec(name="r", nodes="1" if target.startswith("ssh") else "2", gpus=1, device="cpu", env={"A": ""},
+                  command=("-m", "train.py"))  # fmt: skip
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    script, _ = THROUGH[target](job, tmp_path / "before")
+    env = {name: f'{name}\'s "value"\n$({name})' for name in (*BASHS, *sorted(assigned(script)))}
+    _, given = THROUGH[target](replace(job, env=env), tmp_path / "after")
+    assert given
+    for environ in given:
+        seen = job_env.unpack(environ)
+        assert {name: seen.get(name) for name in env} == env
+        assert names.JOB_ENV not in seen

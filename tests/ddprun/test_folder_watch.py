@@ -1,0 +1,63 @@
+"""A run's folder that is deleted, or whose file system does not answer, while the node runs."""
+
+import os
+import queue
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ddprun import folder_watch
+from ddprun.folder_watch import FolderWatch
+from ddpwire.exits import Exit
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_deleted_folder_is_named_and_the_ranks_may_save(runs, wording, tmp_path, how):
+    node = runs.start("act.py", "0=save", options=("--nproc-per-node", "1"))
+    runs.wait_until_ready(node)
+    with (node.folder / "rank-0.log").open() as log:
+        node.folder.rename(tmp_path / "away")
+        if how == "replaced":
+            shutil.copytree(tmp_path / "away", node.folder)
+        assert node.end() == Exit.CANNOT_WRITE
+        assert log.read().endswith("saved on SIGTERM\n")
+    wording("\n".join(line for line in node.said() if "folder" in line))
+    assert runs.nothing_is_left()
+
+
+@pytest.fixture
+def frozen(tmp_path, monkeypatch):
+    """A watch whose file system answers only while ``answers`` is set, its lines, and what it gives up with."""
+    answers, given_up, lines = threading.Event(), queue.Queue(), queue.Queue()
+    lock = tmp_path / "ddprun.lock"
+    lock.touch()
+    touch = os.utime
+    monkeypatch.setattr(os, "utime", lambda path: answers.wait() and touch(path))
+    monkeypatch.setattr(folder_watch, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(folder_watch, "WARN_AFTER_S", 0.2)
+    with lock.open() as file:
+        folder = SimpleNamespace(path=tmp_path, lock_fd=file.fileno())
+        with FolderWatch(folder, log=lines.put, stop=lambda: None, give_up=given_up.put):
+            yield answers, lines, given_up
+        lock.unlink()  # its threads end
+        answers.set()
+        for thread in threading.enumerate():
+            if thread.name == "folder":
+                thread.join(60)
+
+
+def test_a_frozen_file_system_is_named_and_given_up(frozen, monkeypatch):
+    monkeypatch.setattr(folder_watch, "GIVE_UP_AFTER_S", 0.6)
+    _, lines, given_up = frozen
+    assert given_up.get(timeout=60).code == Exit.CANNOT_WRITE
+    assert lines.qsize() == 1
+
+
+def test_one_that_answers_again_is_not_given_up(frozen):
+    answers, lines, given_up = frozen
+    first = lines.get(timeout=60)
+    answers.set()
+    assert lines.get(timeout=60) != first
+    assert given_up.empty()
