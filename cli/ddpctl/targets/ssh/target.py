@@ -244,7 +244,7 @@ class SshTarget(Target):
             inner = f"cd {scripts.path_word(folder)} && {words}{' ' if words else ''}{line}"
             command = Command(argv=("/bin/sh", "-c", inner), host=host)
         else:
-            flags = ("--interactive", "--tty") if tty else ()
+            flags: tuple[str, ...] = ("--interactive", "--tty") if tty else ()
             flags += tuple(f"--env={name}={value}" for name, value in run.job.env.items())
             inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
