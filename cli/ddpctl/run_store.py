@@ -4,6 +4,7 @@ A record says what was asked for and what the target needs to find the run again
 target, never remembered.
 """
 
+import fcntl
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -129,7 +130,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """One run's status from its nodes'. ``young``: it may not have said its first word yet."""
+    """One run's status from its nodes'. ``young``: its nodes may not have started yet."""
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     state: State
@@ -148,11 +149,11 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
     if young and not any(report.state for report in nodes):
-        return RunStatus(run=run, state="starting", message="no node has said a word yet", nodes=nodes)
+        return RunStatus(run=run, state="starting", message="no node has started yet", nodes=nodes)
     return RunStatus(
         run=run,
         state="lost",
-        message="every node's ddprun ended without a word: it was killed, or could not start (see its node.log)",
+        message="every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)",
         code=Exit.KILLED,
         nodes=nodes,
     )
@@ -211,27 +212,99 @@ def has_checkpoint(run: Run) -> bool:
         return False
 
 
+def check_free(root: Path, name: str) -> None:
+    """Raises UsageError where a run has that name, CannotWriteError where something else is in its place."""
+    if (root / name).is_dir():
+        raise UsageError(
+            f"--name: a run named {name} is there already: choose another name, "
+            f"or go on from its last checkpoint with --resume {name}"
+        )
+    if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
+        raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way")
+
+
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     """Make a run's folder and return it; one that ``resumes`` has another's checkpoints. A taken name is refused."""
     folder = root / name
+    check_free(root, name)
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         if not resumes:
             (folder / CHECKPOINTS).mkdir()
-    except FileExistsError:
-        if not folder.is_dir():
-            raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way") from None
-        raise UsageError(
-            f"--name: a run named {name} is there already: choose another name, "
-            f"or go on from its last checkpoint with --resume {name}"
-        ) from None
+    except FileExistsError:  # another launch was quicker
+        check_free(root, name)
+        raise
     except OSError as error:
         raise CannotWriteError(
             f"cannot keep the run's record in {root}: {error.strerror}: "
             "set DDPCTL_STATE_DIR to a folder that can be written"
         ) from None
     return folder
+
+
+# A launch that goes on holds a lock on a file of the run's folder, which is removed when the record is whole: one that
+# is there, and not held, is of a launch that was killed.
+
+_LAUNCH = "launch.lock"
+
+
+@contextmanager
+def launching(folder: Path) -> Iterator[None]:
+    """Hold the launch's lock. An error leaves the file: whoever handles it discards the folder."""
+    path = folder / _LAUNCH
+    with path.open("w") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(f"{os.getpid()} {os.uname().nodename}\n")
+        file.flush()
+        yield
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch that has not come to its end."""
+
+    going: bool  # False: it was killed
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def unfinished_launch(run: Run) -> Launch | None:
+    """The launch of a run; None: it is over."""
+    try:
+        with (Path(run.folder) / _LAUNCH).open() as file:
+            pid, _, host = file.read().strip().partition(" ")
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return Launch(going=True, pid=int(pid or 0), host=host)
+            return Launch(going=False, pid=int(pid or 0), host=host)
+    except (OSError, ValueError):
+        return None
+
+
+# Who asked a run to stop: its nodes see a signal alone.
+
+_STOP = "stop.json"
+
+
+def note_stop(run: Run, by: str) -> None:
+    """Write down who stops it; what cannot be written keeps nobody from stopping it."""
+    with suppress(OSError):
+        write_atomic(Path(run.folder) / _STOP, (json.dumps({"by": by, "time": time.time()}) + "\n").encode())
+
+
+def stopped_by(run: Run) -> str | None:
+    """Who has asked it to stop; None: nobody from here."""
+    try:
+        return str(json.loads(read_regular(Path(run.folder) / _STOP))["by"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def save(run: Run) -> None:

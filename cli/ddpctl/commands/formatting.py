@@ -54,7 +54,8 @@ def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     for report in state.nodes:
         node = report.state
         if node is None:
-            note = one_line(report.note) or ("no word yet" if report.alive else "no word")
+            there = "starting" if report.alive else "ended" if report.outcome else "not started"
+            note = one_line(report.note) or there
             rows.append((f"  {report.node}", note, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
@@ -90,7 +91,10 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
     ]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
-    return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
+    if code in (state.code, Exit.OK):
+        return lines
+    why = "you pressed Ctrl-C" if code == Exit.INTERRUPTED else "it was asked to end"
+    return [*lines, f"  {why}: ddpctl exits with {code}"]
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:

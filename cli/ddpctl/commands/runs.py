@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.errors import NoInputError, UsageError
-from ddpwire.exits import Exit
+from ddpctl import interrupts
+from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -97,10 +97,10 @@ def logs(
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
     try:
         context.executor.perform(launcher.target_of(record).logs(record, query))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
             context.emit(f"{record.name} goes on; ddpctl stop {record.name} ends it")
-        raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        raise typer.Exit(interrupts.code_of(error)) from None
 
 
 def stop(
@@ -131,9 +131,12 @@ def stop(
     for record in going:
         try:
             state = launcher.stop(context, record, kill=kill)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             context.emit(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
-            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+            raise typer.Exit(interrupts.code_of(error)) from None
+        if not state.ended:
+            wrong = UnavailableError if state.state == "unknown" else DdpctlError
+            raise wrong(f"{record.name} has not ended: {state.state}, {state.message}")
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
@@ -270,6 +273,8 @@ def _find_going(name: str | None) -> "tuple[AppContext, Run]":
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
+    if not state.ended and run_store.unfinished_launch(run) and not state.alive:
+        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
     if state.ended:
         raise NoInputError(f"{run.name} has ended ({state.state}): ddpctl status {run.name} and ddpctl logs {run.name}")
     return context, run

@@ -307,14 +307,14 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
     return RunStatus(
         run=found.run,
         state=job.state,
-        message=f"Slurm: job {job.id} is {job.word}{'; its nodes left no word (see job.log)' if began else ''}",
+        message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome (see job.log)' if began else ''}",
         code=Exit.KILLED if began else int(code),
         nodes=found.nodes,
     )
 
 
 def _lost(found: RunStatus) -> RunStatus:
-    message = "Slurm has forgotten the job, and its nodes left no word: see job.log"
+    message = "Slurm has forgotten the job, and its nodes wrote no outcome: see job.log"
     return RunStatus(run=found.run, state="lost", message=message, code=Exit.KILLED, nodes=found.nodes)
 
 
