@@ -177,6 +177,8 @@ def _name(context: AppContext, request: Request) -> str:
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
     """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
 
+    The status has no message where the log has said it.
+
     Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption. SIGTERM stops the
     run as well where this ddpctl has ``launched`` it, and SIGHUP if the run would end with ddpctl; else they are
     raised (interrupts.Terminated) and the run goes on.
@@ -193,10 +195,16 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         return _ended(context, run, stopper)
     while True:
         try:
-            with suppress(CannotWriteError):  # the run goes on, whoever reads its log
+            printed = True
+            try:
                 logs = target.logs(run, LogQuery(follow=True, tail=tail))
                 context.executor.perform(logs, on_interrupt=stopper)
-            return _ended(context, run, stopper)
+            except CannotWriteError:  # the run goes on, whoever reads its log
+                printed = False
+            state, code = _ended(context, run, stopper)
+            if printed and state.outcome and state.message == state.outcome.message:
+                state = replace(state, message="")  # it is the last line of the log
+            return state, code
         except KeyboardInterrupt as error:  # between two commands
             if not stopper.handles(error):
                 context.emit(f"{run.name} goes on; ddpctl attach {run.name} follows it")

@@ -85,10 +85,8 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
-    lines = [
-        f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}: "
-        f"{one_line(state.message)}"
-    ]
+    why = f": {one_line(state.message)}" if state.message else ""
+    lines = [f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
     if code in (state.code, Exit.OK):
