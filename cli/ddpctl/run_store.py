@@ -7,6 +7,7 @@ target, never remembered.
 import fcntl
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -22,15 +23,17 @@ from typing import Any, Literal
 from ddpctl.command import UNREACHED, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.spec import JobSpec, check_nodes, fields_of
-from ddpwire import kaggle
+from ddpwire import kaggle, metrics
 from ddpwire.events import is_time
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
     LOCK,
+    OUTCOME,
     RECORD,
     NodeState,
     Outcome,
+    node_name,
     read_node,
     read_outcome,
     read_regular,
@@ -86,6 +89,50 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training is, by the last rows of a node's history; None: it does not tell."""
+
+    step: int
+    planned: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    steps_per_s: float | None = None
+    checkpoint_step: int | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """The time left, at this pace."""
+        return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
+
+
+def read_progress(text: str) -> Progress | None:
+    """What the head and the last rows of a history.csv say; None: no step."""
+    from ddpwire.history import TIME, read_history  # not for every verb
+
+    rows = [row for row in read_history(text) if metrics.LAST_STEP.name in row]
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+
+    def value(metric: metrics.Metric) -> float | None:
+        number = last.get(metric.name)
+        return number if number is not None and math.isfinite(number) else None
+
+    def whole(metric: metrics.Metric) -> int | None:
+        return None if (number := value(metric)) is None else int(number)
+
+    steps, seconds = last[metrics.LAST_STEP.name] - first[metrics.LAST_STEP.name], last[TIME] - first[TIME]
+    return Progress(
+        step=int(last[metrics.LAST_STEP.name]),
+        planned=whole(metrics.STEPS_PLANNED),
+        epoch=whole(metrics.EPOCH),
+        loss=value(metrics.LOSS),
+        steps_per_s=steps / seconds if steps > 0 and seconds > 0 else None,
+        checkpoint_step=whole(metrics.CHECKPOINT_LAST_STEP),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeReport:
     """What was found out about one node."""
 
@@ -94,6 +141,7 @@ class NodeReport:
     state: NodeState | None  # None: it has not reported anything
     outcome: Outcome | None  # None: it has not ended by itself
     note: str = ""  # what its target has to say of it
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +162,11 @@ class RunStatus:
         return self.state in ENDED
 
     @property
+    def progress(self) -> Progress | None:
+        """That of the node that is farthest."""
+        return max((node.progress for node in self.nodes if node.progress), key=lambda one: one.step, default=None)
+
+    @property
     def alive(self) -> bool:
         """Whether any of its nodes is."""
         return any(report.alive for report in self.nodes)
@@ -126,7 +179,8 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
+    progress = read_progress(str(shown.get("history") or ""))
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress)
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
@@ -139,12 +193,10 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         state = next((state for state in _ORDER if state in states), "stopping")
         if outcome:
             state = "stopping"
-        return RunStatus(
-            run=run,
-            state=state,
-            message=f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive",
-            nodes=nodes,
-        )
+        message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
+        if state == "training" and not any(report.progress for report in nodes):
+            message += "; no step is reported yet"
+        return RunStatus(run=run, state=state, message=message, nodes=nodes)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
@@ -305,6 +357,48 @@ def stopped_by(run: Run) -> str | None:
         return str(json.loads(read_regular(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+# How a run ended is kept, for when its target does not answer: in its nodes' folders where those are here, else as it
+# was seen.
+
+_END = "end.json"
+
+
+def note_end(run: Run, state: RunStatus) -> None:
+    """Write down how it ended, unless its nodes have; what cannot be written is asked again."""
+    if _outcomes(run) or (Path(run.folder) / _END).exists():
+        return
+    outcome = asdict(state.outcome) if state.outcome else None
+    end = {"state": state.state, "message": state.message, "code": state.code, "outcome": outcome}
+    with suppress(OSError):
+        write_atomic(Path(run.folder) / _END, (json.dumps(end, indent=1) + "\n").encode())
+
+
+def known_end(run: Run) -> RunStatus | None:
+    """How it ended; None: that is not known here."""
+    if outcomes := _outcomes(run):
+        nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
+        return fold_nodes(run.name, nodes, young=False)
+    try:
+        end = json.loads(read_regular(Path(run.folder) / _END))
+        outcome = read_outcome(json.dumps(end["outcome"])) if end["outcome"] else None
+        if end["state"] not in ENDED:
+            return None
+        return RunStatus(run=run.name, state=end["state"], message=end["message"], code=end["code"], outcome=outcome)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _outcomes(run: Run) -> dict[int, Outcome]:
+    """Those of all its nodes, in this machine's folder; none where one is missing."""
+    found = {}
+    for node in range(run.job.max_nodes):
+        try:
+            found[node] = read_outcome(read_regular(Path(run.folder) / node_name(node) / OUTCOME).decode())
+        except (OSError, ValueError):
+            return {}
+    return found
 
 
 def save(run: Run) -> None:

@@ -22,7 +22,7 @@ def ago(seconds: float) -> str:
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     """``ddpctl ps``."""
-    head = ("RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM")
+    head = ("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")
     return table(
         [
             head,
@@ -31,6 +31,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
                     run.name,
                     state.state,
                     "-" if state.code is None else str(state.code),
+                    _steps(state),
                     f"{run.job.nodes} x {run.job.local_world_size}",
                     one_line(run.target),
                     f"{ago(now - run.created)} ago",
@@ -42,12 +43,37 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     )
 
 
+def _steps(state: RunStatus) -> str:
+    """``120/600, 1:32 left``."""
+    at = state.progress
+    if at is None:
+        return "-"
+    left = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
+    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{left}"
+
+
+def progress_lines(state: RunStatus) -> list[str]:
+    """How far the training is, in a line; nothing where it does not tell."""
+    at = state.progress
+    if at is None:
+        return []
+    words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
+    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
+    words += [] if at.loss is None else [f"loss {at.loss:.4g}"]
+    if state.alive and at.steps_per_s:
+        words.append(f"{at.steps_per_s:.3g} steps/s")
+        words += [] if at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    words += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
+    return [f"  progress     {', '.join(words)}"]
+
+
 def status_lines(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows."""
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
+        *progress_lines(state),
         *_places(run, state, can_resume=can_resume),
     ]
     rows = [("  NODE", "STATE", "PID", "RANK:PID", "METRICS")]
@@ -133,5 +159,6 @@ def as_json(run: Run, state: RunStatus) -> dict[str, Any]:
         "folder": run.folder,
         "checkpoint_dir": run.checkpoint_dir,
         "outcome": asdict(state.outcome) if state.outcome else None,
+        "progress": asdict(state.progress) | {"left_s": state.progress.left_s} if state.progress else None,
         "node_reports": [asdict(report) for report in state.nodes],
     }

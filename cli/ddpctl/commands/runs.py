@@ -13,6 +13,7 @@ import typer
 
 from ddpctl import interrupts
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.text import cut
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -58,8 +59,9 @@ def ps(
         context.emit(f"no run yet in {context.root}: start one with ddpctl launch")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     for line in formatting.runs_table(rows, time.time()):
-        print(line[:width])
+        print(line if width is None else cut(line, width, plain=plain))
     if len(shown) < len(found):
         context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
