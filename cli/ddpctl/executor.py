@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from ddpctl.command import (
     NOT_FOUND,
@@ -69,6 +69,7 @@ class Executor:
         self._remote = Remote(environ)
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
         self._started: list[int] = []  # leaders of the sessions that were put into the background
+        self._filter: Callable[[bytes], bytes] | None = None  # of what is streamed
         self._children: set[subprocess.Popen[Any]] = set()  # those that are waited for
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
@@ -102,6 +103,10 @@ class Executor:
         except StopIteration as stop:
             result: T = stop.value
             return result
+
+    def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
+        """From now on what is streamed to stdout goes through ``keep``."""
+        self._filter = self._remote.keep = keep
 
     def close(self) -> None:
         """Let go of the other machines."""
@@ -189,10 +194,17 @@ class Executor:
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         try:
-            with self._child(command, stdin=subprocess.DEVNULL) as process:
+            out = {"stdout": subprocess.PIPE} if self._filter else {}
+            with self._child(command, stdin=subprocess.DEVNULL, **out) as process:
+                if self._filter:
+                    copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
+                    copier.start()
                 while True:
                     try:
-                        return Output(returncode=process.wait(command.timeout_s))
+                        returncode = process.wait(command.timeout_s)
+                        if self._filter:
+                            copier.join()
+                        return Output(returncode=returncode)
                     except KeyboardInterrupt as error:
                         if on_interrupt is None:
                             raise
@@ -285,6 +297,12 @@ class Executor:
         return Output(returncode=0, stdout=f"{process.pid}\n")
 
 
+def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:
+    with suppress(OSError):  # whoever reads has seen enough
+        while data := os.read(pipe.fileno(), _CHUNK):
+            _write(sys.stdout, keep(data))
+
+
 def _kill_session(process: subprocess.Popen[Any]) -> None:
     if process.returncode is None:  # else its number may be another's
         with suppress(OSError):
@@ -312,6 +330,7 @@ class Remote:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._home = Path(environ.get("HOME", "/"))
+        self.keep: Callable[[bytes], bytes] = lambda data: data  # what of a command's stdout is printed
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
@@ -325,7 +344,7 @@ class Remote:
         from ddpctl.ssh import Connector
 
         self._connector = self._connector or Connector(self._home)
-        self._out = MergedOutput(lambda data: _write(sys.stdout, data), num_sources=num_streams)
+        self._out = MergedOutput(lambda data: _write(sys.stdout, self.keep(data)), num_sources=num_streams)
         self._err = MergedOutput(lambda data: _write(sys.stderr, data), num_sources=num_streams)
 
     def capture(self, command: Command) -> Output:

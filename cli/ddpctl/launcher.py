@@ -390,9 +390,9 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
-    if state.state == "unknown" or (state.ended and state.outcome is None):  # no answer, or nothing is left to ask
-        if end := run_store.known_end(run):
-            state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
+    unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
+    if unsure and (end := run_store.known_end(run)):
+        state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
     if state.ended and state.state != "lost" and run.handle:
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)

@@ -13,7 +13,7 @@ import typer
 
 from ddpctl import interrupts
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.text import cut
+from ddpctl.text import EscapeFilter, cut
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -90,12 +90,17 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Also escape sequences, such as colours, which a terminal does not get else.")
+    ] = False,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""
     from ddpctl import launcher
     from ddpctl.targets import LogQuery
 
     context, record = _find(run)
+    if sys.stdout.isatty() and not raw:
+        context.executor.filter_stdout(EscapeFilter())
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
     try:
         context.executor.perform(launcher.target_of(record).logs(record, query))
