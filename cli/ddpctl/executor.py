@@ -4,6 +4,7 @@ Each process has its own session: ddpctl decides what a terminal's Ctrl-C means,
 Knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
 """
 
+import ctypes
 import os
 import select
 import signal
@@ -13,9 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 from ddpctl.command import (
     NOT_FOUND,
@@ -45,6 +46,15 @@ _MAX_PARALLEL = 64
 PROBE_S = 3.0  # how often a silent host is asked whether it is there
 LOST_S = 8.0
 _CHUNK = 1 << 16
+_PR_SET_PDEATHSIG = 1
+_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
+OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises what it is given where it does not handle it
+
+
+def _end_with_parent() -> None:
+    """In the child: SIGKILL when ddpctl is gone. On other systems its next line ends it (SIGPIPE)."""
+    if _prctl:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Executor:
@@ -59,12 +69,14 @@ class Executor:
         self._remote = Remote(environ)
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
         self._started: list[int] = []  # leaders of the sessions that were put into the background
+        self._filter: Callable[[bytes], bytes] | None = None  # of what is streamed
+        self._children: set[subprocess.Popen[Any]] = set()  # those that are waited for
 
-    def perform(self, verb: Verb[T], on_interrupt: Callable[[], None] | None = None) -> T:
+    def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
         """Run a target's verb to its end.
 
         ``on_interrupt`` is called at each Ctrl-C while a streamed command goes on; without it, and while
-        anything else runs, Ctrl-C is raised as ever.
+        anything else runs, Ctrl-C is raised as ever, and the commands are killed.
         """
         try:
             commands = next(verb)
@@ -92,6 +104,10 @@ class Executor:
             result: T = stop.value
             return result
 
+    def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
+        """From now on what is streamed to stdout goes through ``keep``."""
+        self._filter = self._remote.keep = keep
+
     def close(self) -> None:
         """Let go of the other machines."""
         self._remote.close()
@@ -113,19 +129,23 @@ class Executor:
                     continue
             self._started.remove(pid)
 
-    def _run_all(self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None) -> tuple[Output, ...]:
+    def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         if not commands:
             return ()
         if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
             return self._side_by_side(commands, on_interrupt)
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):
             return tuple(self._run(command, on_interrupt) for command in commands)
-        with ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL)) as pool:
+        pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
+        try:
             return tuple(pool.map(self._capture, commands))
+        except BaseException:
+            self._kill_children()
+            raise
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def _side_by_side(
-        self, commands: tuple[Command, ...], on_interrupt: Callable[[], None] | None
-    ) -> tuple[Output, ...]:
+    def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
         streams = sum(command.mode == "stream" for command in commands)
         self._remote.prepare(streams)
@@ -135,17 +155,18 @@ class Executor:
             while True:
                 try:
                     return tuple(future.result() for future in futures)
-                except KeyboardInterrupt:
+                except KeyboardInterrupt as error:
                     if on_interrupt is None or not streams:
                         raise
-                    _undisturbed(on_interrupt)
+                    _undisturbed(on_interrupt, error)
         except BaseException:
             self._remote.close()  # what waits for an answer gets none any more
+            self._kill_children()
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+    def _run(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         if command.host:
             perform = {"capture": self._remote.capture, "stream": self._remote.stream, "tty": self._remote.hand_over}
             return perform[command.mode](command)
@@ -158,51 +179,69 @@ class Executor:
         return self._capture(command)
 
     def _capture(self, command: Command) -> Output:
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "errors": "replace"}
+        stdin = subprocess.DEVNULL if command.stdin is None else subprocess.PIPE
         try:
-            done = subprocess.run(
-                command.argv,
-                env={**self._environ, **command.env},
-                cwd=command.cwd,
-                **({"stdin": subprocess.DEVNULL} if command.stdin is None else {"input": command.stdin}),
-                start_new_session=True,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=command.timeout_s,
-                check=False,
-            )
+            with self._child(command, stdin=stdin, **streams) as process:
+                stdout, stderr = process.communicate(command.stdin, command.timeout_s)
         except FileNotFoundError:
             return Output(returncode=NOT_FOUND, stderr=f"{command.argv[0]}: not found")
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
         except OSError as error:
             raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
-        return Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+        return Output(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
-    def _stream(self, command: Command, on_interrupt: Callable[[], None] | None) -> Output:
+    def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         try:
-            process = subprocess.Popen(
-                command.argv,
-                env={**self._environ, **command.env},
-                cwd=command.cwd,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
-        try:
-            while True:
-                try:
-                    return Output(returncode=process.wait(command.timeout_s))
-                except KeyboardInterrupt:
-                    if on_interrupt is None:
-                        raise
-                    _undisturbed(on_interrupt)
+            out = {"stdout": subprocess.PIPE} if self._filter else {}
+            with self._child(command, stdin=subprocess.DEVNULL, **out) as process:
+                if self._filter:
+                    copier = threading.Thread(target=_copy, args=(process.stdout, self._filter), daemon=True)
+                    copier.start()
+                while True:
+                    try:
+                        returncode = process.wait(command.timeout_s)
+                        if self._filter:
+                            copier.join()
+                        return Output(returncode=returncode)
+                    except KeyboardInterrupt as error:
+                        if on_interrupt is None:
+                            raise
+                        _undisturbed(on_interrupt, error)
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
+        except OSError as error:
+            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+
+    @contextmanager
+    def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
+        """A process of its own session, which ends with the block: where that is left early, its session is killed."""
+        process = subprocess.Popen(
+            command.argv,
+            env={**self._environ, **command.env},
+            cwd=command.cwd,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+            **streams,
+        )
+        self._children.add(process)
+        try:
+            yield process
+        except BaseException:
+            _kill_session(process)
+            raise
         finally:
-            process.kill()
             process.wait()
+            self._children.discard(process)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream:
+                    with suppress(OSError):
+                        stream.close()
+
+    def _kill_children(self) -> None:
+        for process in tuple(self._children):
+            _kill_session(process)
 
     def _hand_over(self, command: Command) -> Output:
         """The terminal is the command's, Ctrl-C as well."""
@@ -213,6 +252,7 @@ class Executor:
                 env={**self._environ, **command.env},
                 cwd=command.cwd,
                 timeout=command.timeout_s,
+                preexec_fn=_end_with_parent,
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -257,13 +297,27 @@ class Executor:
         return Output(returncode=0, stdout=f"{process.pid}\n")
 
 
-def _undisturbed(on_interrupt: Callable[[], None]) -> None:
-    """Tell of a Ctrl-C, and of each that comes while the last one is being seen to."""
+def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:
+    with suppress(OSError):  # whoever reads has seen enough
+        while data := os.read(pipe.fileno(), _CHUNK):
+            _write(sys.stdout, keep(data))
+
+
+def _kill_session(process: subprocess.Popen[Any]) -> None:
+    if process.returncode is None:  # else its number may be another's
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
+    """Tell of an interruption, and of each that comes while the last one is being seen to."""
     while True:
         try:
-            return on_interrupt()
-        except KeyboardInterrupt:
-            continue
+            return on_interrupt(error)
+        except KeyboardInterrupt as another:
+            if another is error:
+                raise
+            error = another
 
 
 # Other machines, over SSH: one connection a host, which is kept, and any number of commands on it side by side. What a
@@ -276,6 +330,7 @@ class Remote:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._home = Path(environ.get("HOME", "/"))
+        self.keep: Callable[[bytes], bytes] = lambda data: data  # what of a command's stdout is printed
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
@@ -289,7 +344,7 @@ class Remote:
         from ddpctl.ssh import Connector
 
         self._connector = self._connector or Connector(self._home)
-        self._out = MergedOutput(lambda data: _write(sys.stdout, data), num_sources=num_streams)
+        self._out = MergedOutput(lambda data: _write(sys.stdout, self.keep(data)), num_sources=num_streams)
         self._err = MergedOutput(lambda data: _write(sys.stderr, data), num_sources=num_streams)
 
     def capture(self, command: Command) -> Output:

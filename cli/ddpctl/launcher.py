@@ -1,6 +1,8 @@
 """Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
 
 import json
+import os
+import signal as signals
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddpctl import run_folders, run_store, targets
+from ddpctl import interrupts, run_folders, run_store, targets
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -21,7 +23,7 @@ from ddpctl.errors import (
 )
 from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
-from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.run_store import DiskUsage, Launch, Run, RunStatus
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import plain
@@ -39,6 +41,7 @@ from ddpwire.run_files import (
 from ddpwire.version import __version__
 
 SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
+LAUNCH_STOP_S = 60.0  # what a launch may take to take back what it has begun
 STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
 SILENT_S = 1.0  # a run of which nothing is alive has had its last word after so long
 PROGRESS_S = 5.0
@@ -111,8 +114,14 @@ def _kind_by_hand() -> str:
 
 def plan_of(request: Request, run: str, folder: Path) -> Plan:
     """The request as a plan for one run."""
-    checkpoint_dir = request.resumes.checkpoint_dir if request.resumes else str(folder / CHECKPOINTS)
+    old = _goes_on_from(request)
+    checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
     return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+
+
+def _goes_on_from(request: Request) -> Run | None:
+    """The run whose checkpoints are its own; None: it is a new one, or resumes one that never started."""
+    return request.resumes if request.resumes and request.resumes.handle else None
 
 
 def check_alone(context: AppContext, old: Run) -> None:
@@ -128,6 +137,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 def dry_run(context: AppContext, request: Request) -> None:
     """Print what a launch would run, and run nothing that changes anything."""
     name = _name(context, request)
+    run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name)
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
@@ -137,10 +147,10 @@ def dry_run(context: AppContext, request: Request) -> None:
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
-    """Start a run and keep its record; a run that cannot start leaves nothing behind."""
+    """Start a run and keep its record; one that cannot start, or is interrupted, leaves nothing behind."""
     target = targets.make(request.kind, request.options)
     name = _name(context, request)
-    folder = run_store.create(context.root, name, resumes=request.resumes is not None)
+    folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
     plan = plan_of(request, name, folder)
     run = Run(
         name=name,
@@ -154,26 +164,32 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         checkpoint_dir=plan.checkpoint_dir,
         version=__version__,
     )
-    try:
-        run_store.save(run)
-        submission = context.executor.perform(target.submit(plan, attached=attached))
-        checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
-        run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
-        run_store.save(run)
-    except BaseException as error:
-        context.executor.kill_started()
-        if not isinstance(error, NotStartedError):
-            with suppress(DdpctlError):  # what went wrong first is what a user must read
-                context.executor.perform(target.stop(run, signal="KILL"))
-        run_store.discard(folder)
-        if isinstance(error, NotStartedError):
-            raise error.reason from None
-        raise
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
-    context.emit(f"run {name}: {title(request.job)} on {where} ({request.why})")
-    for line in (*submission.table, submission.note):
-        if line:
-            context.emit(f"  {line}")
+    with run_store.launching(folder):
+        try:
+            run_store.save(run)
+            submission = context.executor.perform(target.submit(plan, attached=attached))
+            checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
+            run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
+            run_store.save(run)
+            context.emit(f"run {name}: {title(request.job)} on {where} ({request.why})")
+            for line in (*submission.table, submission.note):
+                if line:
+                    context.emit(f"  {line}")
+            if request.resumes and not (_goes_on_from(request) and run_store.has_checkpoint(request.resumes)):
+                context.emit(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
+            context.emit(f"  logs         {run.logs_at}")
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                context.emit(f"the launch of {name} is taken back")
+            context.executor.kill_started()
+            if not isinstance(error, NotStartedError):
+                with suppress(DdpctlError):  # what went wrong first is what a user must read
+                    context.executor.perform(target.stop(run, signal="KILL"))
+            run_store.discard(folder)
+            if isinstance(error, NotStartedError):
+                raise error.reason from None
+            raise
     return run
 
 
@@ -187,27 +203,51 @@ def _name(context: AppContext, request: Request) -> str:
     )
 
 
-def follow(context: AppContext, run: Run, *, tail: int | None = None) -> tuple[RunStatus, int]:
+def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
     """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
 
-    Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption.
+    The status has no message where the log has said it.
+
+    Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption. SIGTERM stops the
+    run as well where this ddpctl has ``launched`` it, and SIGHUP if the run would end with ddpctl; else they are
+    raised (interrupts.Terminated) and the run goes on.
     """
-    target, stopper = target_of(run), Stopper(context, run, first="INT")
-    logs = target.logs(run, LogQuery(follow=True, tail=tail))
+    target = target_of(run)
+    tethered = signals.SIGHUP if "tethered" in target.capabilities else signals.SIGTERM
+    stopper = Stopper(context, run, first="INT", ends_on=(signals.SIGTERM, tethered) if launched else ())
     if "stop" not in target.capabilities:
         try:
-            context.executor.perform(logs)
-        except KeyboardInterrupt:
-            return RunStatus(run=run.name, state="training", message=target.exit_message(run)), Exit.INTERRUPTED
-    else:
-        with suppress(CannotWriteError):  # the run goes on, whoever reads its log
-            context.executor.perform(logs, on_interrupt=stopper)
+            context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
+        except KeyboardInterrupt as error:
+            state = RunStatus(run=run.name, state="training", message=target.exit_message(run))
+            return state, interrupts.code_of(error)
+        return _ended(context, run, stopper)
+    while True:
+        try:
+            printed = True
+            try:
+                logs = target.logs(run, LogQuery(follow=True, tail=tail))
+                context.executor.perform(logs, on_interrupt=stopper)
+            except CannotWriteError:  # the run goes on, whoever reads its log
+                printed = False
+            state, code = _ended(context, run, stopper)
+            if printed and state.outcome and state.message == state.outcome.message:
+                state = replace(state, message="")  # it is the last line of the log
+            return state, code
+        except KeyboardInterrupt as error:  # between two commands
+            if not stopper.handles(error):
+                context.emit(f"{run.name} goes on; ddpctl attach {run.name} follows it")
+                raise
+            stopper(error)
+
+
+def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
     state = _see_the_end(context, run, stopper)
     if state.state == "unknown":
         context.emit(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
         return state, Exit.UNAVAILABLE
     if stopper.times:
-        return state, Exit.INTERRUPTED
+        return state, stopper.code
     return state, Exit.KILLED if state.code is None else state.code
 
 
@@ -222,27 +262,43 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
         try:
             time.sleep(POLL_S)
             state = status(context, (run,))[0]
-        except KeyboardInterrupt:
-            stopper()
+        except KeyboardInterrupt as error:
+            stopper(error)
     return state
 
 
 class Stopper:
     """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed.
 
-    ``first``: the signal of the first time; TERM where the target cannot send INT.
+    ``first``: the signal of the first time; TERM where the target cannot send INT. ``ends_on``: which signals to ddpctl
+    stop the run as well; another one is raised.
     """
 
-    def __init__(self, context: AppContext, run: Run, *, first: StopSignal) -> None:
-        self._context, self._run, self._first = context, run, first
+    def __init__(
+        self, context: AppContext, run: Run, *, first: StopSignal, ends_on: Collection[signals.Signals] = ()
+    ) -> None:
+        self._context, self._run, self._first, self._ends_on = context, run, first, ends_on
         self.times = 0
+        self.code = int(Exit.INTERRUPTED)
 
-    def __call__(self) -> None:
-        """One Ctrl-C."""
+    def handles(self, error: KeyboardInterrupt) -> bool:
+        """Whether it stops the run."""
+        return not isinstance(error, interrupts.Terminated) or error.number in self._ends_on
+
+    def __call__(self, error: KeyboardInterrupt | None = None) -> None:
+        """One Ctrl-C, or one of the signals."""
+        asked: StopSignal = self._first
+        by = "you (Ctrl-C)"
+        if isinstance(error, interrupts.Terminated):
+            if not self.handles(error):
+                raise error
+            asked, self.code = "TERM", interrupts.code_of(error)
+            by = f"{signals.Signals(error.number).name} to ddpctl"
         self.times += 1
+        run_store.note_stop(self._run, by)
         run, target = self._run, target_of(self._run)
         kill = self.times > 1
-        signal: StopSignal = "KILL" if kill else self._first
+        signal: StopSignal = "KILL" if kill else asked
         if kill:
             self._context.emit(f"killing {run.name}")
         else:
@@ -260,7 +316,10 @@ class Stopper:
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
     """Let a run save and stop, kill it when its grace is over, and see that nothing of it is left."""
+    if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
+        return end
     target = target_of(run)
+    run_store.note_stop(run, "you (ddpctl stop)")
     if not kill:
         context.emit(
             f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
@@ -275,6 +334,25 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
     if not context.executor.perform(target.stop(run, signal="KILL")):
         raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
     return _wait_until_ended(context, run, SETTLE_S)
+
+
+def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
+    """Have a ddpctl that launches the run take it back; None: it was too late for that.
+
+    Raises UnavailableError where that ddpctl is on another machine, or does not come to its end.
+    """
+    if launch.host != os.uname().nodename:
+        raise UnavailableError(f"{run.name} is being launched by {launch}", hint="stop it there, or wait")
+    with suppress(ProcessLookupError):
+        os.kill(launch.pid, signals.SIGTERM)
+    deadline = time.monotonic() + LAUNCH_STOP_S
+    while (left := run_store.unfinished_launch(run)) and left.going:
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"the launch of {run.name} by {launch} has not ended in {LAUNCH_STOP_S:g} s")
+        time.sleep(POLL_S)
+    if Path(run.folder).exists():
+        return None
+    return RunStatus(run=run.name, state="stopped", message="its launch is taken back", code=Exit.SAVED_TERM)
 
 
 def clear(context: AppContext, run: Run) -> None:
@@ -334,10 +412,35 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
             states = context.executor.perform(target.status(group, now=time.time()))
         except DdpctlError as error:  # what one target cannot answer keeps nobody from the others
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
-        found |= {run.name: run_folders.without_guess(run, state) for run, state in zip(group, states, strict=True)}
+        found |= {
+            run.name: _as_asked(run, run_folders.without_guess(run, state))
+            for run, state in zip(group, states, strict=True)
+        }
     own = (run for run in asked if Path(run.folder).parent == context.root)
     update_discovery(context.root, ((run, found[run.name]) for run in own))
     return tuple(found[run.name] for run in asked)
+
+
+def _as_asked(run: Run, state: RunStatus) -> RunStatus:
+    """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
+    unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
+    if unsure and (end := run_store.known_end(run)):
+        state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
+    if state.ended and state.state != "lost" and run.handle:
+        run_store.note_end(run, state)
+    launch = run_store.unfinished_launch(run)
+    by, outcome = run_store.stopped_by(run), state.outcome
+    if by and state.state in ("stopped", "lost") and (outcome is None or outcome.cause == "stopped"):
+        who = f": rank {outcome.rank} ended with {outcome.code}" if outcome and outcome.rank is not None else ""
+        return replace(state, state="stopped", message=f"stopped by {by}{who}")
+    if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
+        return state
+    if launch.going:
+        return replace(state, state="starting", code=None, message=f"ddpctl launch is starting it ({launch})")
+    if state.alive or state.state == "unknown":
+        return replace(state, message=f"{state.message}; its launch was interrupted ({launch})")
+    message = f"its launch was interrupted before it had started ({launch} is gone)"
+    return replace(state, state="lost", code=int(Exit.KILLED), message=message, remains=True)
 
 
 def target_of(run: Run) -> targets.Target:

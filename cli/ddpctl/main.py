@@ -30,8 +30,8 @@ class OneLineErrors(TyperGroup):
             if str(error):  # else whoever it happened to has said it
                 print(plain(f"{error.prefix}{error}"), file=sys.stderr)
             raise typer.Exit(int(error.code)) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        except KeyboardInterrupt as error:
+            raise typer.Exit(interrupts.code_of(error)) from None
         except BrokenPipeError:  # the reader (head, less) has seen enough
             _let_go_of_stdout()
             raise typer.Exit(int(Exit.OK)) from None

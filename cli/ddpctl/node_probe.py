@@ -89,7 +89,7 @@ def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
         return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
     _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)
     seen = tuple(_read_one(node, text) for node, text in zip(nodes, texts, strict=False))
-    return seen + tuple(ProbeResult(node=node, failure="it said nothing") for node in nodes[len(seen) :])
+    return seen + tuple(ProbeResult(node=node, failure="no answer") for node in nodes[len(seen) :])
 
 
 def _read_one(node: int, text: str) -> ProbeResult:

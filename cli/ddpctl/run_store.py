@@ -4,8 +4,10 @@ A record says what was asked for and what the target needs to find the run again
 target, never remembered.
 """
 
+import fcntl
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -13,7 +15,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,15 +23,17 @@ from typing import Any, Literal
 from ddpctl.command import UNREACHED, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.spec import JobSpec, check_nodes, fields_of
-from ddpwire import kaggle
+from ddpwire import kaggle, metrics
 from ddpwire.events import is_time
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
     LOCK,
+    OUTCOME,
     RECORD,
     NodeState,
     Outcome,
+    node_name,
     read_node,
     read_outcome,
     read_regular,
@@ -87,6 +91,50 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far the training is, by the last rows of a node's history; None: it does not tell."""
+
+    step: int
+    planned: int | None = None
+    epoch: int | None = None
+    loss: float | None = None
+    steps_per_s: float | None = None
+    checkpoint_step: int | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """The time left, at this pace."""
+        return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
+
+
+def read_progress(text: str) -> Progress | None:
+    """What the head and the last rows of a history.csv say; None: no step."""
+    from ddpwire.history import TIME, read_history  # not for every verb
+
+    rows = [row for row in read_history(text) if metrics.LAST_STEP.name in row]
+    if not rows:
+        return None
+    first, last = rows[0], rows[-1]
+
+    def value(metric: metrics.Metric) -> float | None:
+        number = last.get(metric.name)
+        return number if number is not None and math.isfinite(number) else None
+
+    def whole(metric: metrics.Metric) -> int | None:
+        return None if (number := value(metric)) is None else int(number)
+
+    steps, seconds = last[metrics.LAST_STEP.name] - first[metrics.LAST_STEP.name], last[TIME] - first[TIME]
+    return Progress(
+        step=int(last[metrics.LAST_STEP.name]),
+        planned=whole(metrics.STEPS_PLANNED),
+        epoch=whole(metrics.EPOCH),
+        loss=value(metrics.LOSS),
+        steps_per_s=steps / seconds if steps > 0 and seconds > 0 else None,
+        checkpoint_step=whole(metrics.CHECKPOINT_LAST_STEP),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeReport:
     """What was found out about one node."""
 
@@ -95,6 +143,7 @@ class NodeReport:
     state: NodeState | None  # None: it has not reported anything
     outcome: Outcome | None  # None: it has not ended by itself
     note: str = ""  # what its target has to say of it
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +165,11 @@ class RunStatus:
         return self.state in ENDED
 
     @property
+    def progress(self) -> Progress | None:
+        """That of the node that is farthest."""
+        return max((node.progress for node in self.nodes if node.progress), key=lambda one: one.step, default=None)
+
+    @property
     def alive(self) -> bool:
         """Whether any of its nodes is."""
         return any(report.alive for report in self.nodes)
@@ -128,11 +182,12 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome)
+    progress = read_progress(str(shown.get("history") or ""))
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress)
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """One run's status from its nodes'. ``young``: it may not have said its first word yet."""
+    """One run's status from its nodes'. ``young``: its nodes may not have started yet."""
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     state: State
@@ -141,21 +196,19 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         state = next((state for state in _ORDER if state in states), "stopping")
         if outcome:
             state = "stopping"
-        return RunStatus(
-            run=run,
-            state=state,
-            message=f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive",
-            nodes=nodes,
-        )
+        message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
+        if state == "training" and not any(report.progress for report in nodes):
+            message += "; no step is reported yet"
+        return RunStatus(run=run, state=state, message=message, nodes=nodes)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
         return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
     if young and not any(report.state for report in nodes):
-        return RunStatus(run=run, state="starting", message="no node has said a word yet", nodes=nodes)
+        return RunStatus(run=run, state="starting", message="no node has started yet", nodes=nodes)
     return RunStatus(
         run=run,
         state="lost",
-        message="every node's ddprun ended without a word: it was killed, or could not start (see its node.log)",
+        message="every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)",
         code=Exit.KILLED,
         nodes=nodes,
     )
@@ -226,27 +279,141 @@ def checkpoints_here(run: Run) -> Path | None:
     return max(fetched, key=lambda folder: (folder.parent.name == run.name, folder.stat().st_mtime), default=None)
 
 
+def check_free(root: Path, name: str) -> None:
+    """Raises UsageError where a run has that name, CannotWriteError where something else is in its place."""
+    if (root / name).is_dir():
+        raise UsageError(
+            f"--name: a run named {name} is there already: choose another name, "
+            f"or go on from its last checkpoint with --resume {name}"
+        )
+    if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
+        raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way")
+
+
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     """Make a run's folder and return it; one that ``resumes`` has another's checkpoints. A taken name is refused."""
     folder = root / name
+    check_free(root, name)
     try:
         root.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         if not resumes:
             (folder / CHECKPOINTS).mkdir()
-    except FileExistsError:
-        if not folder.is_dir():
-            raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way") from None
-        raise UsageError(
-            f"--name: a run named {name} is there already: choose another name, "
-            f"or go on from its last checkpoint with --resume {name}"
-        ) from None
+    except FileExistsError:  # another launch was quicker
+        check_free(root, name)
+        raise
     except OSError as error:
         raise CannotWriteError(
             f"cannot keep the run's record in {root}: {error.strerror}: "
             "set DDPCTL_STATE_DIR to a folder that can be written"
         ) from None
     return folder
+
+
+# A launch that goes on holds a lock on a file of the run's folder, which is removed when the record is whole: one that
+# is there, and not held, is of a launch that was killed.
+
+_LAUNCH = "launch.lock"
+
+
+@contextmanager
+def launching(folder: Path) -> Iterator[None]:
+    """Hold the launch's lock. An error leaves the file: whoever handles it discards the folder."""
+    path = folder / _LAUNCH
+    with path.open("w") as file:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(f"{os.getpid()} {os.uname().nodename}\n")
+        file.flush()
+        yield
+        path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """A launch that has not come to its end."""
+
+    going: bool  # False: it was killed
+    pid: int
+    host: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def unfinished_launch(run: Run) -> Launch | None:
+    """The launch of a run; None: it is over."""
+    try:
+        with (Path(run.folder) / _LAUNCH).open() as file:
+            pid, _, host = file.read().strip().partition(" ")
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except OSError:
+                return Launch(going=True, pid=int(pid or 0), host=host)
+            return Launch(going=False, pid=int(pid or 0), host=host)
+    except (OSError, ValueError):
+        return None
+
+
+# Who asked a run to stop: its nodes see a signal alone.
+
+_STOP = "stop.json"
+
+
+def note_stop(run: Run, by: str) -> None:
+    """Write down who stops it; what cannot be written keeps nobody from stopping it."""
+    with suppress(OSError):
+        write_atomic(Path(run.folder) / _STOP, (json.dumps({"by": by, "time": time.time()}) + "\n").encode())
+
+
+def stopped_by(run: Run) -> str | None:
+    """Who has asked it to stop; None: nobody from here."""
+    try:
+        return str(json.loads(read_regular(Path(run.folder) / _STOP))["by"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# How a run ended is kept, for when its target does not answer: in its nodes' folders where those are here, else as it
+# was seen.
+
+_END = "end.json"
+
+
+def note_end(run: Run, state: RunStatus) -> None:
+    """Write down how it ended, unless its nodes have; what cannot be written is asked again."""
+    if _outcomes(run) or (Path(run.folder) / _END).exists():
+        return
+    outcome = asdict(state.outcome) if state.outcome else None
+    end = {"state": state.state, "message": state.message, "code": state.code, "outcome": outcome}
+    with suppress(OSError):
+        write_atomic(Path(run.folder) / _END, (json.dumps(end, indent=1) + "\n").encode())
+
+
+def known_end(run: Run) -> RunStatus | None:
+    """How it ended; None: that is not known here."""
+    if outcomes := _outcomes(run):
+        nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
+        return fold_nodes(run.name, nodes, young=False)
+    try:
+        end = json.loads(read_regular(Path(run.folder) / _END))
+        outcome = read_outcome(json.dumps(end["outcome"])) if end["outcome"] else None
+        if end["state"] not in ENDED:
+            return None
+        return RunStatus(run=run.name, state=end["state"], message=end["message"], code=end["code"], outcome=outcome)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _outcomes(run: Run) -> dict[int, Outcome]:
+    """Those of all its nodes, in this machine's folder; none where one is missing."""
+    found = {}
+    for node in range(run.job.max_nodes):
+        try:
+            found[node] = read_outcome(read_regular(Path(run.folder) / node_name(node) / OUTCOME).decode())
+        except (OSError, ValueError):
+            return {}
+    return found
 
 
 def save(run: Run) -> None:

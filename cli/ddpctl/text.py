@@ -24,6 +24,28 @@ def plain(text: str) -> str:
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 
 
+_ESCAPES = re.compile(
+    rb"\x1b\[[0-?]*[ -/]*[@-~]"  # a control sequence, ECMA-48
+    rb"|\x1b[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # a title, a clipboard's content
+    rb"|\x1b[ -/]*[0-~]?|[\x00-\x07\x0b\x0c\x0e-\x1f\x7f]|\xc2[\x80-\x9f]"
+)
+_UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}|[ -/]*)|\xc2)\Z")
+
+
+class EscapeFilter:
+    """Takes escape sequences and control characters out of bytes that come in pieces; what moves on a line stays."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __call__(self, data: bytes) -> bytes:
+        """What may be written of them by now."""
+        data, self._rest = self._rest + data, b""
+        if unfinished := _UNFINISHED.search(data):
+            data, self._rest = data[: unfinished.start()], unfinished[0]
+        return _ESCAPES.sub(b"", data)
+
+
 def cut(line: str, width: int, *, plain: bool = False) -> str:
     """The line in so many columns; that something is missing can be seen. ``plain``: ASCII alone."""
     dots = "..." if plain else "…"

@@ -175,7 +175,7 @@ def interrupt():
 if sys.argv[1:]:
     sys.exit(child())
 threading.Thread(target=interrupt).start()
-Executor(os.environ).perform(verb(), on_interrupt=lambda: times.append(1))
+Executor(os.environ).perform(verb(), on_interrupt=lambda _: times.append(1))
 print(len(times))
 """
     (tmp_path / "script.py").write_text(code)

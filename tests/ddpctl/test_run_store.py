@@ -11,8 +11,9 @@ from tests.wording import Wording
 from ddpctl import launcher, run_store
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UsageError
 from ddpctl.launcher import open_context
-from ddpctl.run_store import Run
+from ddpctl.run_store import Run, RunStatus
 from ddpctl.spec import JobSpec
+from ddpwire.run_files import Outcome
 
 
 def make(root: Path, name: str, created: float) -> Run:
@@ -141,3 +142,45 @@ def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(
     with pytest.raises(ConfigError) as error:
         launcher.target_of(odd)
     assert str(error.value) == state.message
+
+
+def test_progress_is_that_of_the_last_rows() -> None:
+    head = "time,ddp_last_step,ddp_steps_planned,ddp_epoch,ddp_loss,ddp_checkpoint_last_step\n"
+    at = run_store.read_progress(f"{head}1000.0,10,100,1,nan,\n1005.0,20,100,1,0.5,15\n1010.0,30,100,2,nan,25\n")
+    assert at == run_store.Progress(step=30, planned=100, epoch=2, loss=None, steps_per_s=2.0, checkpoint_step=25)
+    assert at.left_s == 35.0
+    assert run_store.read_progress("") is None
+    assert run_store.read_progress("time,ddp_last_step\n1000.0,\n") is None
+    assert run_store.read_progress("time,ddp_last_step\n1000.0,7\n") == run_store.Progress(step=7)
+
+
+def test_an_end_that_was_seen_is_known_when_nobody_answers(tmp_path: Path) -> None:
+    run = make(tmp_path, "night", 1.0)
+    assert run_store.known_end(run) is None
+    run_store.note_end(run, RunStatus(run=run.name, state="failed", message="out of memory", code=137))
+    end = run_store.known_end(run)
+    assert end is not None
+    assert (end.state, end.code, end.message) == ("failed", 137, "out of memory")
+    node = Path(run.folder) / "node-0"
+    node.mkdir()
+    Outcome(code=3, cause="error", message="rank 0 exited with 3").write(node)
+    own = run_store.known_end(replace(run, job=replace(run.job, nodes="1")))
+    assert own is not None
+    assert (own.state, own.code) == ("failed", 3)
+
+
+def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) -> None:
+    run = make(tmp_path, "night", 1.0)
+    folder = Path(run.folder)
+    assert run_store.unfinished_launch(run) is None
+    with pytest.raises(KeyboardInterrupt), run_store.launching(folder):
+        going = run_store.unfinished_launch(run)
+        assert going is not None
+        assert (going.going, going.pid) == (True, os.getpid())
+        raise KeyboardInterrupt
+    left = run_store.unfinished_launch(run)
+    assert left is not None
+    assert not left.going
+    with run_store.launching(folder):
+        pass
+    assert run_store.unfinished_launch(run) is None

@@ -11,7 +11,7 @@ from tests.in_process import Ended, ddpctl
 from tests.wording import Wording
 
 from ddpctl.command import Command, Host, Output
-from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.errors import ConfigError, NoInputError, UnavailableError
 from ddpctl.targets.slurm import SlurmOptions
 
 NO_SOURCE = """\
@@ -80,12 +80,21 @@ def test_a_script_that_is_not_there(wording: Wording) -> None:
 
 
 @pytest.mark.parametrize(
-    "tested",
-    [TESTED, Output(returncode=1, stderr="allocation failure: Invalid partition name specified\n")],
-    ids=["taken", "not-taken"],
+    ("tested", "refused"),
+    [
+        (TESTED, False),
+        (Output(returncode=1, stderr="allocation failure: Invalid partition name specified\n"), True),
+        (Output(returncode=1, stderr="allocation failure: Requested nodes are busy\n"), False),
+    ],
+    ids=["taken", "not-taken", "may-wait"],
 )
-def test_a_dry_run_notes_whether_sbatch_would_take_it(tested: Output, wording: Wording) -> None:
-    wording(submit(NONE, tested, OK, Output(returncode=0, stdout="<job>"))[1].note)
+def test_a_dry_run_ends_as_sbatch_would(tested: Output, refused: bool, wording: Wording) -> None:
+    if refused:
+        with pytest.raises(ConfigError) as raised:
+            submit(NONE, tested, OK, Output(returncode=0, stdout="<job>"), Output(returncode=0))
+        wording(raised.value)
+    else:
+        wording(submit(NONE, tested, OK, Output(returncode=0, stdout="<job>"))[1].note)
 
 
 def dry_run(folder: Path, **env: str) -> Ended:

@@ -31,7 +31,7 @@ GONE = Output(returncode=255, stderr="the connection was lost: the host is gone"
         pytest.param((shown(True, "training"), GONE), ("training", None), id="training-and-gone"),
         pytest.param((shown(False, "failed", 3), GONE), ("failed", 3), id="failed-and-gone"),
         pytest.param((GONE, GONE), ("unknown", None), id="gone"),
-        pytest.param((shown(False), shown(False)), ("starting", None), id="silent"),
+        pytest.param((shown(False), shown(False)), ("lost", 137), id="silent"),
     ],
 )
 def test_status(said: tuple[Output, ...], expected: tuple[str, int | None], wording: Wording) -> None:

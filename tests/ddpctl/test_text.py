@@ -1,6 +1,8 @@
 """How things are worded: what a program said moves no cursor, what is cut can be seen, a length of time reads alike."""
 
-from ddpctl.text import cut, format_duration, plain
+import pytest
+
+from ddpctl.text import EscapeFilter, cut, format_duration, plain
 
 
 def test_what_a_program_said_as_a_terminal_may_show_it() -> None:
@@ -22,3 +24,16 @@ def test_a_length_of_time() -> None:
         "2:05",
         "2:04:11",
     ]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_no_escape_sequence_passes_however_it_comes(size: int) -> None:
+    text = "a\x1b[31mred\x1b[0m\x1b]0;title\x07\x1b[2J\x1bcb\x9b5m\t\r\b\x07ä\n".encode()
+    keep = EscapeFilter()
+    shown = b"".join(keep(text[start : start + size]) for start in range(0, len(text), size))
+    assert shown == "aredb5m\t\r\bä\n".encode()
+
+
+def test_what_looks_like_a_sequence_is_not_kept_for_ever() -> None:
+    keep = EscapeFilter()
+    assert keep(b"\x1b]52;" + b"x" * 5000).endswith(b"x" * 5000)

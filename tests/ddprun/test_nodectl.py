@@ -56,7 +56,7 @@ def test_show_and_signal_a_node(runs, wording):
 def test_show_what_is_not_there(tmp_path):
     (tmp_path / "node.json").write_text("{torn")
     lines = nodectl("show", tmp_path, tmp_path / "none")[1].splitlines()
-    nothing = {"alive": False, "node": None, "outcome": None}
+    nothing = {"alive": False, "node": None, "outcome": None, "history": ""}
     assert [json.loads(line) for line in lines] == [
         {"dir": str(tmp_path)} | nothing,
         {"dir": str(tmp_path / "none")} | nothing,

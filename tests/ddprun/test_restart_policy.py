@@ -94,7 +94,14 @@ def test_choose(failures, silent_s, settled, chosen):
             id="interrupted-and-killed-after-its-grace",
         ),
         pytest.param(
-            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGTERM), 3, "error", False, id="own-code-after-a-stop"
+            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGTERM, error="OSError: disk full"),
+            3,
+            "stopped",
+            False,
+            id="own-code-after-a-stop",
+        ),
+        pytest.param(
+            Failure(node=0, rank=0, status=3, stopped_by=signal.SIGUSR1), 3, "error", False, id="own-code-after-usr1"
         ),
         pytest.param(
             Failure(node=0, rank=0, status=-9, stopped_by=signal.SIGTERM, killed_here=True),

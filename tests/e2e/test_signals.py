@@ -64,3 +64,22 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
     assert attached.returncode == 130, said
     assert "killing night\n" in said
     assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_attached_launch_that_is_ended_waits_until_its_ranks_have_saved(tmp_path: Path, number: int) -> None:
+    text = INTERRUPTED.read_text()
+    (tmp_path / "script.py").write_text(
+        "import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n" + text
+    )
+    attached = start("launch", "--name", "night", "--", str(tmp_path / "script.py"))
+    assert attached.stdout is not None
+    while not attached.stdout.readline().endswith("ready\n"):
+        assert attached.poll() is None
+    attached.send_signal(number)
+    said, _ = attached.communicate(timeout=90)
+    assert attached.returncode == 143, said
+    assert "saved\n" in said
+    state = json.loads(ddpctl("status", "night", "--json").stdout)
+    assert state["state"] == "stopped"
+    assert state["message"].startswith(f"stopped by {signal.Signals(number).name} to ddpctl")

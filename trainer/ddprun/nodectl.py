@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from ddprun import network, process_discovery, processes
 from ddprun.log_view import strip_torch_prefix
 from ddpwire.exits import Exit
+from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
 from ddpwire.merged_output import MergedOutput, Source
 from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, read_node, read_regular
@@ -26,6 +27,7 @@ from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_r
 FETCH_S = 5.0
 APPEAR_S = 10.0  # how long to wait for the first file
 BLOCK_BYTES = 1 << 20
+HISTORY_BYTES = 4096  # of the last rows
 DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for so long was killed
 FOLLOW_POLL_S = 0.1
 NODE_DIR = re.compile(r"node-(\d+)")
@@ -218,12 +220,26 @@ def read_json(path: Path) -> Any:
         return None
 
 
+def last_rows(path: Path) -> str:
+    """Return the head and the last rows of a history; empty: there is none."""
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        head = file.readline()
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(len(head), size - HISTORY_BYTES))
+        rows = file.read(HISTORY_BYTES)
+        if size - HISTORY_BYTES > len(head):
+            rows = rows.partition(b"\n")[2]
+        return (head + rows).decode(errors="replace")
+    return ""
+
+
 def show(args: argparse.Namespace) -> int:
     """Print each folder's state."""
     for node_dir in args.node_dirs:
         state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir)}
         # Check the lock first: a process that is gone by then has written everything.
-        print(json.dumps(state | {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}))
+        state |= {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}
+        print(json.dumps(state | {"history": last_rows(node_dir / HISTORY)}))
     return Exit.OK
 
 

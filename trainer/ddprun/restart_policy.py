@@ -28,6 +28,7 @@ CRASH_CODES = tuple(
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
 )
 STOP_CODES = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", int(Exit.INTERRUPTED): "SIGINT"}
+_ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGUSR1 may be the script's own
 EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
 NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no start mends
 MAX_WITHOUT_PROGRESS = 3  # attempts without progress, after which a run gives up
@@ -100,7 +101,8 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
             + ("was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"),
         )
     elif _was_requested(failure):
-        cause, message = "stopped", f"stopped by {_signal_name(failure.stopped_by)}: {message}"
+        why = f"{message}: {failure.error}" if failure.error and failure.code not in STOP_CODES else message
+        cause, message = "stopped", f"stopped by {_signal_name(failure.stopped_by)}: {why}"
     elif failure.status in STOP_CODES:
         cause, message = (
             "stopped",
@@ -136,11 +138,9 @@ def may_restart(outcome: Outcome) -> bool:
 
 
 def _was_requested(failure: Failure) -> bool:
-    """Whether the exit follows a stop: a rank that saved exits with 128 + any of the stop signals."""
-    return bool(failure.stopped_by) and failure.code in (
-        128 + failure.stopped_by,
-        *STOP_CODES,
-    )
+    """Whether the exit follows a stop, with the code of one, or with whatever code after a signal that only stops."""
+    stop = failure.stopped_by
+    return bool(stop) and (failure.code in (128 + stop, *STOP_CODES) or (failure.status > 0 and stop in _ONLY_STOPS))
 
 
 def _signal_name(number: int) -> str:

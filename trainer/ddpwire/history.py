@@ -20,6 +20,7 @@ TIME = "time"
 _KEPT = (
     of_ranks.LAST_STEP,
     of_ranks.STEPS_PLANNED,
+    of_ranks.EPOCH,
     of_ranks.SAMPLES,
     of_ranks.LOSS,
     of_ranks.EVAL_ACCURACY,

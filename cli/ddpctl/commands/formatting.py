@@ -23,7 +23,7 @@ def ago(seconds: float) -> str:
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     """``ddpctl ps``."""
-    head = ("RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM")
+    head = ("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")
     return table(
         [
             head,
@@ -32,6 +32,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
                     run.name,
                     state.state,
                     "-" if state.code is None else str(state.code),
+                    _steps(state),
                     f"{run.job.nodes} x {run.job.local_world_size}",
                     one_line(run.target),
                     f"{ago(now - run.created)} ago",
@@ -43,6 +44,30 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     )
 
 
+def _steps(state: RunStatus) -> str:
+    """``120/600, 1:32 left``."""
+    at = state.progress
+    if at is None:
+        return "-"
+    left = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
+    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{left}"
+
+
+def progress_lines(state: RunStatus) -> list[str]:
+    """How far the training is, in a line; nothing where it does not tell."""
+    at = state.progress
+    if at is None:
+        return []
+    words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
+    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
+    words += [] if at.loss is None else [f"loss {at.loss:.4g}"]
+    if state.alive and at.steps_per_s:
+        words.append(f"{at.steps_per_s:.3g} steps/s")
+        words += [] if at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    words += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
+    return [f"  progress     {', '.join(words)}"]
+
+
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
     """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows.
 
@@ -52,6 +77,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
+        *progress_lines(state),
         *_places(run, state, can_resume=can_resume)[: 1 if tasks else 2],
     ]
     if tasks:
@@ -60,7 +86,8 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     for report in state.nodes:
         node = report.state
         if node is None:
-            note = one_line(report.note) or ("no word yet" if report.alive else "no word")
+            there = "starting" if report.alive else "ended" if report.outcome else "not started"
+            note = one_line(report.note) or there
             rows.append((f"  {report.node}", note, "-", "-", "-"))
             continue
         gone = "ended" if report.outcome else "killed"
@@ -110,13 +137,14 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
-    lines = [
-        f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}: "
-        f"{one_line(state.message)}"
-    ]
+    why = f": {one_line(state.message)}" if state.message else ""
+    lines = [f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
-    return lines if code in (state.code, Exit.OK) else [*lines, f"  you pressed Ctrl-C: ddpctl exits with {code}"]
+    if code in (state.code, Exit.OK):
+        return lines
+    why = "you pressed Ctrl-C" if code == Exit.INTERRUPTED else "it was asked to end"
+    return [*lines, f"  {why}: ddpctl exits with {code}"]
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
@@ -158,6 +186,7 @@ def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, 
         "folder": run.folder,
         "checkpoint_dir": run.checkpoint_dir,
         "outcome": asdict(state.outcome) if state.outcome else None,
+        "progress": asdict(state.progress) | {"left_s": state.progress.left_s} if state.progress else None,
         "node_reports": [asdict(report) for report in state.nodes],
         **({"tasks": [as_json(task, status) | {"env": task.job.env} for task, status in own]} if tasks else {}),
     }

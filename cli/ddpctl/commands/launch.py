@@ -160,15 +160,12 @@ def launch(
         launcher.dry_run(context, request)
         return
     run = launcher.start(context, request, attached=not detach)
-    if request.resumes and not run_store.has_checkpoint(request.resumes):
-        context.emit(f"  {request.resumes.name} left no checkpoint: it starts from the beginning")
-    context.emit(f"  logs         {run.logs_at}")
     if detach:
         context.emit(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")
         if not sys.stdout.isatty():
             print(run.name)  # for a script: run=$(ddpctl launch --detach)
         return
-    state, code = launcher.follow(context, run)
+    state, code = launcher.follow(context, run, launched=True)
     for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
         context.emit(line)
     raise typer.Exit(int(code))

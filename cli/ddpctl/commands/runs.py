@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpctl import interrupts
 from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import NoInputError, UsageError
-from ddpwire.exits import Exit
+from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.text import EscapeFilter, cut
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -70,8 +71,9 @@ def ps(
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
     for line in formatting.runs_table(rows, time.time()):
-        print(line[:width])
+        print(line if width is None else cut(line, width, plain=plain))
     if len(shown) < len(found):
         context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
@@ -102,6 +104,9 @@ def logs(
     tail: Annotated[
         int | None, typer.Option("--tail", min=0, metavar="N", help="Begin with the last N lines of each log.")
     ] = None,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Also escape sequences, such as colours, which a terminal does not get else.")
+    ] = False,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""
     from ddpctl import launcher, run_folders
@@ -110,13 +115,15 @@ def logs(
     context, record = _find(run, task)
     if not rank and run_folders.is_by_hand(record):  # what its nodes said went to where it was started
         rank = list(range(record.job.world_size))
+    if sys.stdout.isatty() and not raw:
+        context.executor.filter_stdout(EscapeFilter())
     query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
     try:
         context.executor.perform(launcher.target_of(record).logs(record, query))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
             context.emit(f"{record.name} goes on; ddpctl stop {record.name} ends it")
-        raise typer.Exit(int(Exit.INTERRUPTED)) from None
+        raise typer.Exit(interrupts.code_of(error)) from None
 
 
 def stop(
@@ -147,9 +154,12 @@ def stop(
     for record in going:
         try:
             state = launcher.stop(context, record, kill=kill)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             context.emit(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
-            raise typer.Exit(int(Exit.INTERRUPTED)) from None
+            raise typer.Exit(interrupts.code_of(error)) from None
+        if not state.ended:
+            wrong = UnavailableError if state.state == "unknown" else DdpctlError
+            raise wrong(f"{record.name} has not ended: {state.state}, {state.message}")
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
@@ -286,6 +296,8 @@ def _find_going(name: str | None) -> "tuple[AppContext, Run]":
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
+    if not state.ended and run_store.unfinished_launch(run) and not state.alive:
+        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
     if state.ended:
         raise NoInputError(f"{run.name} has ended ({state.state}): ddpctl status {run.name} and ddpctl logs {run.name}")
     return context, run

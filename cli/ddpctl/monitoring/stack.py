@@ -246,7 +246,7 @@ def up(
     done = context.executor.perform(_ask(start))
     if done.returncode:
         raise UnavailableError(
-            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('it said nothing')} ({BY_HAND}; "
+            f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}; "
             "images of your own: PROMETHEUS_IMAGE and GRAFANA_IMAGE)"
         )
     for service, url in zip(SERVICES, (found.prometheus, found.grafana), strict=True):
@@ -264,7 +264,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
     done = context.executor.perform(_ask(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
     if done.returncode:
         raise UnavailableError(
-            f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('it said nothing')}"
+            f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('no message')}"
         )
     if forget:
         shutil.rmtree(folder, ignore_errors=True)

@@ -66,6 +66,7 @@ Capability = Literal[
     "queue",  # its runs wait in a queue before their nodes start
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
+    "tethered",  # the nodes of an attached launch end with its ddpctl
 ]
 
 StopSignal = Literal["INT", "TERM", "KILL"]

@@ -52,7 +52,7 @@ class LocalTarget(Target):
     """Nodes as processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"interrupt", "stop"})
+    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
 
     def __init__(self, options: LocalOptions) -> None:
         super().__init__(options)
@@ -169,7 +169,7 @@ class LocalTarget(Target):
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run it in the run's project folder, with the run's variables; every node is this machine."""
-        env = contract(_plan(run), node=node, addr=LOOPBACK, port=str(run.handle["port"]))
+        env = contract(_plan(run), node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode

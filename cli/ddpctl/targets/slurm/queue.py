@@ -12,9 +12,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import PurePath
 from typing import Any
 
-from ddpctl.run_store import ENDED, NodeReport, Run, RunStatus, State, fold_nodes
+from ddpctl.run_store import ENDED, NodeReport, Progress, Run, RunStatus, State, fold_nodes, read_progress
 from ddpwire import run_files
 from ddpwire.exits import Exit
+from ddpwire.history import HISTORY
 from ddpwire.run_files import KILLED_ON_REQUEST, NodeState, Outcome, read_node, read_outcome
 
 STATES: dict[str, State] = {
@@ -109,7 +110,13 @@ for job in $(echo "$jobs" | tr , ' '); do
     sed -nE 's/^([0-9]+)_([0-9]+)[|]([A-Z_]+).*/\\1|\\2|\\3|||/p; s/^([0-9]+)[|]([A-Z_]+).*/\\1|N\\/A|\\2|||/p'
 done
 for file in "$@"; do
-  [ ! -f "$file" ] || {{ echo "==> $file <=="; cat "$file"; echo; }}
+  [ -f "$file" ] || continue
+  echo "==> $file <=="
+  case $file in
+    *.csv) head -n 1 "$file" && tail -n 20 "$file" ;;
+    *) cat "$file" ;;
+  esac
+  echo
 done
 exit 0
 """
@@ -268,7 +275,7 @@ def read_answers(text: str) -> Answers:
 def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
     """The files that say how the nodes of a job fare."""
     dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
-    return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME))
+    return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME, HISTORY))
 
 
 def starts_file(run_dir: str) -> str:
@@ -308,14 +315,14 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
     return RunStatus(
         run=found.run,
         state=job.state,
-        message=f"Slurm: job {job.id} is {job.word}{'; its nodes left no word (see job.log)' if began else ''}",
+        message=f"Slurm: job {job.id} is {job.word}{'; its nodes wrote no outcome (see job.log)' if began else ''}",
         code=Exit.KILLED if began else int(code),
         nodes=found.nodes,
     )
 
 
 def _lost(found: RunStatus) -> RunStatus:
-    message = "Slurm has forgotten the job, and its nodes left no word: see job.log"
+    message = "Slurm has forgotten the job, and its nodes wrote no outcome: see job.log"
     return RunStatus(run=found.run, state="lost", message=message, code=Exit.KILLED, nodes=found.nodes)
 
 
@@ -348,7 +355,8 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
     state: NodeState | None = read(run_files.NODE, read_node)
     outcome: Outcome | None = read(run_files.OUTCOME, read_outcome)
     alive = job is not None and job.state in ("training", "stopping") and outcome is None
-    return NodeReport(node=node, alive=alive, state=state, outcome=outcome)
+    progress: Progress | None = read(HISTORY, read_progress)
+    return NodeReport(node=node, alive=alive, state=state, outcome=outcome, progress=progress)
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:

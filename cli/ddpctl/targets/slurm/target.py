@@ -36,9 +36,16 @@ NO_SLURM = re.compile(
     r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
     re.IGNORECASE,
 )
+# Where sbatch takes a job that --test-only does not: it waits (job_allocate in slurmctld's job_mgr.c, 22.05 to 25.05).
+MAY_WAIT = re.compile(
+    r"nodes are busy|reservation is in use|held state|node not available|accounting/QOS policy"
+    r"|not available now|inactive or drain|inactive state|licenses",
+    re.IGNORECASE,
+)
 PREFIX = re.compile(r"^(sbatch: )?((error|fatal|allocation failure): )?(Batch job submission failed: )?")
 RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
+SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
 DRY_RUN = "<job>"  # a dry run's
 WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
@@ -363,9 +370,12 @@ def submit_to_sbatch(
     if sent.returncode:
         if error := unreachable(sent, host):
             raise error
-        (has,) = yield (Command(argv=("sinfo", "--noheader", "--format=%P %D %c %m %G"), host=host, probe=True),)
+        (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
         raise _refused(plan, sent, has)
     job = sent.stdout.strip().split(";")[0]
+    if job == DRY_RUN and tested.returncode and not MAY_WAIT.search(tested.stderr):
+        (has,) = yield (Command(argv=SINFO, host=host, probe=True),)
+        raise _refused(plan, tested, has)
     handle = {"job": job, "dir": plan.run_dir, "workdir": plan.cwd}
     if tasks:
         handle["tasks"] = list(tasks)  # type: ignore[assignment]

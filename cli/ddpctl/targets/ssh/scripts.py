@@ -18,6 +18,7 @@ from ddpctl.spec import size_bytes
 from ddpctl.targets import StopSignal
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
+from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
 BUSY = 75  # the code of a script that found the host taken
@@ -187,7 +188,8 @@ echo "{{\\"alive\\": $alive, \\"node\\": "
 if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
 echo ', "outcome": '
 if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
-echo '}}'
+echo ', "history": "'"$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY}; }} 2>/dev/null | tr -dc '[:alnum:]_:.,+\n-' |
+  awk '{{ printf "%s\\\\n", $0 }}')"'"}}'
 """
 
 

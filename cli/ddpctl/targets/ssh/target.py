@@ -49,7 +49,6 @@ PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:0", "10001:10001"  # root's containers run as the image's own user
 _NODECTL = ("-P", "-m", "ddprun.nodectl")
-YOUNG_S = 600.0  # how long a launch may take from its record to its last container (a project is sent)
 
 
 class SshTarget(Target):
@@ -157,7 +156,7 @@ class SshTarget(Target):
         times = [Output(returncode=1) if fact.failure else next(dates) for fact in facts]
         return preflight.clocks(facts, here, times)
 
-    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
+    def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Ask every host of every run."""
         asked = [(run, node, host) for run in runs for node, host in enumerate(self._hosts_of(run))]
         outputs = yield tuple(
@@ -167,7 +166,7 @@ class SshTarget(Target):
         answers: dict[str, list[tuple[SshHost, Output]]] = {run.name: [] for run in runs}
         for (run, _, host), output in zip(asked, outputs, strict=True):
             answers[run.name].append((host, output))
-        return tuple(status_of(run, answers[run.name], now) for run in runs)
+        return tuple(status_of(run, answers[run.name]) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the nodes' logs: one node's after another's, or as lines come where they are followed."""
@@ -466,7 +465,7 @@ def _node_script(
 # Status, from the hosts' answers
 
 
-def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -> RunStatus:
+def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
     """One run's status; a host that does not answer counts as a node of which nothing is known."""
     shown = [report(output) for _, output in answers]
     silent = [
@@ -475,10 +474,12 @@ def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]], now: float) -
         if record is None
     ]
     nodes = tuple(
-        node_report(node, record) if record else NodeReport(node=node, alive=False, state=None, outcome=None)
+        node_report(node, record)
+        if record
+        else NodeReport(node=node, alive=False, state=None, outcome=None, note="no answer")
         for node, record in enumerate(shown)
     )
-    state = fold_nodes(run.name, nodes, young=not run.handle and now - run.created < YOUNG_S)
+    state = fold_nodes(run.name, nodes, young=False)
     if not silent:
         return state
     if len(silent) == len(answers) or not (state.alive or state.outcome):
