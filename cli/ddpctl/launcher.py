@@ -1,8 +1,10 @@
 """Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
 
+import getpass
 import json
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -80,10 +82,24 @@ def _emit(line: str) -> None:
 # Plan, submit, follow, stop
 
 
-def plan_of(request: Request, run: str, folder: Path) -> Plan:
-    """The request as a plan for one run."""
+def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
+    """The request as a plan for one run. ``uid``: of a run that is started; empty: only its spec is rendered."""
     checkpoint_dir = request.resumes.checkpoint_dir if request.resumes else str(folder / CHECKPOINTS)
-    return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+    return Plan(
+        run=run,
+        job=request.job,
+        cwd=request.cwd,
+        run_dir=str(folder),
+        checkpoint_dir=checkpoint_dir,
+        uid=uid,
+        user=_user() if uid else "",
+    )
+
+
+def _user() -> str:
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return ""
 
 
 def check_alone(context: AppContext, old: Run) -> None:
@@ -99,7 +115,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 def dry_run(context: AppContext, request: Request) -> None:
     """Print what a launch would run, and run nothing that changes anything."""
     name = _name(context, request)
-    plan = plan_of(request, name, context.root / name)
+    plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
     for line in (*submission.table, submission.note):
@@ -112,7 +128,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     target = targets.make(request.kind, request.options)
     name = _name(context, request)
     folder = run_store.create(context.root, name, resumes=request.resumes is not None)
-    plan = plan_of(request, name, folder)
+    plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
         name=name,
         created=time.time(),
@@ -124,6 +140,8 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         folder=str(folder),
         checkpoint_dir=plan.checkpoint_dir,
         version=__version__,
+        uid=plan.uid,
+        user=plan.user,
     )
     try:
         run_store.save(run)

@@ -192,6 +192,7 @@ class CheckpointFinder:
             found = self._newest(paths)
         if found is not None:
             self._check_same_config(*found, shaping)
+            self.metrics.checkpoint_resumed(found[0], step=found[1].step, retained=len(self.directory.checkpoints()))
         return found
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:

@@ -4,10 +4,12 @@ Under ddprun, which names a folder for them, ``open_metrics`` returns metrics th
 files that ddprun collects; elsewhere it returns metrics that do nothing, and prometheus_client is not imported.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ddpwire import metrics as catalogue
 from ddpwire import names
@@ -77,6 +79,9 @@ class Metrics:
 
     def checkpoint_loaded(self, *, seconds: float) -> None:
         """Record a checkpoint that was read."""
+
+    def checkpoint_resumed(self, path: Path, *, step: int, retained: int) -> None:
+        """Record the checkpoint that the training goes on from: it is the newest one until another is written."""
 
     def checkpoint_fallback(self) -> None:
         """Count a checkpoint that was set aside for an older one."""
@@ -263,6 +268,15 @@ class FirstRankMetrics(RankMetrics):
     def checkpoint_loaded(self, *, seconds: float) -> None:
         """Record a checkpoint that was read."""
         self._load_seconds.observe(seconds)
+
+    def checkpoint_resumed(self, path: Path, *, step: int, retained: int) -> None:
+        """Record the checkpoint that the training goes on from."""
+        with contextlib.suppress(OSError):
+            file = path.stat()
+            self._saved_at.set(file.st_mtime)
+            self._saved_bytes.set(file.st_size)
+        self._saved_step.set(step)
+        self._retained.set(retained)
 
     def checkpoint_fallback(self) -> None:
         """Count a checkpoint that was set aside for an older one."""
