@@ -6,10 +6,11 @@ from dashboards.panels import number, q, rows_of, series, text_of, variable
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
 
+from ddpctl.monitoring.alerts import RUN, TRAINING, by_run
+
 HERE = 'namespace=~"$namespace"'
-EACH = "namespace, job_id"
-TRAINING = 'state="training"'
-ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.job_id}"
+LEGEND = "{{job_id}} ({{user}} {{run_uid}})"
+ITS_BOARD = "/d/ddpctl-run?var-run=${__data.fields.job_id}&var-run_uid=${__data.fields.run_uid}"
 
 
 def of(name: str, more: str = "") -> str:
@@ -19,7 +20,12 @@ def of(name: str, more: str = "") -> str:
 
 def each(name: str) -> str:
     """A recorded series without its name, by which rows of a table would be told apart."""
-    return f"max by ({EACH}) ({of(name)})"
+    return f"max by ({RUN}) ({of(name)})"
+
+
+def of_run(operation: str, name: str) -> str:
+    """A node's or a rank's series, aggregated over each run."""
+    return by_run(operation, of(name))
 
 
 def rate(name: str) -> str:
@@ -32,14 +38,17 @@ NOW = [
         "How many runs train?",
         "short",
         "Runs of which a node is in the state training.",
-        q(f"count(max by ({EACH}) ({of('ddp_job_state', TRAINING)}) == 1) or vector(0)"),
+        q(f"count({of(TRAINING.name)} == 1) or vector(0)"),
     ),
     number("How many ranks run?", "short", "Over all runs.", q(f"sum({of('run:ddp_ranks_alive:sum')})")),
     number(
         "How many ranks are missing?",
         "short",
-        "Those that runs should have, less those that run.",
-        q(f"sum(max by ({EACH}) ({of('ddp_world_size_expected')}) - {of('run:ddp_ranks_alive:sum')})"),
+        "Those that runs should have, less those that run or have ended with 0.",
+        q(
+            f"sum({of_run('max', 'ddp_world_size_expected')} "
+            f"- {of_run('sum', 'ddp_ranks_alive')} - {of_run('sum', 'ddp_ranks_done')})"
+        ),
         red=1,
     ),
     number(
@@ -72,16 +81,16 @@ NOW = [
         "A row a run; its name leads to its dashboard. Behind: ranks that are missing. Skew: slowest rank by median.",
         {
             "ranks": ("short", q(each("run:ddp_ranks_alive:sum"))),
-            "step": ("short", q(f"max by ({EACH}) ({of('ddp_last_step')})")),
+            "step": ("short", q(of_run("max", "ddp_last_step"))),
             "done": (
                 "percentunit",
-                q(f"max by ({EACH}) ({of('ddp_last_step')}) / max by ({EACH}) ({of('ddp_planned_steps')})"),
+                q(f"{of_run('max', 'ddp_last_step')} / {of_run('max', 'ddp_planned_steps')}"),
             ),
             "samples/s": ("short", q(each("run:ddp_samples:rate5m"))),
             "goodput": ("percentunit", q(each("run:ddp_productive:ratio"))),
-            "skew": ("short", q(f"max by ({EACH}) ({of('ddp_straggler_skew_ratio')})")),
+            "skew": ("short", q(of_run("max", "ddp_straggler_skew_ratio"))),
             "checkpoint age": ("s", q(each("run:ddp_checkpoint_age_seconds:min"))),
-            "restarts": ("short", q(f"max by ({EACH}) (sum without (reason) ({of('ddp_restarts_total')}))")),
+            "restarts": ("short", q(by_run("max", f"sum without (reason) ({of('ddp_restarts_total')})"))),
         },
         link=ITS_BOARD,
         height=10,
@@ -101,13 +110,13 @@ OVER_TIME = [
         "How fast is each run?",
         "suffix: /s",
         "Training samples of all ranks a second.",
-        q(f"sum by ({EACH}) ({rate('ddp_samples_total')})", "{{job_id}}"),
+        q(by_run("sum", rate("ddp_samples_total")), LEGEND),
     ),
     series(
         "Which run trains for too little of its time?",
         "percentunit",
         "Goodput of the last hour.",
-        q(of("run:ddp_productive:ratio1h"), "{{job_id}}"),
+        q(of("run:ddp_productive:ratio1h"), LEGEND),
         top=1,
     ),
     series(
@@ -122,32 +131,32 @@ OVER_TIME = [
         "Which run waits for a slow rank?",
         "suffix: x",
         "The slowest rank's own time of a step by the median: 1 is even.",
-        q(f"max by ({EACH}) ({of('ddp_straggler_skew_ratio')})", "{{job_id}}"),
+        q(of_run("max", "ddp_straggler_skew_ratio"), LEGEND),
     ),
     series(
         "Which run waits for data?",
         "percentunit",
         "Share of the steps.",
-        q(of("run:ddp_step_phase:share5m", 'phase="data"'), "{{job_id}}"),
+        q(of("run:ddp_step_phase:share5m", 'phase="data"'), LEGEND),
         top=1,
     ),
     series(
         "Which run would lose much?",
         "s",
         "Age of the newest checkpoint.",
-        q(of("run:ddp_checkpoint_age_seconds:min"), "{{job_id}}"),
+        q(of("run:ddp_checkpoint_age_seconds:min"), LEGEND),
     ),
     series(
         "Which run starts again and again?",
         "short",
         "Restarts since its nodes started.",
-        q(f"max by ({EACH}) (sum without (reason) ({of('ddp_restarts_total')}))", "{{job_id}}"),
+        q(by_run("max", f"sum without (reason) ({of('ddp_restarts_total')})"), LEGEND),
     ),
     series(
         "Are the GPUs busy?",
         "percentunit",
         "Mean over the GPUs of each run's nodes of the time in which a kernel ran. Needs a GPU.",
-        q(f"avg by ({EACH}) ({of('ddp_device_utilization_ratio')})", "{{job_id}}"),
+        q(of_run("avg", "ddp_device_utilization_ratio"), LEGEND),
         top=1,
     ),
 ]

@@ -4,9 +4,11 @@ from typing import Any
 
 from dashboards import run_costs, run_speed
 from dashboards.panels import SOURCE, number, q, rows_of, series, text_of, variable, word
-from dashboards.selection import RUN, of
+from dashboards.selection import RUN, increase, of
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models import dashboard as models
+
+OF_USER = 'namespace=~"$namespace", user=~"$user"'
 
 HEALTH = [
     word(
@@ -51,8 +53,20 @@ HEALTH = [
     rows_of(
         "Which alerts fire?",
         "What Prometheus finds wrong with this run; empty is good. docs/alerts.md says what to do about each.",
-        {"firing": ("none", q(f'ALERTS{{alertstate="firing", {RUN}}}'))},
-        hidden=("Time", "Value", "__name__", "alertstate", "job", "launcher", "namespace", "job_id"),
+        {"firing": ("none", q(f'ALERTS{{alertstate="firing", {RUN}, run_uid=~"$run_uid|"}}'))},
+        hidden=(
+            "Time",
+            "Value",
+            "__name__",
+            "alertstate",
+            "job",
+            "launcher",
+            "namespace",
+            "job_id",
+            "run_uid",
+            "user",
+            "project",
+        ),
         height=5,
     ),
     series(
@@ -96,7 +110,11 @@ def board() -> str:
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
         .with_variable(
-            variable("run", "Run", 'label_values(ddp_run_info{namespace=~"$namespace"}, job_id)', every=False)
+            variable("user", "User", 'label_values(ddp_run_info{namespace=~"$namespace"}, user)', every=True)
+        )
+        .with_variable(variable("run", "Run", f"label_values(ddp_run_info{{{OF_USER}}}, job_id)", every=False))
+        .with_variable(
+            variable("run_uid", "Id", f'label_values(ddp_run_info{{{OF_USER}, job_id="$run"}}, run_uid)', every=False)
         )
         .with_variable(dashboard.TextBoxVariable("peak").label("Peak TFLOP/s a rank").default_value("989"))
         .annotation(restarts())
@@ -118,6 +136,6 @@ def board() -> str:
 
 def restarts() -> Any:
     """A line through every graph where the ranks were started again."""
-    query = f"sum by (reason) (increase({of('ddp_restarts_total')}[1m])) > 0"
+    query = f"sum by (reason) ({increase('ddp_restarts_total', window='1m')}) > 0"
     mark = dashboard.AnnotationQuery().name("restarts").datasource(SOURCE).enable(True).icon_color("red")
     return mark.expr(query)

@@ -9,7 +9,7 @@ CHECKPOINT = [
     number(
         "How old is the newest checkpoint?",
         "s",
-        "What would be lost if the run ended now; since the start while there is none.",
+        "What would be lost if the run ended now; since the start where that is later.",
         q(of("run:ddp_checkpoint_age_seconds:min")),
         red=3600,
     ),

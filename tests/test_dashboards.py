@@ -96,7 +96,6 @@ def test_what_is_recorded_and_exported_is_shown() -> None:
     shown = {name.removesuffix("_sum").removesuffix("_count") for name in asked}
     unseen = {metric.name for metric in CATALOGUE} - shown
     assert unseen == {
-        "ddp_run_info",  # the choice of the run
         "ddp_training_info",
         "ddp_preflight_duration_seconds",  # ddpctl timeline
     }

@@ -24,6 +24,13 @@ class Plan:
     cwd: str  # where the ranks run: the project's folder
     run_dir: str  # the run's folder (ddpwire.run_files)
     checkpoint_dir: str
+    uid: str = ""  # tells runs of one name apart; empty: a spec is rendered, which may be started many times
+    user: str = ""  # who launches the run
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a node is told of the run beside its name, in ``ddpwire.names``' variables."""
+        return {names.RUN_UID: self.uid, names.USER: self.user} if self.uid else {}
 
     @property
     def world_size(self) -> int:
@@ -92,6 +99,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
         names.RUN_ID: plan.run,
         names.RUN_DIR: plan.run_dir,
         names.CHECKPOINT_DIR: plan.checkpoint_dir,
+        **plan.identity,
     }
 
 

@@ -1,10 +1,12 @@
 """Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
 
+import getpass
 import json
 import os
 import signal as signals
 import sys
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -112,11 +114,25 @@ def _kind_by_hand() -> str:
 # Plan, submit, follow, stop
 
 
-def plan_of(request: Request, run: str, folder: Path) -> Plan:
-    """The request as a plan for one run."""
+def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
+    """The request as a plan for one run. ``uid``: of a run that is started; empty: only its spec is rendered."""
     old = _goes_on_from(request)
     checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
-    return Plan(run=run, job=request.job, cwd=request.cwd, run_dir=str(folder), checkpoint_dir=checkpoint_dir)
+    return Plan(
+        run=run,
+        job=request.job,
+        cwd=request.cwd,
+        run_dir=str(folder),
+        checkpoint_dir=checkpoint_dir,
+        uid=uid,
+        user=_user() if uid else "",
+    )
+
+
+def _user() -> str:
+    with suppress(OSError, KeyError, ImportError):
+        return getpass.getuser()
+    return ""
 
 
 def _goes_on_from(request: Request) -> Run | None:
@@ -138,7 +154,7 @@ def dry_run(context: AppContext, request: Request) -> None:
     """Print what a launch would run, and run nothing that changes anything."""
     name = _name(context, request)
     run_store.check_free(context.root, name)
-    plan = plan_of(request, name, context.root / name)
+    plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
     for line in (*submission.table, submission.note):
@@ -151,7 +167,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     target = targets.make(request.kind, request.options)
     name = _name(context, request)
     folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
-    plan = plan_of(request, name, folder)
+    plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
     run = Run(
         name=name,
         created=time.time(),
@@ -163,6 +179,8 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         folder=str(folder),
         checkpoint_dir=plan.checkpoint_dir,
         version=__version__,
+        uid=plan.uid,
+        user=plan.user,
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
     with run_store.launching(folder):

@@ -77,6 +77,8 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
+    uid: str = ""  # tells runs of one name apart; empty: an older ddpctl started it
+    user: str = ""  # who started it
     handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
 
     @property
@@ -482,7 +484,7 @@ def read(folder: Path) -> Run | None:
         job = _job(record["job"])
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})
-        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version)
+        texts = (run.target, run.kind, run.cwd, run.checkpoint_dir, run.version, run.uid, run.user)
         tables = (run.options, run.handle, run.job.env)
         whole = is_time(run.created) and all(isinstance(table, Mapping) for table in tables)
         return run if whole and all(isinstance(text, str) for text in texts) else None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import yaml
 from tests.e2e.driver import ddpctl, wait_until
 
 MISSING = (
@@ -57,10 +58,17 @@ class Lab:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, *flags: str) -> Iterator[Lab]:
-    """One whose configuration ddpctl wrote with these flags; promtool has looked at it."""
+def prometheus(folder: Path, *flags: str, more_targets: tuple[Path, ...] = ()) -> Iterator[Lab]:
+    """One whose configuration ddpctl wrote with these flags; promtool has looked at it.
+
+    ``more_targets``: folders of other users' runs.
+    """
     done = ddpctl("monitor", "config", str(folder), *flags)
     assert done.returncode == 0, done.stderr
+    config = yaml.safe_load((folder / "prometheus.yml").read_text())
+    for targets in more_targets:
+        config["scrape_configs"][0]["file_sd_configs"][0]["files"].append(f"{targets}/*.json")
+    (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
     check = ["promtool", "check", "config", f"{folder}/prometheus.yml"]
     checked = subprocess.run(check, capture_output=True, text=True, timeout=30)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -21,6 +21,7 @@ from ddpwire.metrics import CATALOGUE
 pytestmark = [pytest.mark.skipif(MISSING != "", reason=MISSING), pytest.mark.timeout(600)]
 PATH = os.environ["PATH"]
 SCRIPT = Path(__file__).parent / "scripts" / "paced.py"
+UNCHANGED = Path(__file__).parent / "scripts" / "unchanged.py"
 NEED_A_GPU = {metric.name for metric in CATALOGUE if metric.needs_gpu}
 NEED_A_FAULT = {"ALERTS"}  # there only while something is wrong
 # As a person would shorten them, for trying out: every condition fires at once, and after seconds.
@@ -119,8 +120,77 @@ def test_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
     # A node that is lost: the other one waits for it.
     os.kill(nodes()[1]["pid"], signal.SIGKILL)
     told = fires("DdpRanksMissing")
-    assert re.fullmatch(r"night runs with [012] ranks, which are fewer than it should have", told["summary"])
+    assert re.fullmatch(r"night lacks [234] of its ranks", told["summary"])
     assert fires("DdpScrapeDown")["summary"].startswith("node 1 of night does not answer at ")
     done = ddpctl("monitor", "status", "--url", quick.url)
     assert re.search(r"^nodes +[01] of [12] answer$", done.stdout, re.M)  # node 0 ends when it has waited long enough
     assert "  DdpScrapeDown (warning, firing): node 1 of night does not answer at " in done.stdout
+
+
+@pytest.fixture
+def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
+    """A Prometheus of two users, each of whom has a run ``night`` of an unchanged script."""
+    monkeypatch.setenv("PATH", PATH)
+    limits = [word for limit in ("hold=0", "stalled_step=8", "heartbeat=8") for word in ("--limit", limit)]
+    folders = {user: tmp_path / user for user in ("ann", "bob")}
+    found = tuple(folder / ".targets" for folder in folders.values())
+    with prometheus(tmp_path / "monitoring", "--interval", "0.5", *limits, more_targets=found) as lab:
+        try:
+            for user, folder in folders.items():
+                monkeypatch.setenv("DDPCTL_STATE_DIR", str(folder))
+                monkeypatch.setenv("LOGNAME", user)
+                words = ("--nodes", "2", "--gpus", "1", "--name", "night", "-e", f"DONE={tmp_path}/{user}-done")
+                project = ("-e", "DDP_PROJECT=vision") if user == "ann" else ()
+                done = ddpctl("launch", "-d", *words, *project, "--", str(UNCHANGED))
+                assert done.returncode == 0, done.stderr
+            wait_until(lambda: len(lab.query("run:ddp_training:max == 1")) == 2, "two runs that train", 120)
+            yield lab
+        finally:
+            for folder in folders.values():
+                monkeypatch.setenv("DDPCTL_STATE_DIR", str(folder))
+                ddpctl("stop", "night", "--kill")
+
+
+def test_two_users_runs_of_one_name_are_two(shared: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_user(expr: str) -> dict[str, float]:
+        return {one["metric"]["user"]: float(one["value"][1]) for one in shared.query(expr)}
+
+    def looked(times: int) -> None:
+        """The rules are worked out so many times more."""
+        count = "sum(count_over_time(run:ddp_training:max[1h]))"
+        before = float(shared.query(count)[0]["value"][1])
+        wait_until(lambda: float(shared.query(count)[0]["value"][1]) > before + 2 * times, "the rules")
+
+    records = {user: json.loads((tmp_path / user / "night" / "run.json").read_text()) for user in ("ann", "bob")}
+    assert records["ann"]["uid"] != records["bob"]["uid"]
+    told = {one["metric"]["user"]: one["metric"] for one in shared.query("run:ddp_ranks_alive:sum")}
+    assert {user: labels["run_uid"] for user, labels in told.items()} == {
+        user: record["uid"] for user, record in records.items()
+    }
+    assert (told["ann"]["project"], told["bob"].get("project")) == ("vision", None)
+    wait_until(lambda: by_user("run:ddp_ranks_alive:sum") == {"ann": 2, "bob": 2}, "all ranks of both")
+    for user, record in records.items():
+        (panel,) = (expr for expr in expressions("run") if expr.startswith("run:ddp_ranks_alive:sum"))
+        assert by_user(plain(panel, record["uid"])) == {user: 2}
+        (panel,) = (expr for expr in expressions("run") if expr.startswith("sum by (cause) ((ddp_rank_exits_total"))
+        assert len(shared.query(plain(panel, record["uid"]))) > 0
+        assert shared.query(plain(panel, "0")) == []
+
+    # A rank that ends with 0 is not missing, and no other alert judges a script that tells nothing.
+    (tmp_path / "ann-done").touch()
+    wait_until(lambda: by_user("run:ddp_ranks_alive:sum") == {"ann": 1, "bob": 2}, "the end of a rank of ann's")
+    looked(10)
+    assert shared.query('count_over_time(ALERTS{alertname=~"Ddp.*"}[1h])') == []
+
+    # A node that is lost is missed in its own run.
+    monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "bob"))
+    os.kill(nodes()[1]["pid"], signal.SIGKILL)
+    wait_until(lambda: "DdpRanksMissing" in shared.firing(), "DdpRanksMissing to fire", FIRES_S)
+    fired = shared.firing()["DdpRanksMissing"]
+    assert (fired["job_id"], fired["user"], fired["run_uid"]) == ("night", "bob", records["bob"]["uid"])
+    assert not shared.query('ALERTS{alertname="DdpRanksMissing", user="ann"}')
+
+    # What the rules record is within the budget that docs/scraping.md states.
+    for user in records:
+        recorded = shared.query(f'count({{__name__=~"(run|instance):ddp_.*", user="{user}"}})')
+        assert int(recorded[0]["value"][1]) <= 18 + 2

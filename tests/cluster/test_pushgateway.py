@@ -52,10 +52,10 @@ def run(script: str, *options: str, environ: dict[str, str], folder: Path) -> su
 
 
 def test_node_0_tells_how_the_run_ended(gateway: str, tmp_path: Path) -> None:
-    done = run("raise SystemExit(3)", "--pushgateway", gateway, environ={}, folder=tmp_path)
+    done = run("raise SystemExit(3)", "--pushgateway", gateway, environ={"DDP_USER": "ann"}, folder=tmp_path)
     assert done.returncode == 3
-    told = dict(re.findall(r'^(ddp_ended_\w+)\{(?:cause="error",)?instance="",job="ddpctl",run="night"\} (\S+)$',
-                           get(f"{gateway}/metrics"), re.M))  # fmt: skip
+    labels = r'(?:cause="error",)?instance="",job="ddpctl",run="night"(?:,run_uid="[0-9a-f]{12}")?,user="ann"'
+    told = dict(re.findall(rf"^(ddp_ended_\w+)\{{{labels}\}} (\S+)$", get(f"{gateway}/metrics"), re.M))
     assert (told["ddp_ended_exit_code"], told["ddp_ended_info"]) == ("3", "1")
     assert float(told["ddp_ended_duration_seconds"]) > 0
     assert float(told["ddp_ended_timestamp_seconds"]) > 1.7e9

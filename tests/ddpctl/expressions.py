@@ -9,12 +9,13 @@ import promql_parser
 from ddpctl.monitoring.alerts import RECORDINGS
 from ddpwire.metrics import CATALOGUE
 
+OF_A_RUN: dict[str, tuple[str, ...]] = {"run_uid": (), "user": (), "project": ()}
 FROM_TARGETS = {"job", "instance", "node", "job_id", "namespace", "launcher"}
 # Prometheus' own, and what the rules make of the catalogue.
 OTHERS = {
     "up": {},
-    "ALERTS": {"alertname": (), "alertstate": ("firing", "pending"), "severity": ("critical", "warning")},
-    **{rule.name: {"phase": ()} if "phase" in rule.name else {} for rule in RECORDINGS},
+    "ALERTS": {"alertname": (), "alertstate": ("firing", "pending"), "severity": ("critical", "warning"), **OF_A_RUN},
+    **{rule.name: OF_A_RUN | ({"phase": ()} if "phase" in rule.name else {}) for rule in RECORDINGS},
 }
 
 
@@ -28,9 +29,11 @@ def known() -> dict[str, dict[str, tuple[str, ...]]]:
     return found
 
 
-def plain(expr: str) -> str:
-    """An expression of a dashboard with Grafana's variables filled in."""
+def plain(expr: str, uid: str | None = None) -> str:
+    """An expression of a dashboard with Grafana's variables filled in; ``uid``: of the run; None: of any."""
     expr = re.sub(r"\$__(rate_interval|range)\b", "5m", expr)
+    expr = expr.replace('run_uid="$run_uid"', 'run_uid=~".*"' if uid is None else f'run_uid="{uid}"')
+    expr = expr.replace("$run_uid|", ".*" if uid is None else f"{uid}|")
     return expr.replace("$namespace", ".*").replace("$peak", "989").replace("$run", "night")
 
 

@@ -1,5 +1,7 @@
 """From a job to what each node is told."""
 
+from dataclasses import replace
+
 import pytest
 from tests.wording import Wording
 
@@ -48,6 +50,12 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         "DDP_RUN_ID": "digits-otter",
         "DDP_RUN_DIR": "/r",
         "DDP_CHECKPOINT_DIR": "/r/checkpoints",
+    }
+    launched = replace(plan, uid="0a1b2c3d4e5f", user="ann")
+    told = contract(launched, node=2, addr="10.0.0.1", port="40001").items()
+    assert told - contract(plan, node=2, addr="10.0.0.1", port="40001").items() == {
+        ("DDP_RUN_UID", "0a1b2c3d4e5f"),
+        ("DDP_USER", "ann"),
     }
     assert " ".join(ddprun_args(plan)) == ("--grace 2.5 --restart-limit 1 --join-timeout 7 train.py --lr 0.1")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.ddpctl.alert_cases import CASES, HALF_A_DAY, RUN, SILENT_LIVES, WARNINGS, Case
+from tests.ddpctl.alert_cases import CASES, HALF_A_DAY, INFO, RUN, SILENT_LIVES, WARNINGS, Case
 from tests.ddpctl.expressions import faults, names
 from tests.wording import Wording
 
@@ -39,7 +39,7 @@ def test_fires_stays_silent_and_resolves(case: Case, tmp_path: Path) -> None:
     minutes = [*case.silent, case.firing, *([case.resolved] if case.resolved is not None else [])]
     test = {
         "interval": "1m",
-        "input_series": [{"series": series, "values": values} for series, values in case.series],
+        "input_series": [{"series": series, "values": values} for series, values in (*INFO, *case.series)],
         "alert_rule_test": [expected(case, minute) for minute in minutes],
     }
     check_rules(test, tmp_path)

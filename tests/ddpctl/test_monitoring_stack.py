@@ -54,7 +54,7 @@ def test_a_cluster_gets_its_rules_and_dashboards_as_objects() -> None:
     assert done.returncode == 0, done.stderr
     rules, run, fleet = yaml.safe_load_all(done.stdout)
     assert (rules["kind"], rules["metadata"]["name"]) == ("PrometheusRule", "ddpctl")
-    assert "> 3)" in json.dumps(rules)
+    assert "> 3" in json.dumps(rules)
     for thing, name in ((run, "run"), (fleet, "fleet")):
         assert faults(thing) == []
         assert thing["metadata"]["labels"] == {"grafana_dashboard": "1"}

@@ -29,6 +29,8 @@ def make(root: Path, name: str, created: float) -> Run:
         folder=str(folder),
         checkpoint_dir=str(folder / "checkpoints"),
         version="0.1.0",
+        uid="0a1b2c3d4e5f",
+        user="ann",
         handle={"port": "4000"},
     )
     run_store.save(run)
@@ -43,6 +45,15 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     assert run_store.load_all(tmp_path) == (new, old)
     assert run_store.load(tmp_path, None) == new
     assert run_store.load(tmp_path, "digits-ot") == old
+
+
+def test_a_record_of_an_older_version_has_no_id(tmp_path: Path) -> None:
+    run = make(tmp_path, "digits-otter", 1.0)
+    path = tmp_path / "digits-otter/run.json"
+    record = json.loads(path.read_text())
+    del record["uid"], record["user"]
+    path.write_text(json.dumps(record))
+    assert run_store.load(tmp_path, None) == replace(run, uid="", user="")
 
 
 def test_a_folder_that_was_moved_is_where_it_is_now(tmp_path: Path) -> None:

@@ -28,10 +28,10 @@ JOB = JobSpec(name="train", nodes="2", gpus=2, command=("ddptrain", "--lr", "0.1
 IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
 HANDED = (
-    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "DDP_RUN_ID", "DDP_RUN_DIR",
-    "DDP_CHECKPOINT_DIR", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE", "DDP_IMAGE", "SLURM_JOB_ID", "SLURM_NNODES",
-    "SLURM_STEP_ID", "SLURM_NODEID", "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
-    "DDP_JOB_ENV",
+    "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "DDP_RUN_ID", "DDP_RUN_UID",
+    "DDP_RUN_DIR", "DDP_CHECKPOINT_DIR", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE", "DDP_IMAGE", "SLURM_JOB_ID",
+    "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_NODEID",
+    "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES", "DDP_JOB_ENV",
 )  # fmt: skip
 CARRIED = json.dumps(JOB.env)
 RETRY = '{"code": 143, "cause": "stopped", "message": "saved", "retry": true}'
@@ -198,8 +198,11 @@ def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(st
     folder = stand_ins.folder
     plan = Plan(run="b", job=JOB, cwd=str(folder), run_dir=f"{folder}/b", checkpoint_dir=f"{folder}/a/checkpoints")
     one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
-    task = stand_ins.run(JOB, SlurmOptions(array="0-3"), plan, SLURM_ARRAY_TASK_ID="3").of("ddprun")[-1].env
     assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
+    assert "DDP_RUN_UID" not in one
+    task = stand_ins.run(JOB, SlurmOptions(array="0-3"), replace(plan, uid="0a1b"), SLURM_ARRAY_TASK_ID="3")
+    task = task.of("ddprun")[-1].env
+    assert task["DDP_RUN_UID"] == "0a1b-3"
     assert (task["DDP_RUN_DIR"], task["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b/task-3", f"{folder}/a/task-3/checkpoints")
 
 

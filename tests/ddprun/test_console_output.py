@@ -134,11 +134,14 @@ def test_a_folder_that_is_still_being_left_is_waited_for(runs):
     assert second.end() == 0
 
 
+OWNER = {"DDP_USER": "ann", "DDP_PROJECT": "vision"}
+
+
 def test_the_metrics_of_both_ranks_and_over_a_restart(runs, wording):
     options = ("--nproc-per-node", "2", "--max-restarts", "1", "--run-id", "my-run")
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = server.getsockname()[1]
-        node = runs.start("metrics.py", options=options, env={"DDP_METRICS_PORT": str(taken)})
+        node = runs.start("metrics.py", options=options, env={"DDP_METRICS_PORT": str(taken), **OWNER})
         runs.until(lambda: node.log(0).count("ready") == 2 and node.log(1).count("ready") == 1)
     free = node.state().metrics.removesuffix("/metrics").rpartition(":")[2]
     wording(node.said()[0], taken=taken, free=free)
@@ -155,7 +158,13 @@ def test_the_metrics_of_both_ranks_and_over_a_restart(runs, wording):
     assert series['ddp_job_state{state="training"}'] == "1.0"
     assert series["ddp_world_size"] == "2.0"
     (about,) = (name for name in series if name.startswith("ddp_run_info"))
-    assert re.fullmatch(r'ddp_run_info\{config_sha256="[0-9a-f]{12}",run_id="my-run"\}', about)
+    uid = node.state().run_uid
+    assert re.fullmatch(
+        rf'ddp_run_info\{{config_sha256="[0-9a-f]{{12}}",project="vision",run_id="my-run",run_uid="{uid}",user="ann"\}}',
+        about,
+    )
+    assert re.fullmatch("[0-9a-f]{12}", uid)
+    assert series["ddp_ranks_done"] == "0.0"
     assert "# HELP ddp_steps_total Optimizer steps taken." in text.splitlines()
     assert [line for line in text.splitlines() if "_created" in line or "pid=" in line] == []
     if Path(PROMTOOL).exists():

@@ -31,6 +31,13 @@ GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * ddprun_machine.GIB, memlock_by
             2,
             id="gpu-errors-and-processes",
         ),
+        pytest.param(
+            {"num_gpus": 2, "gpus": (ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost"),)},
+            2,
+            "cuda",
+            1,
+            id="gpu-lost",
+        ),
     ],
 )
 def test_each_warning_about_the_machine_is_a_line(wording, changes, local_world_size, device, num_lines):
@@ -53,6 +60,11 @@ def test_what_nvml_tells(monkeypatch):
         if handle == "gpu1":
             raise NVMLError
         return 5
+
+    def handle_of_lost(index):
+        if index == 1:
+            raise NVMLError("GPU is lost")
+        return f"gpu{index}"
 
     class NVMLError(Exception):
         pass
@@ -77,6 +89,9 @@ def test_what_nvml_tells(monkeypatch):
         for index, errors, pids in ((0, 5, ()), (1, 0, (12,)), (2, 5, ()))
     )
     assert ddprun_machine.read_health(3).gpus == all_of_them
+    monkeypatch.setattr(nvml, "nvmlDeviceGetHandleByIndex", handle_of_lost)
+    lost = ddprun_machine.Gpu(index="1", ecc_errors=0, pids=(), error="GPU is lost")
+    assert ddprun_machine.read_health(3).gpus == (all_of_them[0], lost, all_of_them[2])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a1,GPU-b0,-1")
     assert ddprun_machine.read_health(2).gpus == (all_of_them[2], all_of_them[1])
     assert ddprun_machine.driver_version() == "570.86"

@@ -71,6 +71,10 @@ def test_both_values_of_what_differs(wording):
 def test_the_drivers_branch_is_compared_and_for_cpu_ranks_nothing(monkeypatch):
     first = {"torch": "2.15.0", "driver": "570.86.15"}
     assert node_facts.differences({**first, "driver": "570.124.06"}, first, 1) == ""
+    assert node_facts.driver_difference({"driver": "570.124.06"}, first, 1) == (
+        "the driver is 570.124.06 on node 1, but 570.86.15 on node 0"
+    )
+    assert node_facts.driver_difference(first, first, 1) == ""
     assert node_facts.differences({**first, "driver": "550.54.14"}, first, 1).startswith(
         "driver is 550.54.14 on node 1"
     )

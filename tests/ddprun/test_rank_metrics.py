@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 from ddprun import metrics
+from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.metrics import read_rank
 from ddprun.node_dir import read_previous_run
+from ddpwire.heartbeat import Heart
+from ddpwire.run_files import HEARTBEAT, RankProcess, rank_heartbeat
 
 COUNT = """
 from prometheus_client import Counter, Gauge, Histogram
@@ -75,3 +78,24 @@ def look_back_and_count(node_dir: Path, run: str) -> object:
     folder = node_dir / "metrics" / "rank-0"
     folder.mkdir(parents=True, exist_ok=True)
     return before
+
+
+def test_a_rank_that_has_ended_gives_no_heartbeat(tmp_path: Path) -> None:
+    (tmp_path / HEARTBEAT).mkdir()
+    monitor = HeartbeatMonitor(tmp_path, 0)
+    ranks = [subprocess.Popen(["/bin/sleep", "1000"]) for _ in range(2)]
+    try:
+        monitor.track(
+            tuple(RankProcess(rank=rank, local_rank=rank, pid=one.pid, log="") for rank, one in enumerate(ranks))
+        )
+        for rank in range(2):
+            Heart(str(tmp_path / rank_heartbeat(rank))).beat(7)
+        assert monitor.running_beats().keys() == {0, 1}
+        ranks[1].kill()
+        ranks[1].wait()
+        assert monitor.running_beats().keys() == {0}
+        assert monitor.beats().keys() == {0, 1}
+    finally:
+        for one in ranks:
+            one.kill()
+            one.wait()

@@ -1,5 +1,6 @@
 """What a rank leaves for ddprun to collect."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -109,6 +110,22 @@ def test_the_phases_of_two_ranks_add_up_to_their_steps(train: Callable[..., list
         told = {metric.name.removesuffix("_total") for metric in CATALOGUE if of_here(metric)}
         of_rank_0 = {metric.name.removesuffix("_total") for metric in CATALOGUE if metric.by_rank_0}
         assert set(read(folder)) == (told if rank == 0 else told - of_rank_0)
+
+
+def test_a_start_from_a_checkpoint_tells_which_one(train: Callable[..., list], tmp_path: Path) -> None:
+    """Else a training that was started again a minute ago would seem never to have saved."""
+    assert train(*TINY, "--epochs=2", f"--checkpoint-dir={tmp_path}/checkpoints")[0].code == 0
+    (newest,) = (tmp_path / "checkpoints").glob("step-*8.pt")
+    os.utime(newest, (1000.0, 1000.0))
+    (folder := tmp_path / "metrics").mkdir()
+    environ = {"PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    options = (*TINY, "--epochs=2", f"--checkpoint-dir={tmp_path}/checkpoints")
+    assert train(*options, environ=environ)[0].code == 0
+    values = values_of(folder)
+    assert values["ddp_checkpoint_last_success_timestamp_seconds",] == 1000.0
+    assert values["ddp_checkpoint_last_step",] == 8
+    assert values["ddp_checkpoints_retained",] == 2
+    assert values["ddp_checkpoint_bytes",] == newest.stat().st_size
 
 
 def test_steps_that_are_taken_again_are_no_progress(train: Callable[..., list], tmp_path: Path) -> None:

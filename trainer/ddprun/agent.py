@@ -170,6 +170,7 @@ class NodeAgent(SimpleElasticAgent):
         self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
+        node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.state("training")
         node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
@@ -233,6 +234,7 @@ class NodeAgent(SimpleElasticAgent):
         metrics.set_gauges_aside(node.node_dir / METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
+        node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
 
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills = self._node.stop, self._node.oom_monitor

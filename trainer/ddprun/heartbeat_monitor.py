@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from ddprun.logs import RankLogs
 from ddprun.workers import Workers
 from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
@@ -77,6 +79,11 @@ class HeartbeatMonitor:
     def beats(self) -> dict[int, Beat]:
         """Return the last heartbeats of the ranks of the present attempt that have sent any."""
         return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
+
+    def running_beats(self) -> dict[int, Beat]:
+        """Return those of the ranks that have not ended."""
+        running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
+        return {rank: beat for rank, beat in self.beats().items() if rank in running}
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Return the status of each rank that is alive."""

@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -177,9 +178,10 @@ def describe_affinity(bound: tuple[Cores, ...]) -> str:
 class Gpu:
     """A GPU, as NVML describes it."""
 
-    index: int
+    index: int | str  # its UUID, where a lost GPU is visible by that
     ecc_errors: int  # uncorrected ones since the driver was loaded
     pids: tuple[int, ...]  # processes that compute on it
+    error: str = ""  # why NVML cannot find it, in NVML's words; empty: it can
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,6 +220,8 @@ def _health_warnings(machine: MachineHealth, local_world_size: int, num_nodes: i
         gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
         yield f"{local_world_size} ranks on CUDA, but {gpus}: ranks will share, or fail"
     for gpu in machine.gpus:
+        if gpu.error:
+            yield f"GPU {gpu.index} cannot be read: {gpu.error} (nvidia-smi; dmesg names its Xid errors)"
         if gpu.ecc_errors:
             yield f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors: see nvidia-smi -q -d ECC"
         if gpu.pids:
@@ -255,13 +259,21 @@ def driver_version() -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees; none if NVML cannot describe them all."""
+    """Return the GPUs that a rank sees, without those whose state NVML does not tell; none without NVML."""
+    found = []
     with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        return tuple(_read_gpu(pynvml, handle) for handle in _visible_handles(pynvml))
-    return ()
+        for device, get_handle in _visible_handles(pynvml).items():
+            try:
+                handle = get_handle()
+            except pynvml.NVMLError as error:
+                found.append(Gpu(index=device, ecc_errors=0, pids=(), error=str(error)))
+                continue
+            with contextlib.suppress(pynvml.NVMLError):
+                found.append(_read_gpu(pynvml, handle))
+    return tuple(found)
 
 
 def pci_addresses() -> tuple[str, ...]:
@@ -271,7 +283,7 @@ def pci_addresses() -> tuple[str, ...]:
 
         pynvml.nvmlInit()
         try:
-            found = [pynvml.nvmlDeviceGetPciInfo(handle).busId for handle in _visible_handles(pynvml)]
+            found = [pynvml.nvmlDeviceGetPciInfo(get()).busId for get in _visible_handles(pynvml).values()]
         finally:
             pynvml.nvmlShutdown()  # ddprun may still fork
         return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
@@ -289,14 +301,16 @@ def _visible_devices() -> tuple[str, ...] | None:
     return None if variable is None else visible_devices(variable)
 
 
-def _visible_handles(nvml: Any) -> list[Any]:
+def _visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
+    """Return, by index or UUID, a call for the handle of each GPU that a rank sees; it fails for one that is lost."""
     visible = _visible_devices()
-    if visible is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    return [
-        nvml.nvmlDeviceGetHandleByIndex(int(device)) if device.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(device)
-        for device in visible
-    ]
+    devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
+    return {
+        device: partial(nvml.nvmlDeviceGetHandleByIndex, int(device))
+        if device.isdecimal()
+        else partial(nvml.nvmlDeviceGetHandleByUUID, device)
+        for device in devices
+    }
 
 
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun import fork_server, joining, machine, node_config, options, preflight, progress
+from ddprun import fork_server, joining, machine, node_config, options, preflight, progress, run_identity
 from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.errors import NodeError, node_error
 from ddprun.folder_watch import FolderWatch
@@ -71,7 +71,8 @@ class NodeExit:
         except OSError as error:
             self.console.log(f"the outcome cannot be written into {self.folder.path}: {error.strerror}")
         deregister(self.config)
-        push_outcome(self.config, outcome, started=self.journal.state.started, log=self.console.log)
+        user = run_identity.owner(self.config, os.environ)["user"]
+        push_outcome(self.config, outcome, self.journal.state, user, log=self.console.log)
         if outcome.code:
             rank = outcome.rank if outcome.node == node and outcome.cause != "stopped" else None
             if rank is not None and not self.config.shows_raw(rank):
@@ -103,7 +104,14 @@ def main() -> NoReturn:
         config = number_node(config)
         node = config.node_rank
         node_rank = str(node)
-        state = NodeState(run=config.run_id, node=node, pid=os.getpid(), state="starting", started=time.time())
+        state = NodeState(
+            run=config.run_id,
+            run_uid=run_identity.make_uid(config, os.environ),
+            node=node,
+            pid=os.getpid(),
+            state="starting",
+            started=time.time(),
+        )
         if config.lifeline_fd is not None:
             signals.watch_lifeline(config.lifeline_fd)
         folder = claim_node_dir(config, state)

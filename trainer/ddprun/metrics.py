@@ -23,7 +23,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from ddprun import compat, host_metrics, node_facts, registration
+from ddprun import compat, host_metrics, node_facts, registration, run_identity
 from ddprun.heartbeat_monitor import HeartbeatMonitor
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
@@ -118,15 +118,17 @@ def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
 
 
 class HeartbeatSeries(Collector):
-    """Collects the times of the last heartbeats of the present attempt's ranks."""
+    """Collects the times of the last heartbeats of the ranks that run: one that has ended gives no more."""
 
     def __init__(self, heartbeats: HeartbeatMonitor) -> None:
         self._heartbeats = heartbeats
 
     def collect(self) -> Iterator[Family]:
-        """Yield them for the ranks that have sent any."""
+        """Yield them for those that have sent any."""
         since_epoch = time.time() - time.monotonic()
-        beats = [(str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._heartbeats.beats().items())]
+        beats = [
+            (str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._heartbeats.running_beats().items())
+        ]
         yield host_metrics.family(metrics.HEARTBEAT, beats)
 
 
@@ -335,8 +337,13 @@ class NodeMetrics:
             python_version=platform.python_version(),
             image_digest=node_facts.image_digest(environ.get(names.IMAGE, "")),
         )
-        digest = node_facts.config_sha256(config.command)
-        self.series.info(metrics.RUN_INFO, run_id=config.run_id, config_sha256=digest)
+        self.series.info(
+            metrics.RUN_INFO,
+            run_id=config.run_id,
+            run_uid=journal.state.run_uid,
+            config_sha256=node_facts.config_sha256(config.command),
+            **run_identity.owner(config, environ),
+        )
         self.series.set(metrics.JOB_START, journal.state.started)
         self.series.set(metrics.WORLD_SIZE_EXPECTED, config.max_nodes * config.local_world_size)
         self.series.count_earlier(

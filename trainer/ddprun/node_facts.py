@@ -65,6 +65,12 @@ def _compared(what: str, value: str) -> str:
     return value.partition(".")[0] if what == "driver" else value
 
 
+def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
+    """Return both drivers where only their patches differ, which is allowed; empty: they are the same."""
+    own, other = mine.get("driver", NONE), node_0.get("driver", NONE)
+    return f"the driver is {own} on node {node}, but {other} on node 0" if own != other else ""
+
+
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
     """Return a hash of each argument of the script: an argument may hold a secret."""
     return [

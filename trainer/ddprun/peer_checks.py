@@ -60,12 +60,16 @@ class PeerChecks:
             answer_clock_requests(control.clone())
             self._report.done(node_facts.summarize_builds(self._facts))
         else:
-            self._compare_facts(stores.decode("facts", control.get("facts"), _read_facts))
+            node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), _read_facts)
+            self._compare_facts(facts)
             hashes = stores.decode("arguments", control.get("arguments"), list)
-            other = node_facts.differing_argument(self._config.command, hashes, self._config.node_rank)
-            if other:
-                self._report.warn(other)
-            self._report.done(node_facts.summarize_builds(self._facts), "warning" if other else "ok")
+            warnings = (
+                node_facts.differing_argument(self._config.command, hashes, node),
+                node_facts.driver_difference(self._facts, facts, node),
+            )
+            for warning in filter(None, warnings):
+                self._report.warn(warning)
+            self._report.done(node_facts.summarize_builds(self._facts), "warning" if any(warnings) else "ok")
             self._report.begin("clock")
             self._set_clock_offset(clock_offset_s(control))
         check_program(self._config)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ddprun.node_config import NodeConfig
 from ddpwire import metrics
-from ddpwire.run_files import MetricsTarget, Outcome, targets_file_name, targets_text, write_atomic
+from ddpwire.run_files import MetricsTarget, NodeState, Outcome, targets_file_name, targets_text, write_atomic
 
 PUSH_TIMEOUT_S = 5.0
 PUSH_JOB = "ddpctl"
@@ -44,10 +44,12 @@ def _target_file(config: NodeConfig) -> Path | None:
     return None if folder is None else folder / targets_file_name(config.run_id, config.node_rank)
 
 
-def push_outcome(config: NodeConfig, outcome: Outcome, *, started: float, log: Callable[[str], None]) -> None:
+def push_outcome(
+    config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
+) -> None:
     """On node 0: push the outcome, if a Pushgateway is configured. A failure is logged and changes no exit code.
 
-    Each run is a group of series of its own, which stays there until it is deleted.
+    Each name of a run is a group of series of its user's, which stays there until it is deleted.
     """
     if not config.pushgateway or config.node_rank:
         return
@@ -57,18 +59,20 @@ def push_outcome(config: NodeConfig, outcome: Outcome, *, started: float, log: C
     values = (
         (metrics.ENDED, now),
         (metrics.ENDED_CODE, outcome.code),
-        (metrics.ENDED_SECONDS, now - started),
+        (metrics.ENDED_SECONDS, now - state.started),
     )
     for metric, value in values:
         Gauge(metric.name, metric.help, registry=registry).set(value)
     info = metrics.ENDED_INFO
-    Gauge(info.name, info.help, tuple(info.labels), registry=registry).labels(cause=outcome.cause).set(1)
+    Gauge(info.name, info.help, tuple(info.labels), registry=registry).labels(
+        cause=outcome.cause, run_uid=state.run_uid
+    ).set(1)
     try:
         push_to_gateway(
             config.pushgateway,
             job=PUSH_JOB,
             registry=registry,
-            grouping_key={"run": config.run_id},
+            grouping_key={"run": config.run_id} | ({"user": user} if user else {}),
             timeout=PUSH_TIMEOUT_S,
         )
     except OSError as error:  # urllib's errors are

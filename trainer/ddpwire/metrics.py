@@ -210,7 +210,7 @@ CHECKPOINT_DURATION = Metric(
 CHECKPOINT_LAST_SUCCESS = Metric(
     name="ddp_checkpoint_last_success_timestamp_seconds",
     kind="gauge",
-    help="When a checkpoint was last written whole, in seconds since the epoch; 0: not yet.",
+    help="When the newest checkpoint was written, in seconds since the epoch; 0: there is none.",
     set_by="ddptrain",
     by_rank_0=True,
 )
@@ -277,10 +277,11 @@ BUILD_INFO = Metric(
 RUN_INFO = Metric(
     name="ddp_run_info",
     kind="gauge",
-    help="Always 1; run_id: the run's; config_sha256: 12 digits of the hash of the script, of its configuration file "
+    help="Always 1; run_id: the run's name; run_uid: what no other run has; user: who launched it; project: "
+    "DDP_PROJECT, or Slurm's account; config_sha256: 12 digits of the hash of the script, of its configuration file "
     "and of its arguments but those that say a place.",
     set_by="ddprun",
-    labels={"run_id": (), "config_sha256": ()},
+    labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
 JOB_STATE = Metric(
     name="ddp_job_state",
@@ -305,11 +306,16 @@ WORLD_SIZE_EXPECTED = Metric(
     set_by="ddprun",
 )
 RANKS_ALIVE = Metric(name="ddp_ranks_alive", kind="gauge", help="Ranks of this node that are running.", set_by="ddprun")
+RANKS_DONE = Metric(
+    name="ddp_ranks_done",
+    kind="gauge",
+    help="Ranks of this node that have exited with 0 in the present attempt.",
+    set_by="ddprun",
+)
 HEARTBEAT = Metric(
     name="ddp_heartbeat_timestamp_seconds",
     kind="gauge",
-    help="When a rank of the present attempt last gave a sign of life, in seconds since the epoch; none before its "
-    "first step.",
+    help="When a rank that runs last gave a sign of life, in seconds since the epoch; none before its first step.",
     set_by="ddprun",
     labels={"rank": ()},
     at_first=False,
@@ -436,9 +442,9 @@ ENDED_SECONDS = Metric(
 ENDED_INFO = Metric(
     name="ddp_ended_info",
     kind="gauge",
-    help="Always 1; cause: as in outcome.json.",
+    help="Always 1; cause: as in outcome.json; run_uid: as in ddp_run_info.",
     set_by="ddprun",
-    labels={"cause": ()},
+    labels={"cause": (), "run_uid": ()},
 )
 
 # What a Pushgateway is told of a run that has ended; no endpoint has them.

@@ -27,6 +27,9 @@ ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # where a rank writes its error (
 
 # The run: set by ddpctl, read by ddprun and handed on to the ranks.
 RUN_ID: Final = "DDP_RUN_ID"
+RUN_UID: Final = "DDP_RUN_UID"  # tells runs of one name apart; unset: ddprun makes one
+USER: Final = "DDP_USER"  # who launched the run; unset: whose process ddprun is
+PROJECT: Final = "DDP_PROJECT"  # whose work it is: set by the user, for Prometheus
 RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files says what is in it
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)

@@ -178,6 +178,7 @@ class NodeState:
     pid: int  # of ddprun
     state: State
     started: float  # when ddprun started, in seconds since the epoch
+    run_uid: str = ""  # tells runs of one name apart; empty: an older version wrote this
     attempt: int = 1
     metrics: str | None = None  # the URL to scrape; None: not up yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet

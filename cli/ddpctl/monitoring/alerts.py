@@ -16,8 +16,11 @@ from ddpctl.spec import Doc, fields_of
 from ddpctl.text import quote, unknown
 
 DAYS = 30 * 86400  # a condition that takes longer to come true helps nobody
-RUN = "namespace, job_id"  # what tells runs apart; elsewhere than on Kubernetes there is no namespace
-TRAINING = f'on ({RUN}) (max by ({RUN}) (ddp_job_state{{state="training"}}) == 1)'
+# What tells runs apart, and whose they are. Names recur, run_uid does not; only on Kubernetes there is a namespace. A
+# node's series carry the run's name alone; its ddp_run_info has the rest.
+IDENTITY = "run_uid, user, project"
+RUN = f"namespace, job_id, {IDENTITY}"
+NODE = "namespace, job_id, instance"
 LOOKBACK_S = 300.0  # for how long Prometheus takes a sample as the present one
 RUNBOOKS = "https://github.com/ddpctl/ddpctl/blob/main/docs/alerts.md"
 RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: docs/alerts.md of ddpctl.\n"
@@ -65,8 +68,7 @@ def parse_limits(settings: Iterable[str]) -> Limits:
 
 
 # Recording rules: what dashboards and alerts ask for again and again. Named as Prometheus advises,
-# level:metric:operation. A run is what has one ``job_id`` and, on Kubernetes, one ``namespace``; nodes and ranks are
-# added up.
+# level:metric:operation. A run is what has one RUN; nodes and ranks are added up.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,22 +80,38 @@ class Recording:
     help: str
 
 
-def share(part: str, whole: str, *, keep: str = "", window: str = "5m") -> str:
-    """How much of a run's ``whole`` seconds were ``part``, over a window."""
-    of = f"sum by ({RUN}) (rate({whole}[{window}]))"
-    if keep:
-        return f"sum by ({RUN}, {keep}) (rate({part}[{window}]))\n/ ignoring ({keep}) group_left ()\n{of}"
-    return f"sum by ({RUN}) (rate({part}[{window}]))\n/\n{of}"
+# With topk, a node that Prometheus knows twice cannot make a join fail, and with it a rule for all runs.
+RUN_OF_NODE = Recording(
+    name="instance:ddp_run_info:topk1",
+    expr=f"topk by ({NODE}) (1, ddp_run_info)",
+    help="Which run a node belongs to, and whose it is.",
+)
+
+
+def with_run(series: str) -> str:
+    """A node's or a rank's series with the labels of IDENTITY. A comparison is given in parentheses."""
+    return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
+
+
+def by_run(operation: str, series: str, *, keep: str = "") -> str:
+    """Aggregate a node's or a rank's series over each run."""
+    return f"{operation} by ({RUN}{keep and f', {keep}'}) {with_run(series)}"
+
+
+def share(part: str, whole: str, *, keep: str = "") -> str:
+    """How much of a run's ``whole`` seconds were ``part``, over five minutes."""
+    of = f"{by_run('sum', f'rate({part}[5m])', keep=keep)}\n/"
+    return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
 
 STEPS = Recording(
     name="run:ddp_steps:rate5m",
-    expr=f"max by ({RUN}) (rate(ddp_steps_total[5m]))",
+    expr=by_run("max", "rate(ddp_steps_total[5m])"),
     help="Optimizer steps a second.",
 )
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
-    expr=f"sum by ({RUN}) (rate(ddp_samples_total[5m]))",
+    expr=by_run("sum", "rate(ddp_samples_total[5m])"),
     help="Training samples a second, over all ranks.",
 )
 STEP_SECONDS = Recording(
@@ -109,22 +127,22 @@ PHASES = Recording(
 PRODUCTIVE = Recording(
     name="run:ddp_productive:ratio",
     expr=f"""\
-sum by ({RUN}) (ddp_productive_seconds_total)
+{by_run("sum", "ddp_productive_seconds_total")}
 /
 (
-  sum by ({RUN}) (ddp_productive_seconds_total)
-  + sum by ({RUN}) (ddp_unproductive_seconds_total)
+  {by_run("sum", "ddp_productive_seconds_total")}
+  + {by_run("sum", "ddp_unproductive_seconds_total")}
 )""",
     help="Effective training time ratio since the start: productive / (productive + unproductive) seconds.",
 )
 PRODUCTIVE_LATELY = Recording(
     name="run:ddp_productive:ratio1h",
     expr=f"""\
-sum by ({RUN}) (rate(ddp_productive_seconds_total[1h]))
+{by_run("sum", "rate(ddp_productive_seconds_total[1h])")}
 /
 (
-  sum by ({RUN}) (rate(ddp_productive_seconds_total[1h]))
-  + sum by ({RUN}) (rate(ddp_unproductive_seconds_total[1h]))
+  {by_run("sum", "rate(ddp_productive_seconds_total[1h])")}
+  + {by_run("sum", "rate(ddp_unproductive_seconds_total[1h])")}
 )""",
     help="The same over the last hour.",
 )
@@ -132,19 +150,24 @@ CHECKPOINT_AGE = Recording(
     name="run:ddp_checkpoint_age_seconds:min",
     expr=f"""\
 time()
-- max by ({RUN}) (ddp_checkpoint_last_success_timestamp_seconds > 0 or ddp_job_start_timestamp_seconds)
-and on ({RUN}) ddp_checkpoint_last_success_timestamp_seconds""",
-    help="Seconds since the last whole checkpoint, or since the start while there is none.",
+- {by_run("max", "(ddp_checkpoint_last_success_timestamp_seconds or ddp_job_start_timestamp_seconds)")}
+and on ({RUN}) {with_run("ddp_checkpoint_last_success_timestamp_seconds")}""",
+    help="Seconds since the last whole checkpoint, or since the start where that is later.",
 )
 RANKS_ALIVE = Recording(
     name="run:ddp_ranks_alive:sum",
-    expr=f"sum by ({RUN}) (ddp_ranks_alive)",
+    expr=by_run("sum", "ddp_ranks_alive"),
     help="Ranks that are running, over all nodes.",
 )
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
-    expr=f"sum by ({RUN}) (rate(ddp_model_flops_total[5m]))",
+    expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
     help="The model's floating-point operations a second, over all ranks; by the peak of the GPUs: utilisation.",
+)
+TRAINING = Recording(
+    name="run:ddp_training:max",
+    expr=by_run("max", 'ddp_job_state{state="training"}'),
+    help="1 while a node of the run is in the state training.",
 )
 RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() if isinstance(value, Recording))
 
@@ -177,18 +200,19 @@ def alerts(limits: Limits) -> tuple[Alert, ...]:
 
 def _progress(limits: Limits) -> tuple[Alert, ...]:
     lately = promql_duration(max(limits.first_step, LOOKBACK_S))
+    since_start = f"time() - {by_run('min', 'ddp_job_start_timestamp_seconds')}"
     return (
         # An unchanged script never tells of a step. ddptrain has its productive seconds before its first one; a script
         # that has told of steps keeps their number over restarts; and where no rank was started, none took a step.
         Alert(
             name="DdpNoFirstStep",
             expr=f"""\
-time() - min by ({RUN}) (ddp_job_start_timestamp_seconds) > {limits.first_step:g}
-unless on ({RUN}) max by ({RUN}) (max_over_time(ddp_last_step_timestamp_seconds[{lately}])) > 0
+{since_start} > {limits.first_step:g}
+unless on ({RUN}) {by_run("max", f"max_over_time(ddp_last_step_timestamp_seconds[{lately}])")} > 0
 and on ({RUN}) (
-  max by ({RUN}) (ddp_productive_seconds_total)
-  or max by ({RUN}) (ddp_steps_total) > 0
-  or max by ({RUN}) (max_over_time(ddp_job_state{{state="training"}}[{lately}])) == 0
+  {by_run("max", "ddp_productive_seconds_total")}
+  or {by_run("max", "ddp_steps_total")} > 0
+  or {by_run("max", f'max_over_time(ddp_job_state{{state="training"}}[{lately}])')} == 0
 )""",
             hold_s=60,
             severity="warning",
@@ -199,9 +223,9 @@ and on ({RUN}) (
         Alert(
             name="DdpStalledStep",
             expr=f"""\
-time() - max by ({RUN}) (ddp_last_step_timestamp_seconds > 0) > {limits.stalled_step:g}
-unless on ({RUN}) (time() - max by ({RUN}) (ddp_heartbeat_timestamp_seconds) < {limits.stalled_step:g})
-and {TRAINING}""",
+time() - {by_run("max", "(ddp_last_step_timestamp_seconds > 0)")} > {limits.stalled_step:g}
+unless on ({RUN}) (time() - {by_run("max", "ddp_heartbeat_timestamp_seconds")} < {limits.stalled_step:g})
+and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             severity="critical",
             summary="{{ $labels.job_id }} has taken no step for {{ $value | humanizeDuration }}",
@@ -209,7 +233,9 @@ and {TRAINING}""",
         ),
         Alert(
             name="DdpHeartbeatMissing",
-            expr=f"time() - ddp_heartbeat_timestamp_seconds > {limits.heartbeat:g}\nand {TRAINING}",
+            expr=f"""\
+time() - {with_run("ddp_heartbeat_timestamp_seconds")} > {limits.heartbeat:g}
+and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             severity="warning",
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has given no sign of "
@@ -218,10 +244,14 @@ and {TRAINING}""",
         ),
         Alert(
             name="DdpRanksMissing",
-            expr=f"run:ddp_ranks_alive:sum < on ({RUN}) max by ({RUN}) (ddp_world_size_expected)",
+            expr=f"""\
+{by_run("max", "ddp_world_size_expected")}
+- {by_run("sum", "ddp_ranks_alive")}
+- {by_run("sum", "ddp_ranks_done")} > 0
+and on ({RUN}) {by_run("max", "ddp_world_size")} > 0""",
             hold_s=180,
             severity="critical",
-            summary="{{ $labels.job_id }} runs with {{ $value }} ranks, which are fewer than it should have",
+            summary="{{ $labels.job_id }} lacks {{ $value }} of its ranks",
             description="A rank or a node was lost and has not come back.",
         ),
         Alert(
@@ -240,8 +270,8 @@ def _speed(limits: Limits) -> tuple[Alert, ...]:
         Alert(
             name="DdpStraggler",
             expr=f"""\
-bottomk by ({RUN}) (1, ddp_rank_relative_speed_ratio > 0)
-and on ({RUN}) (max by ({RUN}) (ddp_straggler_skew_ratio) > {limits.skew:g})""",
+bottomk by ({RUN}) (1, {with_run("(ddp_rank_relative_speed_ratio > 0)")})
+and on ({RUN}) {by_run("max", "ddp_straggler_skew_ratio")} > {limits.skew:g}""",
             hold_s=300,
             severity="warning",
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} slows {{ $labels.job_id }} down: "
@@ -260,7 +290,7 @@ and on ({RUN}) (max by ({RUN}) (ddp_straggler_skew_ratio) > {limits.skew:g})""",
             name="DdpLowGoodput",
             expr=f"""\
 run:ddp_productive:ratio1h < {limits.ettr:g}
-and on ({RUN}) time() - min by ({RUN}) (ddp_job_start_timestamp_seconds) > 3600""",
+and on ({RUN}) time() - {by_run("min", "ddp_job_start_timestamp_seconds")} > 3600""",
             hold_s=900,
             severity="warning",
             summary="{{ $labels.job_id }} trained in {{ $value | humanizePercentage }} of the last hour",
@@ -273,7 +303,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
     return (
         Alert(
             name="DdpCheckpointStale",
-            expr=f"run:ddp_checkpoint_age_seconds:min > {limits.checkpoint_age:g}\nand {TRAINING}",
+            expr=f"run:ddp_checkpoint_age_seconds:min > {limits.checkpoint_age:g}\nand on ({RUN}) {TRAINING.name} == 1",
             hold_s=60,
             severity="critical",
             summary="the newest checkpoint of {{ $labels.job_id }} is {{ $value | humanizeDuration }} old",
@@ -281,7 +311,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
         ),
         Alert(
             name="DdpCheckpointFailing",
-            expr=f"sum by ({RUN}, op, reason) (increase(ddp_checkpoint_failures_total[15m])) > 0",
+            expr=f"{by_run('sum', 'increase(ddp_checkpoint_failures_total[15m])', keep='op, reason')} > 0",
             hold_s=0,
             severity="critical",
             summary="{{ $labels.job_id }} could not {{ $labels.op }} a checkpoint: {{ $labels.reason }}",
@@ -289,7 +319,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
         ),
         Alert(
             name="DdpNonfinite",
-            expr=f"sum by ({RUN}, where) (increase(ddp_nonfinite_total[15m])) > 0",
+            expr=f"{by_run('sum', 'increase(ddp_nonfinite_total[15m])', keep='where')} > 0",
             hold_s=0,
             severity="critical",
             summary="the {{ $labels.where }} of {{ $labels.job_id }} is no number any more",
@@ -297,7 +327,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
         ),
         Alert(
             name="DdpRestartStorm",
-            expr=f"max by ({RUN}) (sum without (reason) (increase(ddp_restarts_total[1h]))) >= {limits.restarts:g}",
+            expr=f"{by_run('max', 'sum without (reason) (increase(ddp_restarts_total[1h]))')} >= {limits.restarts:g}",
             hold_s=0,
             severity="critical",
             summary="{{ $labels.job_id }} has started again {{ $value | humanize }} times within an hour",
@@ -310,7 +340,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
     return (
         Alert(
             name="DdpMixedVersions",
-            expr=f"count by ({RUN}) (count by ({RUN}, version, torch_version) (ddp_build_info)) > 1",
+            expr=f"count by ({RUN}) ({by_run('count', 'ddp_build_info', keep='version, torch_version')}) > 1",
             hold_s=60,
             severity="warning",
             summary="the nodes of {{ $labels.job_id }} run {{ $value }} different versions",
@@ -318,7 +348,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
         ),
         Alert(
             name="DdpClockSkew",
-            expr=f"abs(ddp_clock_offset_seconds) > {limits.clock_offset:g}",
+            expr=f"abs({with_run('ddp_clock_offset_seconds')}) > {limits.clock_offset:g}",
             hold_s=60,
             severity="warning",
             summary="node {{ $labels.node }} of {{ $labels.job_id }} has a clock that is "

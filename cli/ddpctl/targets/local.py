@@ -192,7 +192,15 @@ def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
 
 
 def _plan(run: Run) -> Plan:
-    return Plan(run=run.name, job=run.job, cwd=run.cwd, run_dir=run.folder, checkpoint_dir=run.checkpoint_dir)
+    return Plan(
+        run=run.name,
+        job=run.job,
+        cwd=run.cwd,
+        run_dir=run.folder,
+        checkpoint_dir=run.checkpoint_dir,
+        uid=run.uid,
+        user=run.user,
+    )
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:

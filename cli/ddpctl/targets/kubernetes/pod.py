@@ -184,6 +184,7 @@ def _environment(draft: Draft) -> list[Object]:
     job, options = draft.plan.job, draft.options
     ours = {
         names.RUN_ID: draft.name,
+        **draft.plan.identity,
         names.RUN_DIR: f"{RUNS}/{draft.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         names.METRICS_PORT: str(options.metrics_port),

@@ -61,6 +61,7 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     checkpoints = f"$run_dir/{CHECKPOINTS}"
     if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's
         checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
+    uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
     targets = shlex.quote(options.prometheus) if options.prometheus else f"${{run_dir%/*}}/{TARGETS}"
     device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
     image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
@@ -76,7 +77,7 @@ workdir={shlex.quote(plan.cwd) if rendered else "$SLURM_SUBMIT_DIR"}
 {run_dir}
 run+=${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}
 export {names.RUN_ID}=${{run//[^A-Za-z0-9._-]/_}}
-export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
+{uid}export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 run_dir+={task}
 export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;

@@ -1,0 +1,39 @@
+"""Who a run is beside its name, which others may give as well: its unique id, its user, its project."""
+
+import contextlib
+import getpass
+import hashlib
+import socket
+import uuid
+from collections.abc import Mapping
+
+from ddprun.node_config import DEFAULT_RUN_ID, NodeConfig
+from ddpwire import names
+
+UID_DIGITS = 12
+
+
+def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
+    """Return the run's id: its launcher's, or else one that all nodes make alike, and each start of a requeued run.
+
+    Nodes that have not met share only their launcher's values: Slurm's job, or the address of node 0. Then a run that
+    is started by hand again, under the same name at the same address, has the same id.
+    """
+    if uid := environ.get(names.RUN_UID):
+        return uid
+    if config.max_nodes > 1:
+        place = config.slurm_job or f"{config.master_addr}:{config.master_port}"
+    elif config.run_dir is None or config.run_id == DEFAULT_RUN_ID:
+        return uuid.uuid4().hex[:UID_DIGITS]
+    else:
+        place = f"{config.slurm_job or socket.gethostname()}:{config.run_dir}"
+    return hashlib.sha256(f"{config.run_id} {place}".encode(errors="surrogateescape")).hexdigest()[:UID_DIGITS]
+
+
+def owner(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the labels ``user`` and ``project``; empty: not known. The user of a pod is that of its image."""
+    user = environ.get(names.USER) or environ.get("SLURM_JOB_USER") or ""
+    if not user and not config.retries_network:
+        with contextlib.suppress(OSError, KeyError, ImportError):
+            user = getpass.getuser()
+    return {"user": user, "project": environ.get(names.PROJECT) or environ.get("SLURM_JOB_ACCOUNT") or ""}
