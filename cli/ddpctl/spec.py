@@ -145,8 +145,8 @@ NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 OURS = frozenset({
     names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
     names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_UID, names.USER,
-    names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.JOB_ENV, names.ATTEMPT, names.NODES_HERE, names.LIFELINE_FD,
-    names.PROMETHEUS_MULTIPROC_DIR,
+    names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.JOB_ENV, names.ATTEMPT, names.NODES_HERE,
+    names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
