@@ -444,7 +444,7 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
     if unsure and (end := run_store.known_end(run)):
         state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
-    if state.ended and state.state != "lost" and run.handle:
+    if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
     by, outcome = run_store.stopped_by(run), state.outcome

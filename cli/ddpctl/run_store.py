@@ -168,8 +168,12 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """That of the node that is farthest."""
-        return max((node.progress for node in self.nodes if node.progress), key=lambda one: one.step, default=None)
+        """That of the node that is farthest; an array has none, each of its tasks has."""
+        return (
+            None
+            if self.tasks
+            else max((node.progress for node in self.nodes if node.progress), key=lambda one: one.step, default=None)
+        )
 
     @property
     def alive(self) -> bool:

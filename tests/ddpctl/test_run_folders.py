@@ -100,4 +100,5 @@ def test_the_verbs_take_a_folder_for_a_name(tmp_path: Path, wording: Wording) ->
     refused = ddpctl("status", "runs/a", "--task", "1", cwd=tmp_path, **env)
     assert refused.returncode == 66
     wording(refused.stderr)
+    assert sorted(one.name for one in path.parent.iterdir()) == ["node-0"], "looking leaves nothing"
     assert ddpctl("rm", "runs/a", cwd=tmp_path, **env).returncode == 66, "only what ddpctl launched"

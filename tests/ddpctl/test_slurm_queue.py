@@ -71,6 +71,15 @@ def test_a_job_that_waits_again_says_where_it_was(starts: str, outcome: str, wor
     wording(found.message)
 
 
+def test_a_job_that_was_killed_says_the_last_step_of_its_nodes_history(wording: Wording) -> None:
+    starts = ("starts", "slurm 7 0 20 900\n")
+    history = ("node-0/history.csv", "time,ddp_last_step\n940,7\n950,9\n")
+    wording(status(said("7|N/A|PENDING|BeginTime|N/A|", starts, history)).message)
+    going = status(said("7|N/A|RUNNING|None|x|n[0-1]", starts, ("node-0/node.json", NODE), history))
+    assert going.progress is not None
+    assert (going.progress.step, going.progress.steps_per_s) == (9, 0.2)
+
+
 def test_the_state_of_an_array(wording: Wording) -> None:
     run = replace(RUN, handle=RUN.handle | {"tasks": ["0", "1"]})
     going = status(said("7|0|RUNNING|None|x|n0\n7|1|PENDING|JobArrayTaskLimit|N/A|"), run=run)

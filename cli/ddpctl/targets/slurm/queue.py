@@ -259,7 +259,7 @@ class Answers:
 def read_answers(text: str) -> Answers:
     """What ``ASK`` wrote."""
     _, *parts = HEADER.split(text)
-    sections = dict(zip(parts[::2], parts[1::2], strict=True))
+    sections = dict(zip(parts[::2], (text.removeprefix("\n") for text in parts[1::2]), strict=True))
     jobs, error = [], ""
     for line in sections.pop("squeue", "").strip().splitlines():
         if line.startswith("error: "):
@@ -330,7 +330,10 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
     """That a job which waits has run before, and until where; empty: it has not."""
     if not (found := run_files.read_starts(starts)):
         return ""
-    step = next((one.outcome.step for one in reports if one.outcome and one.outcome.step is not None), None)
+    reached = [one.outcome.step for one in reports if one.outcome] + [
+        one.progress.step for one in reports if one.progress
+    ]
+    step = max((step for step in reached if step is not None), default=None)
     number, limit = found[-1].requeues + 1, found[-1].limit
     of = f" of {limit}" if number <= limit else ""  # an administrator may requeue it more often
     return f"requeued{'' if step is None else f' at step {step}'}, {number}{of}: "
