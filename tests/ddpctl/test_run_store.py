@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.in_process import ddpctl
 from tests.wording import Wording
 
 from ddpctl import launcher, run_store
@@ -195,3 +196,26 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
     with run_store.launching(folder):
         pass
     assert run_store.unfinished_launch(run) is None
+
+
+def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path, wording: Wording) -> None:
+    here = make(tmp_path, "here", 1.0)
+    assert run_store.checkpoints_here(here) == Path(here.checkpoint_dir)
+    logs = {"logs": "elsewhere"}
+    shared = replace(here, handle=logs)
+    assert run_store.checkpoints_here(shared) is None  # its folder here is empty
+    fetched = replace(here, handle=logs, checkpoint_dir="ann/ddpctl-here:runs/here/checkpoints")
+    assert run_store.checkpoints_here(fetched) is None
+    for kind in ("kaggle", "slurm"):
+        run_store.save(replace(fetched, kind=kind))
+        refused = ddpctl("export", "here", DDPCTL_STATE_DIR=str(tmp_path))
+        assert (refused.returncode, refused.stdout) == (66, "")
+        wording(refused.stderr)
+    for name in ("first", "here"):
+        folder = Path(here.folder, run_store.PULLED, "runs", name, "checkpoints")
+        folder.mkdir(parents=True)
+        (folder / "step-00000001.pt").touch()
+        assert run_store.checkpoints_here(fetched) == folder  # that of the run that it resumed, or its own
+    Path(here.checkpoint_dir).mkdir(parents=True, exist_ok=True)
+    Path(here.checkpoint_dir, "step-00000002.pt").touch()
+    assert run_store.checkpoints_here(shared) == Path(here.checkpoint_dir)

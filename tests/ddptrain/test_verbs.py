@@ -118,6 +118,15 @@ def test_a_file_name_of_an_unknown_format_is_refused(tmp_path: Path, wording: Wo
     wording(done.stderr)
 
 
+@pytest.mark.parametrize("verb", ["export run weights.pt", "fit --model simple"])
+def test_a_machine_without_torch(verb: str, checkpoints: Path, wording: Wording) -> None:
+    program = "import sys; sys.modules['torch'] = None; from ddptrain.__main__ import main; main()"
+    command = [sys.executable, "-c", program, *verb.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (69, "")
+    wording(done.stderr.replace(sys.executable, "PYTHON"))
+
+
 def test_eight_billion_parameters_do_not_fit(capsys: pytest.CaptureFixture[str], wording: Wording) -> None:
     assert (
         memory_estimate.main(["--params", "8e9", "--optimizer", "adamw", "--dtype", "fp32", "--memory", "80GB"]) == 78

@@ -362,14 +362,15 @@ def export(
     ddpctl export night
     ddpctl export night weights.safetensors --best
     """
-    from ddpctl import run_store
+    from ddpctl import run_store, targets
 
     context, record = _find(run)
     folder = run_store.checkpoints_here(record)
     if folder is None:
+        fetched = "pull" in targets.capabilities(record.kind)
         raise NoInputError(
             f"{record.name}: its checkpoints are not on this machine, but in {record.checkpoint_dir}",
-            hint=f"ddpctl pull {record.name} brings them here from Kaggle; elsewhere run ddptrain export FOLDER there",
+            hint=f"ddpctl pull {record.name} fetches them" if fetched else "run ddptrain export FOLDER there",
         )
     python = "" if record.elsewhere else record.options.get("python")
     options = [*(["--best"] if best else []), *(["--part", part] if part else [])]
