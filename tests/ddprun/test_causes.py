@@ -46,8 +46,7 @@ CAUSES = {
     "spawned": (
         "import torch.multiprocessing as mp\ndef f(i): raise ValueError('bad label 17')\n"
         "if __name__ == '__main__': mp.spawn(f)", 1,
-        "torch.multiprocessing.spawn.ProcessRaisedException: -- Process 0 terminated with the following error: "
-        "ValueError: bad label 17", "ValueError: bad label 17"),
+        "ValueError: bad label 17"),
     "device-side": (
         "raise RuntimeError('CUDA error: device-side assert triggered\\nCUDA kernel errors might be asynchronously "
         "reported at some other API call, so the stacktrace below might be incorrect.\\nFor debugging consider "

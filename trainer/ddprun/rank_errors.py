@@ -13,6 +13,7 @@ MAX_LINES_AFTER = 20  # the end of a message, a hint, what atexit prints; after 
 HEADER = "Traceback (most recent call last):"
 # Its header, also after a progress bar, or the end of rich's box; not that of an exception inside of another one.
 TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
+SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  # torch.multiprocessing.spawn
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
@@ -68,13 +69,15 @@ def first_words(lines: Sequence[str]) -> str:
     """Return an error's message in a line: its first line, and what that announces.
 
     A first line that ends with a colon announces the next one. The error of a DataLoader's worker and of a spawned
-    process holds the traceback of that process, NCCL's ends with "Last error:" and its text.
+    process holds the traceback of that process; NCCL's ends with "Last error:" and its text.
     """
     words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
     if not words:
         return ""
     header = next((number for number, line in enumerate(lines) if line.endswith(HEADER)), len(lines))
     inner = next((number for number in range(header, len(lines)) if EXCEPTION.match(lines[number])), None)
+    if inner is not None and any(SPAWNED.search(word) for word in words[:2]):
+        return first_words(lines[inner:])
     if inner is not None:
         return f"{words[0].rstrip('.:')}: {first_words(lines[inner:])}"
     first = f"{words[0]} {words[1]}" if words[0].endswith(":") and len(words) > 1 else words[0]
