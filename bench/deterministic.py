@@ -18,7 +18,6 @@ import tempfile
 import time
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +44,7 @@ MODELS = {
 }
 
 
-def add_in_rank_order(_: None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def add_in_rank_order(_: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore
     own = bucket.buffer()
     gathered = own.new_empty(dist.get_world_size() * own.numel())
     work = dist.all_gather_into_tensor(gathered, own, async_op=True)

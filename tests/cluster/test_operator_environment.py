@@ -103,7 +103,7 @@ def test_the_contract_holds(shape: str, machines: tuple[lab.Machine, ...]) -> No
                             stderr=subprocess.STDOUT,
                         )
                     )
-                time.sleep(2)  # node 0 is up, and no other knows its name yet
+            time.sleep(2)  # all are up, and no other knows node 0's name yet
             for machine in machines:
                 machine.write_hosts(hosts(machines, pods))
             deadline = time.monotonic() + BOUND_S

@@ -185,7 +185,7 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
     run = make(tmp_path, "night", 1.0)
     folder = Path(run.folder)
     assert run_store.unfinished_launch(run) is None
-    with pytest.raises(KeyboardInterrupt), run_store.launching(folder):
+    with pytest.raises(KeyboardInterrupt), run_store.launching(folder):  # noqa: PT012 it ends as if it were interrupted
         going = run_store.unfinished_launch(run)
         assert going is not None
         assert (going.going, going.pid) == (True, os.getpid())

@@ -200,8 +200,8 @@ def test_a_run_that_goes_on_from_another_has_its_checkpoints_also_in_an_array(st
     one = stand_ins.run(JOB, SlurmOptions(), plan).of("ddprun")[-1].env
     assert (one["DDP_RUN_DIR"], one["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b", f"{folder}/a/checkpoints")
     assert "DDP_RUN_UID" not in one
-    task = stand_ins.run(JOB, SlurmOptions(array="0-3"), replace(plan, uid="0a1b"), SLURM_ARRAY_TASK_ID="3")
-    task = task.of("ddprun")[-1].env
+    done = stand_ins.run(JOB, SlurmOptions(array="0-3"), replace(plan, uid="0a1b"), SLURM_ARRAY_TASK_ID="3")
+    task = done.of("ddprun")[-1].env
     assert task["DDP_RUN_UID"] == "0a1b-3"
     assert (task["DDP_RUN_DIR"], task["DDP_CHECKPOINT_DIR"]) == (f"{folder}/b/task-3", f"{folder}/a/task-3/checkpoints")
 

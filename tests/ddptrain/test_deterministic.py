@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,7 +37,7 @@ def layouts(ddp: DistributedDataParallel, *, accumulate: int = 1) -> list[Layout
     """Train three steps; the elements of the parameters in each bucket that was reduced in them."""
     seen: list[Layout] = []
 
-    def record(_: object, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    def record(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
         seen[-1].append([one.numel() for one in bucket.parameters()])
         return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
 
