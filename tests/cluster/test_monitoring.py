@@ -131,7 +131,7 @@ def test_four_faults_fire_and_resolve(quick: Lab, tmp_path: Path) -> None:
 def shared(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Lab]:
     """A Prometheus of two users, each of whom has a run ``night`` of an unchanged script."""
     monkeypatch.setenv("PATH", PATH)
-    limits = [word for limit in ("hold=0", "stalled_step=8", "heartbeat=8") for word in ("--limit", limit)]
+    limits = [word for limit in ("hold=5", "stalled_step=8", "heartbeat=8") for word in ("--limit", limit)]
     folders = {user: tmp_path / user for user in ("ann", "bob")}
     found = tuple(folder / ".targets" for folder in folders.values())
     with prometheus(tmp_path / "monitoring", "--interval", "0.5", *limits, more_targets=found) as lab:
@@ -179,8 +179,8 @@ def test_two_users_runs_of_one_name_are_two(shared: Lab, tmp_path: Path, monkeyp
     # A rank that ends with 0 is not missing, and no other alert judges a script that tells nothing.
     (tmp_path / "ann-done").touch()
     wait_until(lambda: by_user("run:ddp_ranks_alive:sum") == {"ann": 1, "bob": 2}, "the end of a rank of ann's")
-    looked(10)
-    assert shared.query('count_over_time(ALERTS{alertname=~"Ddp.*"}[1h])') == []
+    looked(30)  # for longer than a condition must hold
+    assert shared.query('count_over_time(ALERTS{alertname=~"Ddp.*", alertstate="firing"}[1h])') == []
 
     # A node that is lost is missed in its own run.
     monkeypatch.setenv("DDPCTL_STATE_DIR", str(tmp_path / "bob"))

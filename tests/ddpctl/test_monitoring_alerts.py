@@ -15,7 +15,7 @@ from tests.wording import Wording
 from ddpctl.errors import UsageError
 from ddpctl.monitoring.alerts import RECORDINGS, Limits, alerts, parse_limits, prometheus_rule, rule_groups
 from ddpctl.schema import fields_of
-from ddpwire.metrics import HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
+from ddpwire.metrics import CHECKPOINT_LAST_SUCCESS, HEARTBEAT, LAST_STEP_TIME, OF_A_RANK, STEPS
 
 ROOT = Path(__file__).parent.parent.parent
 PROMTOOL = shutil.which("promtool")
@@ -78,11 +78,12 @@ def test_the_page_says_which_alerts_judge_a_script_that_tells_nothing() -> None:
         name: {part for one in names(rule.expr) for part in recorded.get(one, {one})} for name, rule in ALERTS.items()
     }
     rows = re.findall(r"^\| (?:a script|one|ddptrain).*\| (.*) \|$", (ROOT / "docs/alerts.md").read_text(), flags=re.M)
-    alone, beats, steps, everything = (set(re.findall(r"Ddp\w+", row)) - {"DdpNoFirstStep"} for row in rows)
+    alone, beats, steps, saves, everything = (set(re.findall(r"Ddp\w+", row)) - {"DdpNoFirstStep"} for row in rows)
     assert alone == {name for name, series in asked.items() if not series & told}
     assert beats == {name for name, series in asked.items() if series & told == {HEARTBEAT.name}}
     loop = {HEARTBEAT.name, STEPS.name, LAST_STEP_TIME.name}
     assert steps == {n for n, series in asked.items() if series & told and series & told <= loop} - beats
+    assert saves == {name for name, series in asked.items() if CHECKPOINT_LAST_SUCCESS.name in series}
     assert not everything
 
 

@@ -168,9 +168,9 @@ class NodeAgent(SimpleElasticAgent):
         node.heartbeats.track(self._processes)
         self._recovery.started()
         self._world_size = world_size = worker_group.workers[0].world_size
-        node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
+        node.series.set(ddpwire_metrics.WORLD_SIZE, world_size)
         node.series.state("training")
         node.journal.update(state="stopping" if node.stop.requested else "training", ranks=self._processes)
         last = self._first_rank + len(processes) - 1
@@ -233,8 +233,9 @@ class NodeAgent(SimpleElasticAgent):
                     self._consensus.post_done()
         metrics.set_gauges_aside(node.node_dir / METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
-        node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
+        # A scrape between the two must not find a rank missing.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
+        node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills = self._node.stop, self._node.oom_monitor
