@@ -449,7 +449,8 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     launch = run_store.unfinished_launch(run)
     by, outcome = run_store.stopped_by(run), state.outcome
     if by and state.state in ("stopped", "lost") and (outcome is None or outcome.cause == "stopped"):
-        who = f": rank {outcome.rank} ended with {outcome.code}" if outcome and outcome.rank is not None else ""
+        at = outcome if outcome and outcome.rank is not None else None
+        who = f": rank {at.rank} on node {at.node} ended with {at.code}" if at else ""
         return replace(state, state="stopped", message=f"stopped by {by}{who}")
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state

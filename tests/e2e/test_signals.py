@@ -70,7 +70,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
 def test_an_attached_launch_that_is_ended_waits_until_its_ranks_have_saved(tmp_path: Path, number: int) -> None:
     text = INTERRUPTED.read_text()
     (tmp_path / "script.py").write_text(
-        "import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n" + text
+        "import signal\nsignal.signal(signal.SIGTERM, signal.default_int_handler)\n" + text + "raise SystemExit(143)\n"
     )
     attached = start("launch", "--name", "night", "--", str(tmp_path / "script.py"))
     assert attached.stdout is not None
