@@ -59,6 +59,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/deterministic.py
 	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/input.py
+	$(BIN)/python bench/stragglers.py
 	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi

@@ -16,7 +16,7 @@ from ddptrain.distributed import join_ranks, read_rank_info
 from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
 
 HEALTHY, SLOW, TIMES = 1000, 3.0, 5
-LASTS = 100  # steps
+LASTS = 150  # steps
 STEP_S = float(sys.argv[1])
 
 rank_info = read_rank_info(os.environ)

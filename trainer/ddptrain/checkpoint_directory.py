@@ -24,7 +24,7 @@ _NAME = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 
 class CheckpointDirectory:
-    """A folder that this process has locked until it exits. Raises TrainError when another process has."""
+    """A folder that is locked until ``unlock`` or exit. Raises TrainError when another training has locked it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,10 +83,10 @@ class CheckpointDirectory:
         return len(paths)
 
     def _lock(self) -> None:
-        """Take a lock that lasts as long as this object and this process; no forked child keeps it."""
+        """Take a lock, which no forked child keeps."""
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
-        close = weakref.finalize(self, os.close, lock)
-        os.register_at_fork(after_in_child=close)
+        self.unlock = weakref.finalize(self, os.close, lock)
+        os.register_at_fork(after_in_child=self.unlock)
         if not stat.S_ISREG(os.fstat(lock).st_mode):
             raise OSError(errno.EINVAL, f"{LOCK} is not a regular file")
         deadline = time.monotonic() + LOCK_WAIT_S

@@ -1,5 +1,6 @@
 """One rank, from its options to its exit code: process group, data, training state, checkpoint, loop, report."""
 
+import contextlib
 import gc
 import os
 import resource
@@ -73,7 +74,8 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
         rank_info = read_rank_info(environ, options.ranks)
         metrics = open_metrics(environ, first=rank_info.is_first)
         metrics.lost_before(lost_before(environ, started=goodput.started))
-        return _train(options, rank_info, environ, signals, goodput, metrics)
+        with contextlib.ExitStack() as resources:
+            return _train(options, rank_info, environ, signals, goodput, metrics, resources)
     except TrainError as error:
         write_error(f"ddptrain: {error}", environ)
         if error.rank in (None, rank_info.rank):
@@ -107,6 +109,7 @@ def _train(
     signals: Signals,
     goodput: Goodput,
     metrics: Metrics,
+    resources: contextlib.ExitStack,
 ) -> int:
     batch_size = global_batch_size(options.training, rank_info)
     check_strategy(options, rank_info)
@@ -118,6 +121,8 @@ def _train(
     directory = agree(
         rank_info, lambda: CheckpointDirectory(options.checkpoints.folder) if rank_info.is_first else None
     )
+    if directory is not None:
+        resources.callback(directory.unlock)
     options = replace(options, machine=same_precision(options.machine, world))
     options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
     data = _load_data(options, rank_info, metrics)

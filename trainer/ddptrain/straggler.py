@@ -21,8 +21,9 @@ import torch.distributed as dist
 from ddptrain.distributed import RankInfo
 from ddpwire import names
 
-EVERY_STEPS = 5  # steps
-COMPARISON_S = 0.5  # all-reduces are joined to one comparison until they span so long
+EVERY_STEPS = 3  # steps
+COMPARISON_S = 0.8  # all-reduces are joined to one comparison until they span so long
+LASTING_S = 3.5  # of comparisons in a row: for a second or two other processes may hold one rank's core
 SLOW_RATIO = 2.0  # times the others' median; the metric shows less too
 SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
 WELL_RATIO = 1.5  # below which a reported rank is no longer slow
@@ -66,25 +67,26 @@ class StragglerPolicy:
 
     A healthy rank is slow in a share p of the comparisons, and by chance in k comparisons in a row with probability
     p**k, if these are independent. A rank is reported after the least k for which this is at most FALSE_REPORTS, over
-    all ranks. p is counted in this training, without the ranks that are reported.
+    all ranks, and after LASTING_S. p is counted in this training, without the ranks that are reported.
     """
 
     def __init__(self, size: int) -> None:
         self._least_s = [math.inf] * size  # by rank: in this comparison
-        self._began_s: float | None = None  # when it began
+        self._seconds = 0.0  # that it spans
         self._in_a_row = [0] * size  # comparisons in which a rank was slow, or a reported one was not
+        self._slow_s = [0.0] * size  # that they span
         self._reported: set[int] = set()
         self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
 
-    def update(self, own_s: Sequence[float], *, began_s: float, now_s: float) -> list[StragglerEvent]:
-        """Return what to report now. ``own_s``: by rank; ``began_s``: when the steps began that it is of."""
-        self._began_s = began_s if self._began_s is None else self._began_s
+    def update(self, own_s: Sequence[float], *, seconds: float) -> list[StragglerEvent]:
+        """Return what to report now. ``own_s``: by rank; ``seconds``: that the steps took."""
+        self._seconds += seconds
         self._least_s = list(map(min, self._least_s, own_s))
-        if now_s - self._began_s < COMPARISON_S:
+        if self._seconds < COMPARISON_S:
             return []
         typical_s = statistics.median_low(self._least_s)
         events = [self._judge(rank, one_s, typical_s) for rank, one_s in enumerate(self._least_s)]
-        self._least_s, self._began_s = [math.inf] * len(own_s), None
+        self._least_s, self._seconds = [math.inf] * len(own_s), 0.0
         return [event for event in events if event is not None]
 
     def _judge(self, rank: int, own_s: float, typical_s: float) -> StragglerEvent | None:
@@ -98,13 +100,14 @@ class StragglerPolicy:
         self._num_all += 1
         if own_s < SLOW_RATIO * typical_s or own_s - typical_s < SLOW_S:
             self._num_slow += self._in_a_row[rank]
-            self._in_a_row[rank] = 0
+            self._in_a_row[rank], self._slow_s[rank] = 0, 0.0
             return None
         self._in_a_row[rank] += 1
-        if self._in_a_row[rank] < self._num_needed():
+        self._slow_s[rank] += self._seconds
+        if self._in_a_row[rank] < self._num_needed() or self._slow_s[rank] < LASTING_S:
             return None
         self._reported.add(rank)
-        self._in_a_row[rank] = 0
+        self._in_a_row[rank], self._slow_s[rank] = 0, 0.0
         return StragglerEvent(rank=rank, ratio=own_s / typical_s)
 
     def _num_needed(self) -> int:
@@ -126,9 +129,8 @@ class StragglerDetector:
         """``on_event`` is called on rank 0, with the step."""
         self.skew: Skew | None = None  # of the last comparison
         self._rank = rank
-        self._window_s = self._pending_window_s = (
-            clock()
-        )  # when the steps began that are measured now, or in the all-reduce
+        self._began_s = clock()  # when the steps began that are measured now
+        self._pending_s = 0.0  # what the steps took that are in the all-reduce
         self._policy = StragglerPolicy(size)
         self._on_event = on_event
         self._clock = clock
@@ -149,7 +151,8 @@ class StragglerDetector:
         self._times_s.zero_()
         self._times_s[self._rank] = min(own_s, default=0.0)
         own_s.clear()
-        self._pending_window_s, self._window_s = self._window_s, self._clock()
+        now_s = self._clock()
+        self._pending_s, self._began_s = now_s - self._began_s, now_s
         # The group's own method takes half the time of dist.all_reduce, which checks its arguments each time.
         self._pending = cast(dist.ProcessGroup, dist.group.WORLD).allreduce([self._times_s])
         return is_new
@@ -165,7 +168,7 @@ class StragglerDetector:
             return False
         self.skew = compute_skew(own_s)
         if self._rank == 0:
-            for event in self._policy.update(own_s, began_s=self._pending_window_s, now_s=self._clock()):
+            for event in self._policy.update(own_s, seconds=self._pending_s):
                 self._on_event(event, step)
         return True
 
