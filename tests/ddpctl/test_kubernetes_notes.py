@@ -67,7 +67,7 @@ def test_the_head_of_a_spec_names_what_must_be_in_the_cluster(wording: Wording) 
         head(replace(job, nodes="1"), workload="trainjob", **options | {"gang": False}),
         head(replace(job, mounts=job.mounts[:1]), workload="job"),
     )
-    assert [len(lines) for lines in heads] == [11, 10, 3]
+    assert [len(lines) for lines in heads] == [11, 11, 3]
     for lines in heads:
         wording("\n".join(lines), image=JOB.image)
 

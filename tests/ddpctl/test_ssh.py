@@ -44,7 +44,6 @@ trap 'rm -f "$env"' EXIT
 cat >"$env" <<'END_OF_FILE'
 HOME=/tmp
 USER=ddp
-A=b c
 DDP_DEVICE=cuda
 PET_NNODES=2
 PET_NPROC_PER_NODE=2
@@ -55,6 +54,7 @@ DDP_RUN_ID=night
 DDP_RUN_DIR=/runs/night
 DDP_CHECKPOINT_DIR=/runs/night/checkpoints
 DDP_IMAGE={ID}
+DDP_JOB_ENV={{"A": "b c"}}
 END_OF_FILE
 docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night --label=ddpctl.node=0 --network=host \
 --user=1000:1000 "--env-file=$env" --shm-size=8589934592 \
@@ -95,7 +95,6 @@ exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
 flock -n 9 || { echo "the run $(cat "$HOME"/.ddpctl/lock-"$(uname -n)") is there" >&2; exit 75; }
 echo night >"$HOME"/.ddpctl/lock-"$(uname -n)"
 cd "$HOME"/
-export A='b c'
 export DDP_DEVICE=cpu
 export PET_NNODES=2
 export PET_NPROC_PER_NODE=2
@@ -106,6 +105,7 @@ export DDP_RUN_ID=night
 export DDP_RUN_DIR=/home/alice/.ddpctl/runs/night
 export DDP_CHECKPOINT_DIR=/home/alice/.ddpctl/runs/night/checkpoints
 export CUDA_VISIBLE_DEVICES=''
+export DDP_JOB_ENV='{"A": "b c"}'
 setsid "$HOME"/venv/bin/python -P -m ddprun --grace 30 -m ddptrain </dev/null \
 >>"$HOME"/.ddpctl/runs/night/node-1/node.log 2>&1 &
 """
