@@ -328,7 +328,7 @@ def launching(folder: Path) -> Iterator[None]:
     path = folder / _LAUNCH
     with path.open("w") as file:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX)  # who looks at it holds it for a moment
         file.write(f"{os.getpid()} {os.uname().nodename}\n")
         file.flush()
         yield
