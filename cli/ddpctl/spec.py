@@ -183,7 +183,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
 
 IMAGE_PATTERN = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")  # the registry knows the finer rules
 SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
-TIME_PATTERN = re.compile(r"([1-9][0-9]*)([smhd])")
+TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PORT = 65535
 
@@ -203,15 +203,15 @@ def check_size(size: str) -> str:
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
-    """``12h``."""
+    """``12h``, ``2h30m``."""
     if not TIME_PATTERN.fullmatch(text):
-        raise ValueError(f"a whole number and s, m, h or d, such as {example}")
+        raise ValueError(f"whole numbers with d, h, m or s, such as {example} or 2h30m")
     return text
 
 
 def time_s(text: str) -> int:
-    """``12h`` in seconds."""
-    return int(text[:-1]) * _SECONDS[text[-1]]
+    """``2h30m`` in seconds."""
+    return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhd])", text))
 
 
 def is_port(text: str) -> bool:

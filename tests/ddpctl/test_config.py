@@ -12,7 +12,7 @@ from tests.wording import Wording
 
 from ddpctl import config
 from ddpctl.errors import ConfigError, NoInputError, UsageError
-from ddpctl.spec import JobSpec
+from ddpctl.spec import JobSpec, check_time, time_s
 
 ERRORS = Path(__file__).parents[1] / "data" / "config" / "errors.txt"
 
@@ -234,3 +234,14 @@ def test_importing_config_imports_no_pydantic() -> None:
     code = "import sys, ddpctl.config; print([name for name in ('pydantic', 'torch') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("12h", 43200), ("2h30m", 9000), ("1d0h1m", 86460)])
+def test_a_duration_in_seconds(text: str, seconds: int) -> None:
+    assert time_s(check_time(text)) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "h", "5", "1.5h", "-1h", "30m2h", "2h 30m", "1000000000s"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="whole numbers with d, h, m or s"):
+        check_time(text)

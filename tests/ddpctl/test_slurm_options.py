@@ -10,7 +10,7 @@ from ddpctl.errors import ConfigError
 from ddpctl.launch_plan import Plan
 from ddpctl.targets.slurm import SlurmOptions, SlurmTarget
 from ddpctl.targets.slurm.batch_script import directives
-from ddpctl.targets.slurm.options import check_extra
+from ddpctl.targets.slurm.options import check_array, check_extra
 
 PLAN = Plan(run="r", job=JOB, cwd=".", run_dir=".", checkpoint_dir="c")
 
@@ -52,3 +52,15 @@ def test_a_container_cannot_have_every_folder(wording: Wording) -> None:
     with pytest.raises(ConfigError) as raised:
         SlurmTarget(SlurmOptions(runtime="podman")).render(replace(PLAN, cwd="/a:b"))
     wording(raised.value)
+
+
+@pytest.mark.parametrize("array", ["3-1", "0-2,9-8", "0-4000001", "x"])
+def test_an_array_that_no_slurm_takes(array: str, wording: Wording) -> None:
+    with pytest.raises(ValueError, match=r".") as raised:
+        check_array(array)
+    wording(str(raised.value))
+
+
+@pytest.mark.parametrize("array", ["0-3%2", "1,5,7", "0-15:4%4", "3-3"])
+def test_an_array_that_slurm_takes(array: str) -> None:
+    assert check_array(array) == array

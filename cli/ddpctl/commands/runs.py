@@ -275,11 +275,14 @@ def rm(
 
 def seconds(age: str) -> int:
     """``30d`` in seconds. Raises UsageError."""
-    from ddpctl.spec import time_s
+    from ddpctl.spec import check_time, time_s
 
-    if not re.fullmatch(r"[0-9]{1,9}[smhd]", age):  # 0s as well: all of them
-        raise UsageError(f"--older-than: {age!r} is not allowed: a whole number and s, m, h or d, such as 30d")
-    return time_s(age)
+    if re.fullmatch(r"0[smhd]", age):  # all of them
+        return 0
+    try:
+        return time_s(check_time(age, example="30d"))
+    except ValueError as error:
+        raise UsageError(f"--older-than: {age!r} is not allowed: {error}") from None
 
 
 def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]":

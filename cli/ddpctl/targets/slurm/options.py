@@ -28,6 +28,7 @@ TAKEN = (
 )  # fmt: skip
 LEAD_S = 60  # Slurm sends its warning up to a minute early, and a script needs a moment to requeue
 MAX_TEXT = 256
+MAX_TASK = 4_000_000  # the greatest MaxArraySize that Slurm takes is one more
 
 
 def check_word(text: str) -> str:
@@ -48,6 +49,11 @@ def check_array(text: str) -> str:
     """``0-3%2``."""
     if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
         raise ValueError("numbers and ranges as sbatch takes them, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
+    for first, last in re.findall(r"([0-9]+)-([0-9]+)", text):
+        if int(first) > int(last):
+            raise ValueError(f"the range {first}-{last} is empty: its first number is the smaller one")
+    if any(int(number) > MAX_TASK for number in re.findall(r"[0-9]+", text)):
+        raise ValueError(f"Slurm takes numbers to {MAX_TASK:,} (and a cluster fewer: scontrol show config, MaxArraySize)")
     return text
 
 
