@@ -71,6 +71,9 @@ class Executor:
         self._started: list[int] = []  # leaders of the sessions that were put into the background
         self._filter: Callable[[bytes], bytes] | None = None  # of what is streamed
         self._children: set[subprocess.Popen[Any]] = set()  # those that are waited for
+        # One thread starts all children: Python drops an exception that is raised while it forks, as a Ctrl-C is in the
+        # main thread; and a child's parent, in the sense of PR_SET_PDEATHSIG, is the thread that has forked it.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
         """Run a target's verb to its end.
@@ -217,14 +220,25 @@ class Executor:
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
         """A process of its own session, which ends with the block: where that is left early, its session is killed."""
-        process = subprocess.Popen(
-            command.argv,
-            env={**self._environ, **command.env},
-            cwd=command.cwd,
-            start_new_session=True,
-            preexec_fn=_end_with_parent,
-            **streams,
-        )
+
+        def begin() -> subprocess.Popen[Any]:
+            return subprocess.Popen(
+                command.argv,
+                env={**self._environ, **command.env},
+                cwd=command.cwd,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+                **streams,
+            )
+
+        starting = self._starter.submit(begin)
+        try:
+            process = starting.result()
+        except KeyboardInterrupt:
+            process = starting.result()
+            _kill_session(process)
+            process.wait()
+            raise
         self._children.add(process)
         try:
             yield process

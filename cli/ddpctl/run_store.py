@@ -34,6 +34,7 @@ from ddpwire.run_files import (
     NodeState,
     Outcome,
     node_name,
+    parse_json,
     read_node,
     read_outcome,
     read_regular,
@@ -57,6 +58,7 @@ ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
 # A run is as far as its slowest node: the first of these that any living node is in.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
+TORN_AFTER_S = 10.0  # after which a folder without a record is what a killed launch has left
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # ddptrain's
@@ -168,12 +170,19 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """That of the node that is farthest; an array has none, each of its tasks has."""
-        return (
-            None
-            if self.tasks
-            else max((node.progress for node in self.nodes if node.progress), key=lambda one: one.step, default=None)
-        )
+        """That of the node that is farthest, with what only others tell; an array has none, each of its tasks has."""
+        told = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
+        if not told:
+            return None
+        farthest = max(told, key=lambda one: one.step)
+        names = (
+            "planned",
+            "epoch",
+            "loss",
+            "checkpoint_step",
+        )  # of several ranks' losses the largest, as in the report
+        known = {name: [value for one in told if (value := getattr(one, name)) is not None] for name in names}
+        return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
     def alive(self) -> bool:
@@ -287,6 +296,7 @@ def checkpoints_here(run: Run) -> Path | None:
 
 def check_free(root: Path, name: str) -> None:
     """Raises UsageError where a run has that name, CannotWriteError where something else is in its place."""
+    _remove_torn_launch(root / name)
     if (root / name).is_dir():
         raise UsageError(
             f"--name: a run named {name} is there already: choose another name, "
@@ -294,6 +304,17 @@ def check_free(root: Path, name: str) -> None:
         )
     if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way")
+
+
+def _remove_torn_launch(folder: Path) -> None:
+    """Remove the folder of a launch that was killed before it had written the run's record: no verb knows it."""
+    with suppress(OSError):
+        left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
+        age_s = time.time() - folder.stat().st_mtime
+        if left <= {_LAUNCH, CHECKPOINTS} and not any((folder / CHECKPOINTS).glob("*")) and age_s > TORN_AFTER_S:
+            launch = _launch_in(folder)
+            if launch is None or not launch.going:
+                discard(folder)
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
@@ -349,8 +370,12 @@ class Launch:
 
 def unfinished_launch(run: Run) -> Launch | None:
     """The launch of a run; None: it is over."""
+    return _launch_in(Path(run.folder))
+
+
+def _launch_in(folder: Path) -> Launch | None:
     try:
-        with (Path(run.folder) / _LAUNCH).open() as file:
+        with (folder / _LAUNCH).open() as file:
             pid, _, host = file.read().strip().partition(" ")
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -375,7 +400,7 @@ def note_stop(run: Run, by: str) -> None:
 def stopped_by(run: Run) -> str | None:
     """Who has asked it to stop; None: nobody from here."""
     try:
-        return str(json.loads(read_regular(Path(run.folder) / _STOP))["by"])
+        return str(parse_json(read_regular(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -402,7 +427,7 @@ def known_end(run: Run) -> RunStatus | None:
         nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
         return fold_nodes(run.name, nodes, young=False)
     try:
-        end = json.loads(read_regular(Path(run.folder) / _END))
+        end = parse_json(read_regular(Path(run.folder) / _END))
         outcome = read_outcome(json.dumps(end["outcome"])) if end["outcome"] else None
         if end["state"] not in ENDED:
             return None
@@ -484,7 +509,7 @@ def read(folder: Path) -> Run | None:
         text = read_regular(folder / RECORD).decode()
         if "\\u0000" in text:  # no path and no word has one
             return None
-        record = json.loads(text)
+        record = parse_json(text)
         job = _job(record["job"])
         values = {item.name: record[item.name] for item in fields(Run) if item.name in record}
         run = Run(**{**values, "job": job, "folder": str(folder), "name": folder.name})

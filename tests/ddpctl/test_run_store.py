@@ -220,3 +220,43 @@ def test_where_a_runs_checkpoints_are_on_this_machine(tmp_path: Path, wording: W
     Path(here.checkpoint_dir).mkdir(parents=True, exist_ok=True)
     Path(here.checkpoint_dir, "step-00000002.pt").touch()
     assert run_store.checkpoints_here(shared) == Path(here.checkpoint_dir)
+
+
+def test_the_name_of_a_launch_that_was_killed_before_its_record_is_free_again(tmp_path: Path) -> None:
+    for name, files in {"torn": ("launch.lock", ".run.json.x7"), "young": (), "own": ("notes.txt",)}.items():
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
+        for file in files:
+            (tmp_path / name / file).write_text("4 vm\n")
+        if name != "young":
+            os.utime(tmp_path / name, (1, 1))
+    run_store.check_free(tmp_path, "torn")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["own", "young"]
+    for name in ("own", "young"):
+        with pytest.raises(UsageError):
+            run_store.check_free(tmp_path, name)
+
+
+def test_progress_is_what_all_nodes_tell_together() -> None:
+    told = (run_store.Progress(step=4, planned=9, loss=1.0, checkpoint_step=2), run_store.Progress(step=5, loss=2.0))
+    nodes = tuple(
+        run_store.NodeReport(node=node, alive=True, state=None, outcome=None, progress=one)
+        for node, one in enumerate(told)
+    )
+    status = run_store.RunStatus(run="night", state="training", message="", nodes=nodes)
+    assert status.progress == run_store.Progress(step=5, planned=9, loss=2.0, checkpoint_step=2)
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"job": ' * 100_000])
+def test_a_record_that_is_nested_too_deeply_is_passed_over(tmp_path: Path, text: str) -> None:
+    make(tmp_path, "good", 1.0)
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/run.json").write_text(text)
+    assert [run.name for run in run_store.load_all(tmp_path)] == ["good"]
+    assert [path.name for path in run_store.unreadable(tmp_path)] == ["deep"]
+
+
+def test_a_record_that_is_too_large_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    with (tmp_path / "large/run.json").open("wb") as file:
+        file.truncate(1 << 32)
+    assert [path.name for path in run_store.unreadable(tmp_path)] == ["large"]

@@ -18,14 +18,17 @@ def test_a_rank_sees_them_and_so_does_ddprun_from_its_start(runs):
     assert json.loads(node.log(0)) == {**ENV, "DDP_PUSHGATEWAY": None, "DDP_JOB_ENV": None}
 
 
-@pytest.mark.parametrize("text", ["garbage", "[]", '{"A": 1}', ""])
-def test_what_is_no_such_object_is_refused(text, wording):
+@pytest.mark.parametrize(
+    "text",
+    ["garbage", "[]", '{"A": 1}', "", "[" * 60_000, '{"A": "\\u0000"}', '{"A=B": ""}', '{"": ""}', '{"A": "\\ud800"}'],
+)
+def test_what_is_no_such_object_is_refused(text):
     environ = {"PYTHONPATH": ":".join(sys.path), names.JOB_ENV: text}
     done = subprocess.run(
         [sys.executable, "-P", "-m", "ddprun", "x.py"], env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == Exit.CONFIG
-    wording(done.stderr)
+    assert done.stderr == "ddprun: DDP_JOB_ENV is no JSON object of names and their text\n"
 
 
 def test_nothing_to_carry_is_no_variable():

@@ -31,7 +31,7 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: W
     wait_until(lambda: sorted(ranks_up(tmp_path, "eight", 2)) == list(range(8)), "eight ranks")
 
     listed = ddpctl("ps").stdout.splitlines()
-    assert listed[0].split() == ["RUN", "STATE", "EXIT", "SIZE", "TARGET", "STARTED", "PROGRAM"]
+    assert listed[0].split() == ["RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM"]
     assert re.fullmatch(rf"eight  training  -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
 
     status = json.loads(ddpctl("status", "eight", "--json").stdout)
@@ -90,7 +90,7 @@ def test_a_rank_that_exits_with_3(tmp_path: Path, wording: Wording) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     outcome = outcome_of(tmp_path, "three")
     assert (outcome.code, outcome.cause, outcome.rank, outcome.node, outcome.retry) == (3, "error", 2, 1, False)
-    assert outcome.message in done.stderr
+    assert outcome.message in done.stdout
     status = json.loads(ddpctl("status", "three", "--json").stdout)
     assert (status["state"], status["code"], status["outcome"]) == ("failed", 3, asdict(outcome))
     wording(ddpctl("status", "three").stdout.splitlines()[0])

@@ -65,7 +65,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     python.write_text(PYTHON.format(python=sys.executable))
     python.chmod(0o755)
     (folder / "ddpctl.yaml").write_text(
-        f"target: here\ntargets: {{here: {{kind: local, python: {python}}}}}\njob: {{device: cpu}}\n"
+        f"target: here\ntargets: {{here: {{kind: local, python: {python}}}}}\njob: {{device: cpu, grace: 600}}\n"
     )
     monkeypatch.chdir(folder)
     yield folder

@@ -22,7 +22,16 @@ from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
 from ddpwire.merged_output import MergedOutput, Source
-from ddpwire.run_files import KILLED_ON_REQUEST, NODE, NODE_LOG, OUTCOME, open_regular, read_node, read_regular
+from ddpwire.run_files import (
+    KILLED_ON_REQUEST,
+    NODE,
+    NODE_LOG,
+    OUTCOME,
+    open_regular,
+    parse_json,
+    read_node,
+    read_regular,
+)
 
 FETCH_S = 5.0
 APPEAR_S = 10.0  # how long to wait for the first file
@@ -215,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
 def read_json(path: Path) -> Any:
     """Return the content of the file; None if it cannot be read."""
     try:
-        return json.loads(read_regular(path))
+        return parse_json(read_regular(path))
     except (OSError, ValueError, RecursionError):
         return None
 

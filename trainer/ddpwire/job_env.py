@@ -5,6 +5,7 @@ those of a job travel in one variable, which ddprun replaces by them before it d
 """
 
 import json
+import os
 from collections.abc import Mapping
 
 from ddpwire import names
@@ -20,8 +21,16 @@ def unpack(environ: Mapping[str, str]) -> dict[str, str]:
     rest = dict(environ)
     try:
         env = json.loads(rest.pop(names.JOB_ENV, "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         env = None
-    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+    if not isinstance(env, dict) or not all(map(_can_be_set, env, env.values())):
         raise ValueError(f"{names.JOB_ENV} is no JSON object of names and their text")
     return rest | env
+
+
+def _can_be_set(name: str, value: object) -> bool:
+    try:
+        os.fsencode(f"{name}{value}")
+    except UnicodeEncodeError:
+        return False
+    return bool(name) and "=" not in name and isinstance(value, str) and "\0" not in f"{name}{value}"

@@ -33,7 +33,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from ddpwire import names
@@ -50,6 +50,7 @@ SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 GROUP_SUFFIX = ".group"
 OUTCOME = "outcome.json"
+MAX_BYTES = 1 << 27  # of a file that is read whole
 ENVIRONMENT = "environment.json"
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
 TARGETS = ".targets"
@@ -126,9 +127,19 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """What is in it. Raises OSError."""
+    """What is in it. Raises OSError, also for more than ``MAX_BYTES``."""
     with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
         return file.read()
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value. Raises ValueError, also for what is nested too deeply to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 # ---- A rank's error file, in the format of torch.distributed.elastic's ``record``, which a script may use as well
@@ -150,7 +161,7 @@ def write_error(message: str, environ: Mapping[str, str]) -> None:
 def read_error(path: Path) -> str | None:
     """Return the message of a rank's error file; None: the rank wrote none."""
     try:
-        message = json.loads(read_regular(path))["message"]
+        message = parse_json(read_regular(path))["message"]
         return str(message if isinstance(message, str) else message["message"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -195,7 +206,7 @@ def read_node(text: str) -> NodeState:
     Keys that this version does not know are passed over: another version may have written it.
     """
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
         known = {key: fields[key] for key in NodeState.__dataclass_fields__ if key in fields}
         ranks = tuple(
             RankProcess(**{key: rank[key] for key in RankProcess.__dataclass_fields__ if key in rank})
@@ -249,7 +260,7 @@ def read_outcome(text: str) -> Outcome:
     Keys that this version does not know are passed over: another version may have written it.
     """
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
         return Outcome(**{key: fields[key] for key in Outcome.__dataclass_fields__ if key in fields})
     except (TypeError, AttributeError) as error:
         raise ValueError(f"not an outcome: {error}") from None

@@ -53,7 +53,9 @@ def check_array(text: str) -> str:
         if int(first) > int(last):
             raise ValueError(f"the range {first}-{last} is empty: its first number is the smaller one")
     if any(int(number) > MAX_TASK for number in re.findall(r"[0-9]+", text)):
-        raise ValueError(f"Slurm takes numbers to {MAX_TASK:,} (and a cluster fewer: scontrol show config, MaxArraySize)")
+        raise ValueError(
+            f"Slurm takes numbers to {MAX_TASK:,} (and a cluster fewer: scontrol show config, MaxArraySize)"
+        )
     return text
 
 
