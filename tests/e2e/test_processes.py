@@ -32,7 +32,7 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: W
 
     listed = ddpctl("ps").stdout.splitlines()
     assert listed[0].split() == ["RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM"]
-    assert re.fullmatch(rf"eight  training  -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
+    assert re.fullmatch(rf"eight  training  -     -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
 
     status = json.loads(ddpctl("status", "eight", "--json").stdout)
     assert (status["state"], status["code"]) == ("training", None)
