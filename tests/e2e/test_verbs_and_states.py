@@ -161,4 +161,4 @@ def test_every_verb_in_this_state(state: str, project: Path, tmp_path: Path) -> 
 
 
 def children_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()]
