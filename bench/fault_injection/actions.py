@@ -64,7 +64,8 @@ def agent_is_killed(node: int) -> Callable[[Experiment], None]:
         experiment.trains_again()
         is_first = node == 0  # then the other has ended, too, and both begin anew
         codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]
-        experiment.succeeds(codes=codes, restarts=NOBODY if is_first else one_at(0, {"node_lost": 1}), exits=NOBODY)
+        restarts = [{"requeue": 1} if is_first else {"node_lost": 1}, {"requeue": 1}]
+        experiment.succeeds(codes=codes, restarts=restarts, exits=NOBODY)
 
     return act
 
@@ -84,7 +85,8 @@ def machine_is_lost(node: int) -> Callable[[Experiment], None]:
         experiment.trains_again()
         is_first = node == 0
         codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]
-        experiment.succeeds(codes=codes, restarts=NOBODY if is_first else one_at(0, {"node_lost": 1}), exits=NOBODY)
+        restarts = [{"requeue": 1} if is_first else {"node_lost": 1}, {"requeue": 1}]
+        experiment.succeeds(codes=codes, restarts=restarts, exits=NOBODY)
 
     return act
 
@@ -115,7 +117,8 @@ def cable_is_out(node: int, seconds: float) -> Callable[[Experiment], None]:
         experiment.trains_again()
         # The node that is not node 0 ends, and comes back: node 0 keeps the store.
         ends = job.codes[1]
-        experiment.succeeds(codes=[[0], [*(137 for _ in ends), 0]], restarts=[{"node_lost": 1}, {}], exits=NOBODY)
+        restarts = [{"node_lost": 1}, {"requeue": len(ends)}]
+        experiment.succeeds(codes=[[0], [*(137 for _ in ends), 0]], restarts=restarts, exits=NOBODY)
 
     return act
 

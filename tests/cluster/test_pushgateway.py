@@ -43,7 +43,7 @@ def run(script: str, *options: str, environ: dict[str, str], folder: Path) -> su
     path = folder / "script.py"
     path.write_text(script)
     return subprocess.run(
-        [sys.executable, "-m", "ddprun", "--run-id", "night", *options, str(path)],
+        [sys.executable, "-m", "ddprun", "--run-id", "night", "--standalone", *options, str(path)],
         env=os.environ | {"PATH": PATH} | environ,
         capture_output=True,
         text=True,

@@ -168,7 +168,8 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
     """Ranks 1 and 2 do not catch it."""
     project = lab.folder / "project"
     project.mkdir()
-    shutil.copy(lab.folder / "ddpctl.yaml", project)
+    config = (lab.folder / "ddpctl.yaml").read_text().replace("kind: ssh,", "kind: ssh, project: sync,")
+    (project / "ddpctl.yaml").write_text(config)
     shutil.copy(Path(__file__).parents[1] / "e2e/scripts/interrupted.py", project / "script.py")
     argv = lab.laptop.command(*CLI, "launch", "--name", "interrupted", "--", "script.py")
     launched = subprocess.Popen(argv, env=lab.variables, cwd=project, stdout=subprocess.PIPE,

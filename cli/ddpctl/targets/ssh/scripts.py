@@ -188,8 +188,8 @@ echo "{{\\"alive\\": $alive, \\"node\\": "
 if [ -e {NODE} ]; then cat {NODE}; else echo null; fi
 echo ', "outcome": '
 if [ -e {OUTCOME} ]; then cat {OUTCOME}; else echo null; fi
-echo ', "history": "'"$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY}; }} 2>/dev/null | tr -dc '[:alnum:]_:.,+\n-' |
-  awk '{{ printf "%s\\\\n", $0 }}')"'"}}'
+printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY}; }} 2>/dev/null |
+  tr -dc '[:alnum:]_:.,+\\n-' | awk '{{ printf "%s\\\\n", $0 }}')"
 """
 
 
