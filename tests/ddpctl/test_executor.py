@@ -6,6 +6,7 @@ import pty
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -197,3 +198,13 @@ def test_a_command_reads_what_it_is_given_and_a_dry_run_shows_it_unless_it_is_se
     Executor({}).dry_run(verb(), out)
     redacted = "/bin/cat <<'END_OF_INPUT'\n[REDACTED]\nEND_OF_INPUT\n"
     assert out.getvalue() == f"/bin/cat <<'END_OF_INPUT'\none\nEND_OF_INPUT\n{redacted}"
+
+
+@pytest.mark.parametrize("mode", ["capture", "stream"])
+def test_no_child_is_forked_in_the_main_thread(mode: str) -> None:
+    """There Python would drop the KeyboardInterrupt of a Ctrl-C that comes during the fork."""
+    threads: list[threading.Thread] = []
+    os.register_at_fork(before=lambda: threads.append(threading.current_thread()))
+    run(Command(argv=(PYTHON, "-c", ""), mode=mode))  # type: ignore[arg-type]
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()

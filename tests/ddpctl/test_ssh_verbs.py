@@ -1,6 +1,8 @@
 """The commands of the target ssh for the hosts of a run that goes on."""
 
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, RUN, play
@@ -9,7 +11,7 @@ from tests.wording import Wording
 from ddpctl.command import Output
 from ddpctl.errors import NoInputError, UnavailableError
 from ddpctl.targets import LogQuery
-from ddpctl.targets.ssh import SshTarget, scripts
+from ddpctl.targets.ssh import SshOptions, SshTarget, scripts
 
 
 def shown(alive: bool, state: str | None = None, code: int | None = None) -> Output:
@@ -85,3 +87,17 @@ def test_execute_goes_into_the_container() -> None:
     )
     ((asked,),), _ = play(SshTarget(BARE).execute(RUN, node=0, argv=("echo", "a b"), tty=True), [(OK,)])
     assert (asked.argv, asked.mode) == (("/bin/sh", "-c", "cd \"$HOME\"/ && A='b c' echo 'a b'"), "tty")
+
+
+@pytest.mark.parametrize("shell", ["/bin/sh", "/bin/bash"])
+def test_what_a_host_shows_is_json_in_its_shell(shell: str, tmp_path: Path) -> None:
+    node = tmp_path / ".ddpctl/runs/night/node-0"
+    node.mkdir(parents=True)
+    rows = "time,ddp_last_step\n1.5,4\n2.5,9\n"
+    (node / "history.csv").write_text(rows)
+    text = scripts.show(SshOptions(hosts=(), runtime="none"), "night", 0)
+    environ = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run([shell], input=text, env=environ, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    head = rows.partition("\n")[0]
+    assert json.loads(done.stdout) == {"alive": False, "node": None, "outcome": None, "history": f"{head}\n{rows}"}
