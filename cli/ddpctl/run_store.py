@@ -171,17 +171,17 @@ class RunStatus:
     @property
     def progress(self) -> Progress | None:
         """That of the node that is farthest, with what only others tell; an array has none, each of its tasks has."""
-        told = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
-        if not told:
+        reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
+        if not reported:
             return None
-        farthest = max(told, key=lambda one: one.step)
+        farthest = max(reported, key=lambda one: one.step)
         names = (
             "planned",
             "epoch",
             "loss",
             "checkpoint_step",
         )  # of several ranks' losses the largest, as in the report
-        known = {name: [value for one in told if (value := getattr(one, name)) is not None] for name in names}
+        known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
