@@ -37,7 +37,7 @@ from ddpwire.run_files import (
     parse_json,
     read_node,
     read_outcome,
-    read_regular,
+    read_record,
     write_atomic,
 )
 
@@ -400,7 +400,7 @@ def note_stop(run: Run, by: str) -> None:
 def stopped_by(run: Run) -> str | None:
     """Who has asked it to stop; None: nobody from here."""
     try:
-        return str(parse_json(read_regular(Path(run.folder) / _STOP))["by"])
+        return str(parse_json(read_record(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -427,7 +427,7 @@ def known_end(run: Run) -> RunStatus | None:
         nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
         return fold_nodes(run.name, nodes, young=False)
     try:
-        end = parse_json(read_regular(Path(run.folder) / _END))
+        end = parse_json(read_record(Path(run.folder) / _END))
         outcome = read_outcome(json.dumps(end["outcome"])) if end["outcome"] else None
         if end["state"] not in ENDED:
             return None
@@ -441,7 +441,7 @@ def _outcomes(run: Run) -> dict[int, Outcome]:
     found = {}
     for node in range(run.job.max_nodes):
         try:
-            found[node] = read_outcome(read_regular(Path(run.folder) / node_name(node) / OUTCOME).decode())
+            found[node] = read_outcome(read_record(Path(run.folder) / node_name(node) / OUTCOME).decode())
         except (OSError, ValueError):
             return {}
     return found
@@ -506,7 +506,7 @@ def _folders(root: Path) -> Iterator[Path]:
 def read(folder: Path) -> Run | None:
     """The run whose record is in that folder; None: there is none that can be read."""
     try:
-        text = read_regular(folder / RECORD).decode()
+        text = read_record(folder / RECORD).decode()
         if "\\u0000" in text:  # no path and no word has one
             return None
         record = parse_json(text)

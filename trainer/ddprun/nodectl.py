@@ -224,7 +224,7 @@ def parser() -> argparse.ArgumentParser:
 def read_json(path: Path) -> Any:
     """Return the content of the file; None if it cannot be read."""
     try:
-        return parse_json(read_regular(path))
+        return parse_json(read_record(path))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -50,7 +50,7 @@ SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 GROUP_SUFFIX = ".group"
 OUTCOME = "outcome.json"
-MAX_BYTES = 1 << 27  # of a file that is read whole
+MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
 TARGETS = ".targets"
@@ -127,7 +127,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """What is in it. Raises OSError, also for more than ``MAX_BYTES``."""
+    """What is in it. Raises OSError."""
+    with open_regular(path) as file:
+        return file.read()
+
+
+def read_record(path: Path) -> bytes:
+    """What is in a file of JSON. Raises OSError, also for more than ``MAX_BYTES``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
@@ -161,7 +167,7 @@ def write_error(message: str, environ: Mapping[str, str]) -> None:
 def read_error(path: Path) -> str | None:
     """Return the message of a rank's error file; None: the rank wrote none."""
     try:
-        message = parse_json(read_regular(path))["message"]
+        message = parse_json(read_record(path))["message"]
         return str(message if isinstance(message, str) else message["message"])
     except (OSError, ValueError, TypeError, KeyError):
         return None
