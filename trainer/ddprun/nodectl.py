@@ -30,6 +30,7 @@ from ddpwire.run_files import (
     open_regular,
     parse_json,
     read_node,
+    read_record,
     read_regular,
 )
 
