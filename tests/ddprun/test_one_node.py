@@ -170,7 +170,7 @@ if __name__ == "__main__":
     config = LaunchConfig(
         min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=name, rdzv_backend="c10d", rdzv_endpoint="localhost:0"
     )
-    print(dist.get_node_local_rank(), elastic_launch(config, work)(7))
+    print(dist.get_node_local_rank(), dict(sorted(elastic_launch(config, work)(7).items())))
 """
 
 
