@@ -25,7 +25,8 @@ from ddpctl.errors import (
 )
 from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
-from ddpctl.run_store import DiskUsage, Launch, Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Launch, Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import plain

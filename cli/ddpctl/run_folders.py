@@ -13,7 +13,8 @@ from pathlib import Path
 
 from ddpctl import run_store
 from ddpctl.errors import NoInputError
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.events import EVENTS, EVENTS_BEFORE, read_events
 from ddpwire.run_files import CHECKPOINTS, ENVIRONMENT, NODE, RECORD, STARTS, read_node, read_regular, read_starts

@@ -1,13 +1,12 @@
-"""Runs: their records in the user's state directory, their status as values, and the disk space that they take.
+"""Runs: their records in the user's state directory, and the disk space that they take.
 
-A record says what was asked for and what the target needs to find the run again; the run's status is asked of the
-target, never remembered.
+A record says what was asked for and what the target needs to find the run again. Its status is asked of the target;
+only how it ended is kept, for when the target does not answer.
 """
 
 import fcntl
 import itertools
 import json
-import math
 import os
 import random
 import re
@@ -18,12 +17,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ddpctl.command import UNREACHED, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpctl.spec import JobSpec, check_nodes, fields_of
-from ddpwire import kaggle, metrics
+from ddpwire import kaggle
 from ddpwire.events import is_time
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
@@ -31,33 +31,14 @@ from ddpwire.run_files import (
     LOCK,
     OUTCOME,
     RECORD,
-    NodeState,
     Outcome,
     node_name,
     parse_json,
-    read_node,
     read_outcome,
     read_record,
     write_atomic,
 )
 
-State = Literal[
-    "pending",  # a queue has it: it has no nodes yet, or none any more
-    "starting",
-    "rendezvous",
-    "training",
-    "suspended",  # by a user or a queue: it has no nodes, and goes on when it is resumed
-    "stopping",
-    "succeeded",
-    "failed",
-    "stopped",
-    "lost",
-    "unknown",
-]
-ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
-
-# A run is as far as its slowest node: the first of these that any living node is in.
-_ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 TORN_AFTER_S = 10.0  # after which a folder without a record is what a killed launch has left
 DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
@@ -92,141 +73,6 @@ class Run:
     def logs_at(self) -> str:
         """Where a user finds the logs: the run's folder, or what the target says."""
         return str(self.handle.get("logs", self.folder))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far the training is, by the last rows of a node's history; None: it does not tell."""
-
-    step: int
-    planned: int | None = None
-    epoch: int | None = None
-    loss: float | None = None
-    steps_per_s: float | None = None
-    checkpoint_step: int | None = None
-
-    @property
-    def left_s(self) -> float | None:
-        """The time left, at this pace."""
-        return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
-
-
-def read_progress(text: str) -> Progress | None:
-    """What the head and the last rows of a history.csv say; None: no step."""
-    from ddpwire.history import TIME, read_history  # not for every verb
-
-    rows = [row for row in read_history(text) if metrics.LAST_STEP.name in row]
-    if not rows:
-        return None
-    first, last = rows[0], rows[-1]
-
-    def value(metric: metrics.Metric) -> float | None:
-        number = last.get(metric.name)
-        return number if number is not None and math.isfinite(number) else None
-
-    def whole(metric: metrics.Metric) -> int | None:
-        return None if (number := value(metric)) is None else int(number)
-
-    steps, seconds = last[metrics.LAST_STEP.name] - first[metrics.LAST_STEP.name], last[TIME] - first[TIME]
-    return Progress(
-        step=int(last[metrics.LAST_STEP.name]),
-        planned=whole(metrics.STEPS_PLANNED),
-        epoch=whole(metrics.EPOCH),
-        loss=value(metrics.LOSS),
-        steps_per_s=steps / seconds if steps > 0 and seconds > 0 else None,
-        checkpoint_step=whole(metrics.CHECKPOINT_LAST_STEP),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeReport:
-    """What was found out about one node."""
-
-    node: int
-    alive: bool
-    state: NodeState | None  # None: it has not reported anything
-    outcome: Outcome | None  # None: it has not ended by itself
-    note: str = ""  # what its target has to say of it
-    progress: Progress | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunStatus:
-    """What was found out about one run."""
-
-    run: str
-    state: State
-    message: str  # one line for the user
-    code: int | None = None  # the run's exit code, once it has ended
-    outcome: Outcome | None = None
-    nodes: tuple[NodeReport, ...] = ()
-    tasks: tuple["RunStatus", ...] = ()  # of an array, each by its own name
-    remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing of the run goes on."""
-        return self.state in ENDED
-
-    @property
-    def progress(self) -> Progress | None:
-        """That of the node that is farthest, with what only others tell; an array has none, each of its tasks has."""
-        reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
-        if not reported:
-            return None
-        farthest = max(reported, key=lambda one: one.step)
-        names = (
-            "planned",
-            "epoch",
-            "loss",
-            "checkpoint_step",
-        )  # of several ranks' losses the largest, as in the report
-        known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
-        return replace(farthest, **{name: max(values) for name, values in known.items() if values})
-
-    @property
-    def alive(self) -> bool:
-        """Whether any of its nodes is."""
-        return any(report.alive for report in self.nodes)
-
-
-def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """What ``nodectl show`` says. What another version wrote and this one cannot read counts as not written."""
-    state = outcome = None
-    with suppress(ValueError):
-        state = read_node(json.dumps(shown["node"])) if shown["node"] else None
-    with suppress(ValueError):
-        outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
-    progress = read_progress(str(shown.get("history") or ""))
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress)
-
-
-def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """One run's status from its nodes'. ``young``: its nodes may not have started yet."""
-    outcome = next((report.outcome for report in nodes if report.outcome), None)
-    alive = [report for report in nodes if report.alive]
-    state: State
-    if alive:
-        states = {report.state.state if report.state else "starting" for report in alive}
-        state = next((state for state in _ORDER if state in states), "stopping")
-        if outcome:
-            state = "stopping"
-        message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
-        if state == "training" and not any(report.progress for report in nodes):
-            message += "; no step is reported yet"
-        return RunStatus(run=run, state=state, message=message, nodes=nodes)
-    if outcome:
-        state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
-        return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
-    if young and not any(report.state for report in nodes):
-        return RunStatus(run=run, state="starting", message="no node has started yet", nodes=nodes)
-    return RunStatus(
-        run=run,
-        state="lost",
-        message="every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)",
-        code=Exit.KILLED,
-        nodes=nodes,
-    )
 
 
 # Records: one folder a run, one ``run.json`` in it

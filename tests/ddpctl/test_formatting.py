@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ddpctl import run_store
 from ddpctl.commands import formatting
-from ddpctl.run_store import NodeReport, Run, RunStatus
+from ddpctl.run_status import NodeReport, RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 

@@ -15,7 +15,8 @@ from ddpctl import config, targets
 from ddpctl.command import Command, Output, T, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.kaggle import KaggleOptions, KaggleTarget

@@ -13,7 +13,7 @@ from tests.wording import Wording
 from ddpctl.command import Command, Output, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError
 from ddpctl.launcher import AppContext, Stopper
-from ddpctl.run_store import RunStatus
+from ddpctl.run_status import RunStatus
 from ddpctl.targets import LogQuery
 from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from ddpctl import launcher
-from ddpctl.run_store import NodeReport, Run, RunStatus
+from ddpctl.run_status import NodeReport, RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import MetricsTarget, NodeState, is_targets_file_of, targets_file_name, targets_text
 

@@ -14,7 +14,8 @@ from ddpctl import launcher
 from ddpctl.command import TIMED_OUT, Command, Output, T, Verb, shell_line
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launch_plan import Plan
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, Submission
 from ddpctl.targets.local import LocalOptions, LocalTarget, gpus_of, share_gpus

@@ -9,7 +9,7 @@ from tests.wording import Wording
 
 from ddpctl.report.html import MOST_EVENTS, configuration_table, environments_table, events_table, render_page
 from ddpctl.report.svg import Line, Mark, clock, gantt_chart, history_plots, line_chart, short, ticks, time_ticks
-from ddpctl.run_store import RunStatus
+from ddpctl.run_status import RunStatus
 from ddpctl.spec import JobSpec
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import Span

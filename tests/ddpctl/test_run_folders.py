@@ -11,7 +11,8 @@ from tests.wording import Wording
 
 from ddpctl import run_folders, run_store
 from ddpctl.errors import NoInputError
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpwire.events import Event
 from ddpwire.run_files import NodeState, Outcome, RankProcess
 

@@ -10,10 +10,11 @@ import pytest
 from tests.in_process import ddpctl
 from tests.wording import Wording
 
-from ddpctl import launcher, run_store
+from ddpctl import launcher, run_status, run_store
 from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UsageError
 from ddpctl.launcher import open_context
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import Outcome
 
@@ -159,12 +160,12 @@ def test_options_of_another_kind_are_named_and_keep_nobody_from_the_other_runs(
 
 def test_progress_is_that_of_the_last_rows() -> None:
     head = "time,ddp_last_step,ddp_planned_steps,ddp_epoch,ddp_loss,ddp_checkpoint_last_step\n"
-    at = run_store.read_progress(f"{head}1000.0,10,100,1,nan,\n1005.0,20,100,1,0.5,15\n1010.0,30,100,2,nan,25\n")
-    assert at == run_store.Progress(step=30, planned=100, epoch=2, loss=None, steps_per_s=2.0, checkpoint_step=25)
+    at = run_status.read_progress(f"{head}1000.0,10,100,1,nan,\n1005.0,20,100,1,0.5,15\n1010.0,30,100,2,nan,25\n")
+    assert at == run_status.Progress(step=30, planned=100, epoch=2, loss=None, steps_per_s=2.0, checkpoint_step=25)
     assert at.left_s == 35.0
-    assert run_store.read_progress("") is None
-    assert run_store.read_progress("time,ddp_last_step\n1000.0,\n") is None
-    assert run_store.read_progress("time,ddp_last_step\n1000.0,7\n") == run_store.Progress(step=7)
+    assert run_status.read_progress("") is None
+    assert run_status.read_progress("time,ddp_last_step\n1000.0,\n") is None
+    assert run_status.read_progress("time,ddp_last_step\n1000.0,7\n") == run_status.Progress(step=7)
 
 
 def test_an_end_that_was_seen_is_known_when_nobody_answers(tmp_path: Path) -> None:
@@ -237,13 +238,13 @@ def test_the_name_of_a_launch_that_was_killed_before_its_record_is_free_again(tm
 
 
 def test_progress_is_what_all_nodes_tell_together() -> None:
-    told = (run_store.Progress(step=4, planned=9, loss=1.0, checkpoint_step=2), run_store.Progress(step=5, loss=2.0))
+    told = (run_status.Progress(step=4, planned=9, loss=1.0, checkpoint_step=2), run_status.Progress(step=5, loss=2.0))
     nodes = tuple(
-        run_store.NodeReport(node=node, alive=True, state=None, outcome=None, progress=one)
+        run_status.NodeReport(node=node, alive=True, state=None, outcome=None, progress=one)
         for node, one in enumerate(told)
     )
-    status = run_store.RunStatus(run="night", state="training", message="", nodes=nodes)
-    assert status.progress == run_store.Progress(step=5, planned=9, loss=2.0, checkpoint_step=2)
+    status = run_status.RunStatus(run="night", state="training", message="", nodes=nodes)
+    assert status.progress == run_status.Progress(step=5, planned=9, loss=2.0, checkpoint_step=2)
 
 
 @pytest.mark.parametrize("text", ["[" * 200_000, '{"job": ' * 100_000])

@@ -9,7 +9,8 @@ from tests.ddpctl.test_slurm_target import RUN, play
 from tests.wording import Wording
 
 from ddpctl.command import Output
-from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.run_status import RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.targets.slurm import SlurmOptions, SlurmTarget, queue
 from ddpctl.targets.slurm.queue import STATES, read_answers, state_of
 from ddpctl.targets.slurm.target import expand

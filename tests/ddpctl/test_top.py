@@ -18,7 +18,7 @@ from ddpctl.errors import UnavailableError
 from ddpctl.executor import Executor
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import ProbeResult
-from ddpctl.run_store import RunStatus
+from ddpctl.run_status import RunStatus
 from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (
     Reading,

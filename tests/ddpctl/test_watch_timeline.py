@@ -6,7 +6,8 @@ from types import MappingProxyType
 from tests.wording import Wording
 
 from ddpctl.commands.timeline import lines
-from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.run_status import RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import (

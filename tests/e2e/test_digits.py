@@ -109,7 +109,7 @@ def test_ctrl_c_once_saves_twice_kills(tmp_path: Path, times: int, wording: Word
     assert outcome["cause"] == "stopped"
     wording(lines[-1])
     if times == 2:
-        (killing,) = [line for line in rest.splitlines() if line.startswith("killing ")] or [output]
+        (killing,) = [line for line in rest.splitlines() if line.startswith("killing ")]
         wording(killing)
     else:
         assert outcome["code"] == 130

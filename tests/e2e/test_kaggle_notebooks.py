@@ -18,7 +18,7 @@ from tests.e2e.driver import ROOT, end_of, processes_of
 from tests.e2e.kernel import close_loop
 from tests.wording import Wording
 
-from ddpctl.run_store import RunStatus
+from ddpctl.run_status import RunStatus
 from ddpctl.targets.kaggle.target import with_log
 from ddpwire.run_files import read_outcome
 

@@ -8,7 +8,8 @@ from typing import Any
 from ddpctl.images import human_size
 from ddpctl.launch_plan import command_line, title
 from ddpctl.run_folders import is_by_hand
-from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
 

@@ -79,7 +79,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
     import time
 
     from ddpctl.commands.top_screen import line
-    from ddpctl.run_store import ENDED
+    from ddpctl.run_status import ENDED
 
     while True:
         snapshot = watcher.probe()
@@ -106,7 +106,7 @@ def _live(watcher: "Watcher", run: "Run", every: float) -> None:
     from rich.live import Live
 
     from ddpctl.commands.top_screen import screen
-    from ddpctl.run_store import ENDED
+    from ddpctl.run_status import ENDED
 
     console = _console()
 

@@ -28,7 +28,8 @@ from ddpctl.notebook import serialization
 from ddpctl.notebook.errors import RankError
 from ddpctl.notebook.progress import Progress, screen
 from ddpctl.notebook.rank_main import FAILURE, RESULT
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.spec import NAME_PATTERN, JobSpec, check_env, check_time
 from ddpctl.targets.local import LocalOptions
 from ddpwire import kaggle, run_files

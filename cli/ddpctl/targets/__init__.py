@@ -13,7 +13,8 @@ from ddpctl.command import Verb
 from ddpctl.errors import ConfigError, NoInputError
 from ddpctl.launch_plan import Plan
 from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
 from ddpctl.spec import fields_of
 from ddpctl.text import quote
 

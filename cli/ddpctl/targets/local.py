@@ -17,7 +17,8 @@ from ddpctl.command import NO_GPU, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, UnavailableError
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, find_script, look_for_script, title
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
-from ddpctl.run_store import Run, RunStatus, fold_nodes, node_report
+from ddpctl.run_status import RunStatus, fold_nodes, node_report
+from ddpctl.run_store import Run
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log

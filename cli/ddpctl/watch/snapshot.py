@@ -14,7 +14,8 @@ from ddpctl import launcher
 from ddpctl.errors import UnavailableError
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.run_status import RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import metrics as of_ranks

@@ -16,7 +16,8 @@ from types import MappingProxyType
 from ddpctl import launcher, targets
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import Probe, ProbeResult
-from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.run_status import RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.watch.history import History
 from ddpwire import metrics as of_ranks
 from ddpwire.events import EVENTS, EVENTS_BEFORE, Event, is_time, read_events, strange_lines

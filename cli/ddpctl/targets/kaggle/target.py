@@ -12,7 +12,8 @@ from pathlib import PurePath
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan, script_of
-from ddpctl.run_store import Run, RunStatus, State
+from ddpctl.run_status import RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo

@@ -11,7 +11,8 @@ from signal import SIGSEGV
 from typing import Any, Literal
 
 from ddpctl.command import NOT_FOUND, Output
-from ddpctl.run_store import NodeReport, Run, RunStatus, State
+from ddpctl.run_status import NodeReport, RunStatus, State
+from ddpctl.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import error_of
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.text import one_line

@@ -13,7 +13,8 @@ from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError
 from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.run_store import Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests

@@ -15,7 +15,8 @@ from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Outpu
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launch_plan import Plan, check_script, counted, find_script, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.run_store import DiskUsage, Run, RunStatus
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.slurm import queue

@@ -20,7 +20,8 @@ from ddpctl.errors import (
 )
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
-from ddpctl.run_store import DiskUsage, NodeReport, Run, RunStatus, fold_nodes, node_report
+from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
+from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
