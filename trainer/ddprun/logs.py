@@ -12,6 +12,7 @@ import select
 import selectors
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,11 +95,15 @@ class RankLogs:
         """Wait until all that a rank has written so far is in its file, or for ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
-        while time.monotonic() < deadline and any(stream in self._open and stream.has_data for stream in streams):
+        while time.monotonic() < deadline and self._have_data(streams):
             time.sleep(0.002)
         with self._lock:  # the thread may have read the data, and not written it yet
             for stream in streams:
                 stream.flush()
+
+    def _have_data(self, streams: Sequence["Stream"]) -> bool:
+        with self._lock:  # the thread closes the descriptors of streams that have ended
+            return any(stream in self._open and stream.has_data for stream in streams)
 
     def show_failed_rank(self, outcome: Outcome) -> None:
         """Show the held lines of the rank that failed first, and no more lines of its peers.
@@ -165,8 +170,8 @@ class RankLogs:
                     self._selector.register(stream.descriptor, selectors.EVENT_READ, stream)
             elif not key.data.read(now):
                 self._selector.unregister(key.fd)
+                self._open.discard(key.data)  # before its descriptor is closed: resize() takes no lock
                 key.data.close()
-                self._open.discard(key.data)
 
 
 class RankFile:
