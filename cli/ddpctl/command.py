@@ -55,6 +55,7 @@ class Command:
     output: str | None = None  # background: the file that takes what it writes; its folder is made
     stdin_inherited: bool = False  # background: it reads from ddpctl's own stdin, in place of nothing
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
+    kills_orphans: bool = False  # tty: after a Ctrl-C, what its processes have left behind is killed
     timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
     probe: bool = False  # it only looks and changes nothing: a dry run performs it too
     placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it

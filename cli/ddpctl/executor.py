@@ -46,7 +46,7 @@ _MAX_PARALLEL = 64
 PROBE_S = 3.0  # how often a silent host is asked whether it is there
 LOST_S = 8.0
 _CHUNK = 1 << 16
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
 OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises what it is given where it does not handle it
 
@@ -259,7 +259,11 @@ class Executor:
 
     def _hand_over(self, command: Command) -> Output:
         """The terminal is the command's, Ctrl-C as well."""
-        before = signal.signal(signal.SIGINT, lambda *_: None)  # a handler, unlike SIG_IGN, is not inherited
+        interrupts = []
+        before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # SIG_IGN is inherited
+        children = _children() if command.kills_orphans else []
+        if command.kills_orphans and _prctl:
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
         try:
             done = subprocess.run(
                 command.argv,
@@ -274,6 +278,8 @@ class Executor:
         except OSError as error:
             raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
         finally:
+            if command.kills_orphans and interrupts:
+                _kill_orphans(children)
             signal.signal(signal.SIGINT, before)
         return Output(returncode=done.returncode)
 
@@ -321,6 +327,25 @@ def _kill_session(process: subprocess.Popen[Any]) -> None:
     if process.returncode is None:  # else its number may be another's
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+def _children() -> list[int]:
+    """The processes whose parent is this one; none where /proc does not say it."""
+    pids: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):  # that thread has ended
+            pids += map(int, path.read_text().split())
+    return pids
+
+
+def _kill_orphans(children: list[int]) -> None:
+    """Kill the children of this process that are not among ``children``, and theirs, which then become ours."""
+    while orphans := [pid for pid in _children() if pid not in children]:
+        for pid in orphans:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+            with suppress(OSError):
+                os.waitpid(pid, 0)
 
 
 def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:

@@ -134,7 +134,7 @@ def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) 
     argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
     argv += [f"--limit={','.join(only)}"] if only else []
     env = {"ANSIBLE_CONFIG": f"{run.folder}/ansible.cfg", "DDPCTL_RECAP": run.recap, "LC_ALL": "C.UTF-8"}
-    return Command(argv=(*argv, *run.extra), env=env, mode="tty", timeout_s=None)
+    return Command(argv=(*argv, *run.extra), env=env, mode="tty", kills_orphans=True, timeout_s=None)
 
 
 def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:

@@ -208,3 +208,31 @@ def test_no_child_is_forked_in_the_main_thread(mode: str) -> None:
     run(Command(argv=(PYTHON, "-c", ""), mode=mode))  # type: ignore[arg-type]
     assert len(threads) == 1
     assert threads[0] is not threading.main_thread()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_CHILD_SUBREAPER")
+def test_after_an_interruption_what_a_command_has_left_behind_is_killed(tmp_path: Path) -> None:
+    inner = (
+        "import os, signal, sys\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    if os.fork() == 0:\n"
+        "        os.setsid()\n"
+        "        os.kill(int(sys.argv[1]), signal.SIGINT)\n"
+        f"        os.symlink(str(os.getpid()), {str(tmp_path / 'pid')!r})\n"
+        "    signal.pause()\n"
+        f"while not os.path.islink({str(tmp_path / 'pid')!r}): pass\n"
+        "sys.exit(99)\n"
+    )
+    outer = (
+        "import os, sys\n"
+        "from ddpctl.command import Command\n"
+        "from ddpctl.executor import Executor\n"
+        "def verb():\n"
+        f"    argv = (sys.executable, '-c', {inner!r}, str(os.getpid()))\n"
+        "    return (yield (Command(argv=argv, mode='tty', kills_orphans=True),))\n"
+        "print(Executor(os.environ).perform(verb())[0].returncode)\n"
+    )
+    done = subprocess.run((PYTHON, "-c", outer), capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("99\n", "")
+    assert not Path(f"/proc/{(tmp_path / 'pid').readlink()}").exists()
