@@ -1,6 +1,6 @@
 """Is what ddpctl says true after a random signal? Runs of 2 nodes x 2 ranks, of which one process gets it.
 
-    python bench/random_kills.py [--runs 30] [--seed 0] [--epochs 15] [--limit 180] [--only ROLE] [--json F] [--keep DIR]
+    python bench/random_kills.py [--runs 30] [--seed 0] [--epochs 15] [--limit 180] [--only ROLE] [--json F]
 
 Each run draws from its seed which process gets the signal (ddpctl, its log reader, a ddprun, the process that forks its
 ranks, a rank, a child of a rank), which signal (SIGKILL, SIGTERM, or SIGSTOP with a SIGCONT 12 s later) and when; some
