@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ddptrain import forked_ranks
 
 from ddptrain import distributed
 
@@ -42,22 +43,17 @@ class World:
     """The ranks of one training, running."""
 
     def __init__(self, command: Sequence[str], *, size: int, cwd: Path, environ: Mapping[str, str]) -> None:
-        port = _free_port()
-        self.ranks = []
-        for rank in range(size):
-            of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-            master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if size > 1 else {}
-            variables = {name: str(value) for name, value in (of_rank | master).items()}
-            self.ranks.append(
-                subprocess.Popen(
-                    [sys.executable, *command],
-                    cwd=cwd,
-                    env={**os.environ, "OMP_NUM_THREADS": "1", **variables, **environ},
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
+        self.ranks = [
+            subprocess.Popen(
+                [sys.executable, *command],
+                cwd=cwd,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
+            for env in _environs(size, environ)
+        ]
 
     def wait_for(self, start: str) -> None:
         """Read rank 0's stdout up to the line that starts so."""
@@ -121,13 +117,31 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.fixture
-def train(start: Start) -> Callable[..., list[Ended]]:
-    """Start ranks and wait for their end."""
+def train(start: Start, tmp_path: Path) -> Callable[..., list[Ended]]:
+    """Start ranks and wait for their end. Those of plain ddptrain are forks."""
 
-    def train_to_the_end(*options: str, **how: object) -> list[Ended]:
-        return start(*options, **how).end()
+    def train_to_the_end(
+        *options: str, size: int = 1, command: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> list[Ended]:
+        if command or "PYTHONPATH" in (environ or {}):  # of modules, which a fork has already
+            return start(*options, size=size, command=command or ("-m", "ddptrain"), environ=environ).end()
+        folder = tmp_path  # as of the others
+        codes = forked_ranks.train(options, _environs(size, environ or {}), folder, TIMEOUT_S)
+        texts = [[(folder / f"{rank}.{stream}").read_text() for stream in ("out", "err")] for rank in range(size)]
+        for rank in range(size):
+            for stream in ("out", "err"):
+                (folder / f"{rank}.{stream}").unlink()
+        return [Ended(code=code, out=out, err=err) for code, (out, err) in zip(codes, texts, strict=True)]
 
     return train_to_the_end
+
+
+def _environs(size: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+    """The environment of each rank."""
+    master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if size > 1 else {}
+    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), **master}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    return [{**os.environ, **world, **of_rank, **environ} for of_rank in ranks]
 
 
 def _free_port() -> int:
