@@ -26,7 +26,7 @@ from torch.distributed.elastic.events import Event, EventSource  # type: ignore[
 from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
 from ddprun.consensus import Consensus
 from ddprun.errors import node_error
-from ddprun.heartbeat_monitor import HeartbeatMonitor
+from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
@@ -112,6 +112,7 @@ class NodeAgent(SimpleElasticAgent):
         self._world_size = 1
         self.outcome: Outcome | None = None
         self._reported_no_group = False
+        self._spawn_watch: SpawnWatch | None = None
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.workers.log = node.journal.log
@@ -166,6 +167,8 @@ class NodeAgent(SimpleElasticAgent):
                     return {}  # the exits of the ranks are posted
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
+        is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
+        self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._recovery.started()
         self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
@@ -266,6 +269,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at += PROGRESS_INTERVAL_S
                 self._node.journal.log("the ranks of this node are done; waiting for those of the others")
             self._report_no_group()
+            self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = outcome = decision.outcome
         self._node.logs.show_failed_rank(outcome)
@@ -315,6 +319,12 @@ class NodeAgent(SimpleElasticAgent):
                     f"none of the {self._world_size} ranks has called init_process_group in {NO_GROUP_S:g} s: "
                     f"until one does, these are {self._world_size} separate trainings ({GROUP_GUIDE})"
                 )
+
+    def _end_ranks_of_ranks(self) -> None:
+        if self._spawn_watch and (why := self._spawn_watch.find()):
+            self._spawn_watch = None
+            node, rank = self._node.config.node_rank, self._first_rank
+            self._consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=why))
 
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):

@@ -50,6 +50,7 @@ class Failure:
     stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
     oom: str = ""  # it was killed for memory; how much there is
     hung: str = ""  # it is alive but hangs; how that shows
+    refused: str = ""  # it is alive, and ddprun ends it: why
     error: str = ""  # what it wrote of its error: ValueError: bad label 17
 
     @property
@@ -92,8 +93,9 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
         if failure.node == 0:
             message = "node 0 was lost, and with it the store of the run: start the run again"
-    elif failure.hung:
-        cause, message = "hang", f"{who} hung: {failure.hung}"
+    elif failure.hung or failure.refused:
+        cause = "hang" if failure.hung else "error"
+        message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was ended: {failure.refused}"
     elif failure.killed_here:
         cause, message = (
             "stopped",
