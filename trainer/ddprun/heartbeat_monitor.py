@@ -19,7 +19,7 @@ import psutil
 from ddprun.logs import RankLogs
 from ddprun.process_groups import AS_ONE_RANK, GUIDE
 from ddprun.workers import Workers
-from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
+from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -76,6 +76,10 @@ class HeartbeatMonitor:
     def stopped_for(self, rank: int) -> int | None:
         """Return the rank that received the stop signal, as the rank ``rank`` has recorded it; None: it has not."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+
+    def is_complete(self, rank: int) -> bool:
+        """Whether the rank has recorded that its training is complete."""
+        return read_complete(self._node_dir / rank_heartbeat(rank))
 
     def beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank, also after its end."""

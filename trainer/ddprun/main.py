@@ -128,7 +128,7 @@ def main() -> NoReturn:
     console = Console(f"node{node}")
     journal = Journal(folder.path, state, console)
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
-    signals.on_stop = lambda number: end(stopped_before_start(number, node))
+    signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     downtime = Downtime(
         began_at=time.monotonic(),
@@ -156,7 +156,7 @@ def main() -> NoReturn:
                 config.deadline,
                 started=state.started,
                 grace_s=config.grace_s,
-                request_stop=signals.stop,
+                request_stop=lambda: signals.stop("its deadline is near"),
                 log=console.log,
             )
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
@@ -164,7 +164,10 @@ def main() -> NoReturn:
 
         route = route or preflight.find_route(config, report)
         with FolderWatch(
-            folder, log=console.log, stop=signals.stop, give_up=lambda error: end_without_disk(error, workers, console)
+            folder,
+            log=console.log,
+            stop=lambda: signals.stop("its folder is gone"),
+            give_up=lambda error: end_without_disk(error, workers, console),
         ):
             return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
