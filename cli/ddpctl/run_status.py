@@ -56,8 +56,8 @@ def read_progress(text: str) -> Progress | None:
         return None
     first, last = rows[0], rows[-1]
 
-    def value(metric: metrics.Metric) -> float | None:
-        number = last.get(metric.name)
+    def value(metric: metrics.Metric) -> float | None:  # ranks that were started anew do not tell all of it yet
+        number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
     def whole(metric: metrics.Metric) -> int | None:
@@ -84,6 +84,7 @@ class NodeReport:
     outcome: Outcome | None  # None: it has not ended by itself
     note: str = ""  # what its target has to say of it
     progress: Progress | None = None
+    gone: bool = False  # its folder is not there any more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +135,21 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
     with suppress(ValueError):
         outcome = read_outcome(json.dumps(shown["outcome"])) if shown["outcome"] else None
     progress = read_progress(str(shown.get("history") or ""))
-    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress)
+    gone = bool(shown.get("gone"))
+    return NodeReport(node=node, alive=shown["alive"], state=state, outcome=outcome, progress=progress, gone=gone)
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
     """One run's status from its nodes'. ``young``: its nodes may not have started yet."""
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
+    gone = [str(report.node) for report in nodes if report.gone]
     state: State
+    if gone and not outcome and not young:
+        message = f"the folder of node {', '.join(gone)} is not there, and with it what the node has told"
+        if alive:
+            return RunStatus(run=run, state="stopping", message=f"{message}; {len(alive)} still alive", nodes=nodes)
+        return RunStatus(run=run, state="lost", message=message, code=Exit.KILLED, nodes=nodes)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
         state = next((state for state in _ORDER if state in states), "stopping")

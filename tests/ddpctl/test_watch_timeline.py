@@ -160,6 +160,10 @@ def test_a_run_that_its_queue_starts_again_has_the_phases_of_each_start() -> Non
     ]
     assert count_restarts([*START, *SAVED, *AGAIN]) == 1
     assert count_restarts(START) == 0
+    asked = [*START, event(140, "restart"), event(150, "node_ended")]  # it did not come to it
+    assert count_restarts(asked) == 0
+    again = Event(event="ranks_started", time=145, node=0, attempt=2, facts={})
+    assert count_restarts([*asked[:-1], again, asked[-1]]) == 1
 
 
 def test_a_start_that_was_killed_ends_with_its_last_sign_of_life_and_steps_taken_again_are_lost() -> None:

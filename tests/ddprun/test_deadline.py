@@ -100,7 +100,7 @@ signals.listen()
 os.kill(os.getpid(), signal.SIGTERM)
 while not heard:
     time.sleep(0.01)
-signals.stop()  # the deadline, or the launcher's end
+signals.stop("")  # the deadline, or the launcher's end
 time.sleep(0.3)
 print(len(heard))
 os.kill(os.getpid(), signal.SIGTERM)  # a person, who means it

@@ -34,9 +34,14 @@ def test_each_nodes_last_line(wording: Wording, outcome: Outcome, silent: tuple[
         wording(line)
         alone = "" if node in silent else line
         assert exit_message(outcome, node=node, folder=folder, on_one_machine=True) == alone
+        for here in (True, False):
+            assert outcome.message in exit_message(outcome, node=node, folder=folder, on_one_machine=here, by_hand=True)
 
 
-def test_two_nodes_report_the_failure_once_and_without_torchs_own_prefix(runs, wording: Wording) -> None:
+def test_two_nodes_report_the_failure_once_and_without_torchs_own_prefix(
+    runs, wording: Wording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DDP_LAUNCHER", "local")  # which shows the lines of both
     first, second = runs.pair("torn.py", options=("--max-restarts", "0"))
     assert (first.end(timeout_s=300), second.end()) == (1, 1)
     assert first.stdout.read_text() == ""

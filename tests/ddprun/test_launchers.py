@@ -28,6 +28,7 @@ ON_SLURM = {
     "master_port": 61001,
     "join_timeout_s": 300.0,
     "slurm_job": "4537",
+    "by_hand": False,
 }
 PYTORCHJOB = {
     "KUBERNETES_SERVICE_HOST": "10.96.0.1",
@@ -80,17 +81,21 @@ def read(argv, environ):
         ([], SLURM | {"RANK": "5", "WORLD_SIZE": "9", "MASTER_ADDR": "stale"}, ON_SLURM),
         ([], SLURM | TWO, ON_SLURM | {"master_addr": "10.0.0.1", "master_port": 4000}),
         ([], SLURM | {"SLURM_STEP_TASKS_PER_NODE": "4(x2)", "SLURM_GPUS_ON_NODE": ""}, ON_SLURM),
-        (["--nnodes", "1", "--nproc-per-node", "3"], SLURM, {"local_world_size": 3, "slurm_job": "4537"}),
+        (
+            ["--nnodes", "1", "--nproc-per-node", "3"],
+            SLURM,
+            {"local_world_size": 3, "slurm_job": "4537", "by_hand": False},
+        ),
         ([], SLURM | {"PET_NNODES": "1:2", "SLURM_RESTART_COUNT": "3"}, ON_SLURM | {"min_nodes": 1, "num_requeues": 3}),
         (
             [],
             SLURM | {"SLURM_NNODES": "1", "SLURM_NODEID": "0"},
-            {"local_world_size": 4, "slurm_job": "4537"},
+            {"local_world_size": 4, "slurm_job": "4537", "by_hand": False},
         ),
         (
             [],
             {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"},
-            {"local_world_size": 2, "slurm_job": "7"},
+            {"local_world_size": 2, "slurm_job": "7", "by_hand": False},
         ),
         (
             [],
@@ -104,6 +109,7 @@ def read(argv, environ):
                 "master_port": 23456,
                 "join_timeout_s": 600.0,
                 "retries_network": True,
+                "by_hand": False,
             },
         ),
         (
@@ -119,6 +125,7 @@ def read(argv, environ):
                 "max_restarts": 5,
                 "join_timeout_s": 600.0,
                 "retries_network": True,
+                "by_hand": False,
             },
         ),
         (
@@ -132,6 +139,7 @@ def read(argv, environ):
                 "master_port": 29500,
                 "join_timeout_s": 600.0,
                 "retries_network": True,
+                "by_hand": False,
             },
         ),
         ([], {"JOB_COMPLETION_INDEX": "2"}, {}),

@@ -44,6 +44,7 @@ ALONE = {
     "launcher": "ddprun",
     "pushgateway": None,
     "nodes_here": 1,
+    "by_hand": True,
     "lifeline_fd": None,
     "local_addr": None,
     "retries_network": False,

@@ -64,8 +64,8 @@ def test_show_what_is_not_there(tmp_path):
     lines = nodectl("show", tmp_path, tmp_path / "none")[1].splitlines()
     nothing = {"alive": False, "node": None, "outcome": None, "history": ""}
     assert [json.loads(line) for line in lines] == [
-        {"dir": str(tmp_path)} | nothing,
-        {"dir": str(tmp_path / "none")} | nothing,
+        {"dir": str(tmp_path), "gone": False} | nothing,
+        {"dir": str(tmp_path / "none"), "gone": True} | nothing,
     ]
 
 

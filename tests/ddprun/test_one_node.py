@@ -110,7 +110,35 @@ def test_a_second_ctrl_c_kills_and_is_137(runs, tmp_path, wording):
     wording(node.outcome().message)
 
 
-def test_the_end_of_the_lifeline_is_a_stop(runs):
+SAVES = """\
+import os, signal, sys, time
+from ddpwire.heartbeat import Heart
+
+def save(number, frame):
+    sys.exit()  # after a checkpoint
+
+signal.signal(signal.SIGTERM, save)
+if sys.argv[1:] == ["complete"]:
+    Heart(os.environ["DDP_HEARTBEAT_FILE"]).complete()
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("arguments", "code"), [((), 143), (("complete",), 0)], ids=["saved", "complete"])
+def test_ranks_that_exit_with_0_after_a_stop_have_succeeded_where_their_training_is_complete(
+    runs, tmp_path, wording, arguments, code
+):
+    (tmp_path / "script.py").write_text(SAVES)
+    node = runs.start(str(tmp_path / "script.py"), *arguments)
+    runs.wait_until_ready(node)
+    node.process.terminate()
+    assert node.end() == code
+    assert node.outcome().cause == ("stopped" if code else "ok")
+    wording(node.outcome().message)
+
+
+def test_the_end_of_the_lifeline_is_a_stop(runs, wording):
     read, write = os.pipe()
     node = runs.start("act.py", "all=save", env={"DDP_LIFELINE_FD": str(read)}, pass_fds=(read,))
     os.close(read)
@@ -118,6 +146,7 @@ def test_the_end_of_the_lifeline_is_a_stop(runs):
     os.close(write)
     assert node.end() == 143
     assert node.log(0) == "ready\nsaved on SIGTERM\n"
+    wording(node.outcome().message)
 
 
 def test_a_killed_supervisor_is_replaced_when_there_are_restarts(runs, wording):

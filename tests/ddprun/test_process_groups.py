@@ -131,13 +131,15 @@ if __name__ == "__main__":
     os.environ["MASTER_PORT"] = sys.argv[2]
     meet(rank, None, 0, 2)
 """
+# Where an agent is said to serve the store, nobody serves one at an address of the script's own.
+WITHOUT_ADDRESSES = re.sub(r'.*(tcp://|os\.environ\["MASTER).*\n', "", HARMLESS)
 
 
-def own_places(runs, tmp_path, text, local_world_size="2"):
+def own_places(runs, tmp_path, text, *options, local_world_size="2"):
     script = tmp_path / "places.py"
     script.write_text(text)
     port = str(runs.free_port())
-    node = runs.start(str(script), "argument", port, options=("--nproc-per-node", local_world_size))
+    node = runs.start(str(script), "argument", port, options=("--nproc-per-node", local_world_size, *options))
     return node, node.end(), port
 
 
@@ -152,8 +154,19 @@ def test_two_ranks_that_claim_one_place_are_told_so(runs, tmp_path, text, wordin
 
 
 @pytest.mark.e2e
-def test_nothing_is_said_of_processes_whose_places_differ(runs, tmp_path):
-    node, code, _ = own_places(runs, tmp_path, HARMLESS)
+def test_executed_ranks_that_start_ranks_of_their_own_are_told_so(runs, tmp_path, wording):
+    node, code, _ = own_places(runs, tmp_path, SPAWN, "--exec")
+    assert (code, node.outcome().cause) == (1, "error"), node.said()
+    wording(node.outcome().message)
+    assert runs.nothing_is_left()
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize(
+    ("text", "options"), [(HARMLESS, ()), (WITHOUT_ADDRESSES, ("--exec",))], ids=["forked", "executed"]
+)
+def test_nothing_is_said_of_processes_whose_places_differ(runs, tmp_path, text, options):
+    node, code, _ = own_places(runs, tmp_path, text, *options)
     assert (code, node.outcome().message) == (0, NOTHING), node.log(0) + node.log(1)
 
 

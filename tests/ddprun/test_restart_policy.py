@@ -110,6 +110,23 @@ def test_choose(failures, silent_s, settled, chosen):
             True,
             id="killed-after-its-grace",
         ),
+        pytest.param(
+            Failure(node=0, rank=0, status=0, stopped_by=signal.SIGTERM), 143, "stopped", True, id="0-after-a-stop"
+        ),
+        pytest.param(
+            Failure(node=0, rank=0, status=143, stopped_by=signal.SIGTERM, stop_reason="its ddpctl ended"),
+            143,
+            "stopped",
+            True,
+            id="stopped-without-a-signal",
+        ),
+        pytest.param(
+            Failure(node=0, rank=None, status=-15, stopped_by=signal.SIGTERM, unstarted=True),
+            143,
+            "stopped",
+            True,
+            id="stopped-before-the-start",
+        ),
         pytest.param(Failure(node=0, rank=0, status=-11), 139, "killed", False, id="sigsegv"),
         pytest.param(Failure(node=0, rank=1, status=-9, oom="its cgroup has 2 GiB"), 137, "oom", True, id="oom"),
         pytest.param(Failure(node=0, rank=1, status=-9, hung="no sign of life"), 144, "hang", True, id="hang"),

@@ -67,6 +67,17 @@ def test_a_lost_node_is_named_by_the_other(runs, wording, lost):
     assert runs.nothing_is_left()
 
 
+@pytest.mark.parametrize("wrong", ["--nproc-per-node=abc", "--local-addr=192.0.2.200"], ids=["setting", "address"])
+def test_a_node_that_does_not_begin_tells_node_0_why(runs, wording, wrong):
+    port = runs.free_port()
+    first = runs.start("act.py", nodes="2", port=port)
+    second = runs.start("act.py", node=1, nodes="2", port=port, options=(wrong,))
+    assert (first.end(), second.end()) == (78, 78)
+    assert first.facts() == Outcome(code=78, cause="config", message="", node=1)
+    assert first.outcome().message.partition(" begin: ")[2] in second.stderr.read_text()
+    wording(first.outcome().message.partition(", but this machine has")[0])
+
+
 def test_a_node_that_does_not_come_is_named(runs, wording):
     node = runs.start("act.py", nodes="2", port=runs.free_port(), options=("--join-timeout", "1"))
     assert node.end() == 142

@@ -50,6 +50,11 @@ def test_of_several_the_last_state_of_a_bar_is_written_once_a_second(monkeypatch
     assert screen.add(0, b"\n") == b"\n"
 
 
+def test_a_bar_that_is_over_does_not_overwrite_its_mark(monkeypatch):
+    screen = Screen(monkeypatch, 1, lambda line: b"[rank0] " + line)
+    assert screen.add(0, b" 1%\r 2%\nend\r\n") == b"[rank0]  2%\n[rank0] end\n"
+
+
 def test_a_bar_whose_states_end_with_the_carriage_return(monkeypatch):
     screen = Screen(monkeypatch, 2)
     assert screen.add(0, b" 1%\r") == b" 1%"

@@ -126,7 +126,6 @@ REASONS = {
     "one rank: atexit callbacks at the start": IMPORTED,
     "one rank: warnings.filters": IMPORTED,
     "one rank: gc.get_freeze_count() > 0": "What is imported before a fork is frozen, which leaves its pages shared.",
-    "one rank: sys.orig_argv": "torchrun gives Python -u, ddprun sets PYTHONUNBUFFERED: children have it, too.",
     "one rank: sys.meta_path": "A finder gives a forked rank the torch that ddprun has imported.",
     "one rank: its parent is the launcher": "The ranks' parent is a supervisor, which ends them if ddprun is killed.",
     "one rank: signal at the parent's death": "A rank does not outlive its parent, also where that is killed.",

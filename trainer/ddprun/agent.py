@@ -26,13 +26,13 @@ from torch.distributed.elastic.events import Event, EventSource  # type: ignore[
 from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
 from ddprun.consensus import Consensus
 from ddprun.errors import node_error
-from ddprun.heartbeat_monitor import HeartbeatMonitor
+from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
 from ddprun.rank_environment import PreviousAttempts, RankInfo, ResourceAllocation
-from ddprun.rank_errors import last_error
+from ddprun.rank_errors import NO_STDIN, last_error
 from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
 from ddprun.restart_policy import Failure
@@ -112,6 +112,7 @@ class NodeAgent(SimpleElasticAgent):
         self._world_size = 1
         self.outcome: Outcome | None = None
         self._reported_no_group = False
+        self._spawn_watch: SpawnWatch | None = None
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.workers.log = node.journal.log
@@ -149,7 +150,7 @@ class NodeAgent(SimpleElasticAgent):
         node.stop.new_attempt()
         with node.stop.starting:
             if node.stop.requested:
-                self._consensus.post_failure(self._failure(self._first_rank, -node.stop.requested))
+                self._consensus.post_failure(self._unstarted())
                 return {}
             for worker in worker_group.workers:
                 info = rank_environment.rank_info(
@@ -166,6 +167,8 @@ class NodeAgent(SimpleElasticAgent):
                     return {}  # the exits of the ranks are posted
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
+        is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
+        self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
         self._recovery.started()
         self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
@@ -207,8 +210,26 @@ class NodeAgent(SimpleElasticAgent):
     def _gives_up_start(self) -> bool:
         """Whether the ranks are not to be started any more: a stop was requested. It is posted for all nodes."""
         if number := self._node.stop.requested:
-            self._consensus.post_failure(self._failure(self._first_rank, -number))
+            self._consensus.post_failure(self._unstarted())
         return bool(number)
+
+    def _unstarted(self) -> Failure:
+        stop = self._node.stop
+        return Failure(
+            node=self._node.config.node_rank,
+            rank=None,
+            status=-stop.requested,
+            stopped_by=stop.requested,
+            stop_reason=stop.reason,
+            unstarted=True,
+        )
+
+    def _was_stopped(self, rank: int) -> bool:
+        """Whether a rank that exited with 0 was stopped before its training was complete, as far as that is known."""
+        requested = self._node.stop.requested
+        if requested == signal.SIGINT:
+            return True
+        return requested != 0 and not self._num_succeeded and not self._node.heartbeats.is_complete(rank)
 
     def _on_exit(self, tag: str, status: int) -> None:
         """Handle the exit of a rank. Called from the thread that listens to the supervisor."""
@@ -223,7 +244,7 @@ class NodeAgent(SimpleElasticAgent):
         # Before the failure is posted: another thread logs the decision, and events must be in order.
         node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         if not decision and attempt == self._rendezvous_handler.attempt:
-            if status or node.stop.requested == signal.SIGINT:
+            if status or self._was_stopped(rank):
                 self._recovery.failed(failure.step)
                 self._consensus.post_failure(failure)
             else:
@@ -243,11 +264,14 @@ class NodeAgent(SimpleElasticAgent):
             self._node.logs.catch_up(rank)
         in_order = self._node.logs.in_order
         error = last_error(self._node.node_dir, rank, status, in_order=in_order) if status > 0 else ""
+        if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
+            error += f" (this rank has no stdin: ddprun --debug-rank {rank} gives it this one's)"
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,
             status=status,
             stopped_by=stop.requested or stop.forwarded,
+            stop_reason=stop.reason,
             killed_here=stop.killed and status == -signal.SIGKILL,
             stopped_again=stop.requested_again,
             step=self._node.heartbeats.step(rank),
@@ -266,6 +290,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._log_at += PROGRESS_INTERVAL_S
                 self._node.journal.log("the ranks of this node are done; waiting for those of the others")
             self._report_no_group()
+            self._end_ranks_of_ranks()
             return RunResult(state=WorkerState.HEALTHY)
         self.outcome = outcome = decision.outcome
         self._node.logs.show_failed_rank(outcome)
@@ -315,6 +340,12 @@ class NodeAgent(SimpleElasticAgent):
                     f"none of the {self._world_size} ranks has called init_process_group in {NO_GROUP_S:g} s: "
                     f"until one does, these are {self._world_size} separate trainings ({GROUP_GUIDE})"
                 )
+
+    def _end_ranks_of_ranks(self) -> None:
+        if self._spawn_watch and (why := self._spawn_watch.find()):
+            self._spawn_watch = None
+            node, rank = self._node.config.node_rank, self._first_rank
+            self._consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=why))
 
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):

@@ -122,6 +122,7 @@ def route_signals(signals: Signals, stop: Stop, series: metrics.NodeSeries, jour
         series.state("stopping")
         journal.update(state="stopping")
         journal.emit("signal", signal=signal.Signals(number).name)
+        stop.reason = signals.stop_reason
         stop.request(number)
 
     def on_forward(number: int) -> None:

@@ -190,8 +190,8 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     os.environ.update(env)
     _, *words = argv
     if words[0] != "-m" and (words[0].endswith(".pyc") or not os.access(words[0], os.R_OK)):
-        os.execve(argv[0], list(argv), env)  # noqa: S606 (the interpreter reports the error itself)
-    sys.orig_argv = list(argv)
+        os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
+    sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
         del sys.path[0]  # ddprun's own
     _reopen_streams()
@@ -244,7 +244,7 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Make the streams that Python makes under PYTHONUNBUFFERED, which ddprun sets."""
+    """Make the streams that Python makes with -u, which an executed rank gets."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)

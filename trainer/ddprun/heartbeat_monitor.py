@@ -17,13 +17,18 @@ from pathlib import Path
 import psutil
 
 from ddprun.logs import RankLogs
+from ddprun.process_groups import AS_ONE_RANK, GUIDE
 from ddprun.workers import Workers
-from ddpwire.heartbeat import Beat, read_beat, read_stopped_for
+from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, takes a whole one
 DUMP_TIMEOUT_S = 1.0
+SPAWN_PROBE_S = 4.0
+SPAWN_IDLE_S = 10.0
+SPAWN_IDLE_CORES = 0.05  # taken by all together: one that only tries again and again to connect takes less
+SPAWN_MAIN = "multiprocessing.spawn import spawn_main"  # in the command line of a process of multiprocessing's spawn
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
@@ -71,6 +76,10 @@ class HeartbeatMonitor:
     def stopped_for(self, rank: int) -> int | None:
         """Return the rank that received the stop signal, as the rank ``rank`` has recorded it; None: it has not."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
+
+    def is_complete(self, rank: int) -> bool:
+        """Whether the rank has recorded that its training is complete."""
+        return read_complete(self._node_dir / rank_heartbeat(rank))
 
     def beat(self, rank: int) -> Beat | None:
         """Return the last heartbeat of a rank, also after its end."""
@@ -140,6 +149,43 @@ def describe_hang(status: RankStatus, timeout_s: float) -> str:
     where = "before its first step" if status.step is None else f"after step {status.step}"
     what = "is stopped (SIGSTOP)" if status.stopped else "takes CPU time" if status.busy else "takes no CPU time"
     return f"no sign of life for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+
+
+class SpawnWatch:
+    """Finds executed ranks of a node that each start ranks of their own with torch.multiprocessing.spawn.
+
+    At an address of the script's own those never meet: they wait for a store that nobody serves, since an agent is said
+    to. Then each rank has such processes, and for a while no process of any rank has a connection, or does anything.
+    """
+
+    def __init__(self, ranks: Sequence[RankProcess]) -> None:
+        self._ranks = {process.rank: process.pid for process in ranks}
+        self._probed_at = self._idle_since = time.monotonic()
+        self._cpu_s = 0.0
+
+    def find(self) -> str:
+        """Return a sentence about them; empty: there are none, or it is not known. Looks every SPAWN_PROBE_S."""
+        now, before_s = time.monotonic(), self._cpu_s
+        since_s = now - self._probed_at
+        if since_s < SPAWN_PROBE_S:
+            return ""
+        self._probed_at = now
+        try:
+            families = [[one, *one.children(recursive=True)] for one in map(psutil.Process, self._ranks.values())]
+            spawn = all(any(SPAWN_MAIN in " ".join(one.cmdline()) for one in family) for family in families)
+            processes = {one.pid: one for family in families for one in family}
+            self._cpu_s = sum(sum(one.cpu_times()[:2]) for one in processes.values())
+            asleep = all(one.status() == psutil.STATUS_SLEEPING for one in processes.values())
+            connections = [one for one in psutil.net_connections("tcp") if one.raddr and one.pid in processes]
+        except psutil.Error:  # one has ended meanwhile, or the system does not show it
+            return ""
+        is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
+        if connections or is_busy or not spawn:
+            self._idle_since = now
+        if now - self._idle_since < SPAWN_IDLE_S:
+            return ""
+        first, second = sorted(self._ranks)[:2]
+        return f"ranks {first} and {second} both start ranks of their own, which cannot meet ({GUIDE}): {AS_ONE_RANK}"
 
 
 def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, output: RankLogs) -> None:

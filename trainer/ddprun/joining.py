@@ -21,12 +21,13 @@ from ddprun.errors import NodeError, config_error, node_error
 from ddprun.node_config import UNNUMBERED, NodeConfig
 from ddprun.preflight import PreflightReport, Route, node_label
 from ddpwire.exits import Exit
-from ddpwire.run_files import read_outcome
+from ddpwire.run_files import Outcome, read_outcome
 
 TOKEN = uuid.uuid4().hex  # of this ddprun: no other has it
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 FULL_POLL_S = 1.0  # while all numbers are claimed
+REFUSAL_S = 10.0  # for how long a node that does not begin tries to tell node 0
 CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
@@ -106,6 +107,34 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
     for name, value in run_facts(config).items():
         if value != node_0[name]:
             raise config_error(f"the {name} of {who} is {value}, but node 0's is {node_0[name]}")
+
+
+def refusal(node: int, outcome: Outcome) -> Outcome:
+    """Return the outcome of the other nodes if ``node`` ends with ``outcome`` before there are ranks."""
+    return replace(outcome, node=node, message=f"node {node} does not begin: {outcome.message}")
+
+
+def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
+    """Tell node 0 that this node does not begin, and why, so that it waits no longer. Do nothing if it is not reached.
+
+    The values are as they were given: they may be wrong. A node of a run that has begun hears of nothing.
+    """
+    from ddprun import stores
+
+    deadline = time.monotonic() + REFUSAL_S
+    while (left_s := deadline - time.monotonic()) > 0:
+        try:
+            address = network.resolve(host, timeout_s=left_s)
+            network.check_reachable(address, int(port), timeout_s=left_s)
+            control = stores.connect(address, int(port))
+            claim = stores.decode("claim/0", control.get("claim/0"), dict)
+            if claim.get("run id") == run_id and control.check(["attempt"]):
+                told = json.dumps(asdict(refusal(int(node), outcome)))
+                control.compare_set(f"{int(control.get('attempt'))}/left", "", told)
+                return
+        except (OSError, ValueError, RuntimeError, NodeError):
+            pass  # node 0 is not there yet
+        time.sleep(POLL_S)
 
 
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:

@@ -5,8 +5,10 @@ route to node 0, so that errors up to there are reported at once. No thread is a
 forked, whose forks are the ranks (decision 0003).
 """
 
+import argparse
 import contextlib
 import os
+import re
 import shutil
 import socket
 import sys
@@ -18,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ddprun import fork_server, joining, machine, node_config, options, preflight, progress, run_identity
+from ddprun import fork_server, joining, launchers, machine, node_config, options, preflight, progress, run_identity
 from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.errors import NodeError, node_error
 from ddprun.folder_watch import FolderWatch
@@ -55,6 +57,7 @@ class NodeExit:
     def __call__(self, outcome: Outcome) -> NoReturn:
         """Write and log the outcome, and exit at once: to finalize an interpreter with torch takes a second."""
         self.once.acquire()
+        config, has_met = self.config, self.journal.state.state != "starting"
         if self.folder.requeues:  # also for an outcome that the nodes did not agree on
             outcome = self.folder.requeues.limit(outcome)
         node = self.config.node_rank
@@ -82,9 +85,13 @@ class NodeExit:
                 if shown and not self.console.recently_shown(shown[-1]):
                     for line in shown:
                         self.console.put(1, line.encode())
-            here = self.config.on_one_machine
-            if message := exit_message(outcome, node=node, folder=self.folder.path, on_one_machine=here):
+            here, by_hand = config.on_one_machine, config.by_hand
+            path = self.folder.path
+            if message := exit_message(outcome, node=node, folder=path, on_one_machine=here, by_hand=by_hand):
                 self.console.log(message)
+            if not has_met:
+                place = (config.master_addr, str(config.master_port), config.run_id)
+                report_refusal(outcome, str(node), *place)
         elif self.folder.is_temporary:
             shutil.rmtree(self.folder.path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
@@ -96,6 +103,7 @@ def main() -> NoReturn:
     signals = Signals(on_stop=lambda number: os._exit(128 + number), on_forward=lambda _: None)
     args = options.parse(sys.argv[1:])
     node_rank = os.environ.get(names.NODE_RANK) or os.environ.get("SLURM_NODEID")
+    config: NodeConfig | None = None
     try:
         config = node_config.read_config(args, os.environ, count_ranks, now=time.time(), on_terminal=os.isatty(0))
         if config.node_rank != node_config.UNNUMBERED:
@@ -116,17 +124,11 @@ def main() -> NoReturn:
             signals.watch_lifeline(config.lifeline_fd)
         folder = claim_node_dir(config, state)
     except NodeError as error:
-        print(f"ddprun: {error}", file=sys.stderr)
-        write_early_outcome(
-            error.outcome,
-            args.run_dir or os.environ.get(names.RUN_DIR),
-            node_rank,
-        )
-        sys.exit(error.outcome.code)
+        end_early(error, args, node_rank, tell=config is None)
     console = Console(f"node{node}")
     journal = Journal(folder.path, state, console)
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
-    signals.on_stop = lambda number: end(stopped_before_start(number, node))
+    signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))
     threading.excepthook = lambda args: end_on_thread_error(args, end)
     downtime = Downtime(
         began_at=time.monotonic(),
@@ -154,7 +156,7 @@ def main() -> NoReturn:
                 config.deadline,
                 started=state.started,
                 grace_s=config.grace_s,
-                request_stop=signals.stop,
+                request_stop=lambda: signals.stop("its deadline is near"),
                 log=console.log,
             )
         os.environ.pop(names.PROMETHEUS_MULTIPROC_DIR, None)  # prometheus_client would put our own series into files
@@ -162,7 +164,10 @@ def main() -> NoReturn:
 
         route = route or preflight.find_route(config, report)
         with FolderWatch(
-            folder, log=console.log, stop=signals.stop, give_up=lambda error: end_without_disk(error, workers, console)
+            folder,
+            log=console.log,
+            stop=lambda: signals.stop("its folder is gone"),
+            give_up=lambda error: end_without_disk(error, workers, console),
         ):
             return bring_up(config, route, resources, folder, workers, signals, journal, console, report, downtime)
 
@@ -180,6 +185,28 @@ def end_without_disk(error: NodeError, workers: Workers, console: Console) -> No
     console.log(f"{error} (exit code {error.code}; no outcome is written)")
     console.drain(DRAIN_S)
     os._exit(error.code)
+
+
+def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, tell: bool) -> NoReturn:
+    """End a node that has no folder yet. ``tell``: its settings are wrong, and node 0 is to know."""
+    print(f"ddprun: {error}", file=sys.stderr, flush=True)
+    write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
+    if tell:
+        with contextlib.suppress(NodeError):
+            settings = launchers.read_settings(args, os.environ)
+            keys: tuple[launchers.Setting, ...] = ("node_rank", "master_addr", "master_port", "run_id")
+            report_refusal(error.outcome, *(settings.get(key, ("", ""))[1] for key in keys))
+    sys.exit(error.outcome.code)
+
+
+def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
+    """Tell node 0 that this other node does not begin, unless somebody has stopped it or the network is missing."""
+    is_told = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
+    if is_told and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
+        with contextlib.suppress(ImportError):  # there is no torch
+            joining.report_refusal(
+                outcome, node=node, host=host, port=port, run_id=run_id or node_config.DEFAULT_RUN_ID
+            )
 
 
 def number_node(config: NodeConfig) -> NodeConfig:
@@ -238,14 +265,17 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
     end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))
 
 
-def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool) -> str:
+def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:
     """Return the last line of ``node``, whose folder this is; empty: another node logs the reason.
 
     All nodes' lines are read together, so only the node concerned logs the reason: eight copies, seven of them beside
-    the wrong logs, would hide it. Readers of a single node's lines (of a pod) are told where to look. Pure.
+    the wrong logs, would hide it. Readers of a single node's lines (of a pod) are told where to look. Nodes that were
+    started ``by_hand`` each have a window of their own. Pure.
     """
     reporter = _reporting_node(outcome)
     if reporter not in (None, node) and outcome.node != node:
+        if by_hand:
+            return f"{outcome.message} (exit code {outcome.code}; logs of this node in {folder})"
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
         why = why if outcome.node is not None else f"node {reporter}, which says why"
         return "" if on_one_machine else f"ends with {why} (exit code {outcome.code}; logs of this node in {folder})"

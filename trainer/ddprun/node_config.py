@@ -28,6 +28,7 @@ MARGIN_S = 5.0  # from the end of the last rank to that of ddprun
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
+LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 DEFAULT_RUN_ID = "none"  # torchrun's id of runs without a given one: each is a different run
 MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
@@ -138,6 +139,7 @@ class NodeConfig:
     metrics_port: int  # 0: a free one
     targets_dir: Path | None  # the folder for the target file of its metrics; None: none
     launcher: str
+    by_hand: bool  # no launcher is known, which would show the lines of all nodes together
     pushgateway: str | None  # gets the outcome; None: none
     nodes_here: int  # nodes of the run that share this machine's cores
     lifeline_fd: int | None  # at its end of file this node stops
@@ -224,6 +226,7 @@ def read_config(
         metrics_port=_port(names.METRICS_PORT, environ.get(names.METRICS_PORT) or "0"),
         targets_dir=Path(environ[names.TARGETS_DIR]).absolute() if environ.get(names.TARGETS_DIR) else None,
         launcher=environ.get(names.LAUNCHER) or "ddprun",
+        by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
         nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),

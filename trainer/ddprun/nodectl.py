@@ -249,6 +249,7 @@ def show(args: argparse.Namespace) -> int:
         state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir)}
         # Check the lock first: a process that is gone by then has written everything.
         state |= {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}
+        state["gone"] = not node_dir.is_dir()
         print(json.dumps(state | {"history": last_rows(node_dir / HISTORY)}))
     return Exit.OK
 

@@ -2,7 +2,8 @@
 
 A script that starts its own ranks does so on every rank: then two processes claim one place in the same world, and
 neither group ever forms. The second to claim it is told so. Known are the ranks that are forked (fork_server.py), what
-they fork, and what they start with torch.multiprocessing.spawn; a process of another program is not.
+they fork, and what they start with torch.multiprocessing.spawn; a process of another program is not. Executed ranks are
+watched from outside (heartbeat_monitor.py).
 """
 
 import contextlib
@@ -25,6 +26,7 @@ USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank serves the s
 OWN_STORE = "DDP_SCRIPT_STORE"  # set where that was changed, since the address is the script's own
 RUN_ID = "TORCHELASTIC_RUN_ID"
 GUIDE = "docs/your_script.md"
+AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +87,8 @@ class RankPlace:
                 f"the environment says them ({GUIDE})"
             )
         return (
-            f"ranks {first} and {second} both start ranks of their own: run the script as one rank (ddpctl launch "
-            f"--ranks 1, ddprun --nproc-per-node 1); two processes call init_process_group as {place} ({GUIDE})"
+            f"ranks {first} and {second} both start ranks of their own: {AS_ONE_RANK}; "
+            f"two processes call init_process_group as {place} ({GUIDE})"
         )
 
     def _claim(self, place: str) -> str:

@@ -156,7 +156,6 @@ def rank_environment(
         EVENTS_FILE: str(node_dir / EVENTS),
         names.ERROR_FILE: str(node_dir / rank_error(info.rank)),
         names.LOST_BEFORE: previous.lost,
-        "PYTHONUNBUFFERED": "1",  # else the last output of a killed rank is lost
     }
     if config.virtual_local_rank:
         visible = base.get(CUDA_VISIBLE_DEVICES)

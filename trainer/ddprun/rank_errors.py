@@ -15,6 +15,7 @@ HEADER = "Traceback (most recent call last):"
 TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
 SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  # torch.multiprocessing.spawn
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
+NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  # of breakpoint() and input()
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 

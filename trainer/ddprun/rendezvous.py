@@ -236,8 +236,11 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _post_failure(self, error: NodeError) -> None:
         """Post the outcome for the other nodes; node 0 waits until they have read it."""
+        outcome = error.outcome
+        if not self._is_leader and outcome.node is None:
+            outcome = joining.refusal(self._config.node_rank, outcome)
         try:
-            self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(error.outcome)))
+            self.control.compare_set(f"{self.attempt}/left", "", json.dumps(asdict(outcome)))
             if self._is_leader and self._config.max_nodes > 1:
                 time.sleep(10 * POLL_S)
         except RuntimeError:

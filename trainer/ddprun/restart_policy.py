@@ -38,23 +38,26 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank that did not exit with 0, or hangs, or a node that was lost (``rank`` is None)."""
+    """A rank that failed, hangs or was stopped, or a node that was lost (``rank`` is None)."""
 
     node: int
     rank: int | None
     status: int  # subprocess' return code: 3, or -9 for SIGKILL
     stopped_by: int = 0  # the signal that this node had sent to its ranks before
+    stop_reason: str = ""  # why, where that signal had not come from outside
+    unstarted: bool = False  # the node was stopped before it had ranks (``rank`` is None)
     killed_here: bool = False  # ddprun killed it after its grace period, or on a second signal
     stopped_again: bool = False  # that was the second signal
     step: int | None = None
     stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
     oom: str = ""  # it was killed for memory; how much there is
     hung: str = ""  # it is alive but hangs; how that shows
+    refused: str = ""  # it is alive, and ddprun ends it: why
     error: str = ""  # what it wrote of its error: ValueError: bad label 17
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell; of the stop signal if ddprun killed the rank.
+        """The exit code as in a shell; of the stop signal if ddprun killed the rank, or it exited with 0 after it.
 
         After Ctrl-C it is that of an interruption, whatever the rank makes of it; after the second one that of SIGKILL.
         """
@@ -62,7 +65,7 @@ class Failure:
             return Exit.HUNG
         if self.stopped_by == signal.SIGINT:
             return Exit.KILLED if self.killed_here and self.stopped_again else Exit.INTERRUPTED
-        return 128 + self.stopped_by if self.killed_here else of_status(self.status)
+        return 128 + self.stopped_by if self.killed_here or not self.status else of_status(self.status)
 
 
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
@@ -88,21 +91,19 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     who = f"rank {rank} on node {failure.node}"
     how = f"was killed by {_signal_name(-failure.status)}" if failure.status < 0 else f"exited with {failure.status}"
     message = f"{who} {how}"
-    if failure.rank is None:
+    stopped = describe_stop(failure.stopped_by, failure.stop_reason)
+    if failure.rank is None and not failure.unstarted:
         cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
         if failure.node == 0:
             message = "node 0 was lost, and with it the store of the run: start the run again"
-    elif failure.hung:
-        cause, message = "hang", f"{who} hung: {failure.hung}"
-    elif failure.killed_here:
-        cause, message = (
-            "stopped",
-            f"stopped by {_signal_name(failure.stopped_by)}: {who} "
-            + ("was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"),
-        )
+    elif failure.hung or failure.refused:
+        cause = "hang" if failure.hung else "error"
+        message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was ended: {failure.refused}"
+    elif failure.unstarted or failure.killed_here:
+        cause, message = "stopped", f"{stopped}{_how_stopped(failure, who)}"
     elif _was_requested(failure):
         why = f"{message}: {failure.error}" if failure.error and failure.code not in STOP_CODES else message
-        cause, message = "stopped", f"stopped by {_signal_name(failure.stopped_by)}: {why}"
+        cause, message = "stopped", f"{stopped}: {why}"
     elif failure.status in STOP_CODES:
         cause, message = (
             "stopped",
@@ -130,6 +131,18 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         retry=worth_a_retry(failure.code) and failure.code not in CRASH_CODES,
         attempt=attempt,
     )
+
+
+def _how_stopped(failure: Failure, who: str) -> str:
+    if failure.unstarted:
+        return " before the ranks had started"
+    how = "was killed by a second signal" if failure.stopped_again else "did not end in time and was killed"
+    return f": {who} {how}"
+
+
+def describe_stop(number: int, reason: str = "") -> str:
+    """Return what stopped a node: the signal ``number``, or ddprun itself for a ``reason``."""
+    return f"stopped because {reason}" if reason else f"stopped by {_signal_name(number)}"
 
 
 def may_restart(outcome: Outcome) -> bool:

@@ -123,10 +123,15 @@ def exec_rank(
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these
                 signal.signal(number, signal.SIG_DFL)
             set_up_rank(cwd, cores, streams, supervisor_pid)
-            os.execvpe(argv[0], list(argv), env)  # noqa: S606 (the command is the user's)
+            os.execvpe(argv[0], unbuffered(argv), env)  # noqa: S606 (the command is the user's)
         except OSError as error:
             exit_not_started(argv, error)
     return pid, ""
+
+
+def unbuffered(argv: Sequence[str]) -> list[str]:
+    """Return a rank's command, Python with -u: else the last output of a killed rank is lost."""
+    return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 
 def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:

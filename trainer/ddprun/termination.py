@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ddprun.errors import NodeError, config_error
+from ddprun.restart_policy import describe_stop
 from ddprun.workers import Workers
 from ddpwire import names
 from ddpwire.exits import worth_a_retry
@@ -44,6 +45,7 @@ class Signals:
         self.on_resize: Callable[[], None] = lambda: None  # the terminal has another size
         self._listening = False
         self._stop_requested = False
+        self.stop_reason = ""  # why ddprun itself asked for the stop; empty: a signal did
         self._lifelines: list[int] = []
         self._read, write = socket.socketpair()
         write.setblocking(False)
@@ -60,10 +62,11 @@ class Signals:
             threading.Thread(target=self._watch, args=(descriptor,), name="lifeline", daemon=True).start()
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
-    def stop(self) -> None:
+    def stop(self, reason: str) -> None:
         """Act as on a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
         if self._stop_requested:
             return
+        self.stop_reason = reason
         self._write.send(bytes([signal.SIGTERM]))
 
     def _handle_now(self, number: int) -> None:
@@ -86,7 +89,7 @@ class Signals:
                 pass
         except OSError:
             return  # it is not readable: no lifeline
-        self.stop()
+        self.stop("its ddpctl ended")
 
     def _listen(self) -> None:
         while numbers := self._read.recv(64):
@@ -103,10 +106,9 @@ class Signals:
             self.on_resize()
 
 
-def stopped_before_start(number: int, node: int) -> Outcome:
+def stopped_before_start(number: int, node: int, reason: str = "") -> Outcome:
     """Return the outcome of a stop that was requested before there were ranks."""
-    code, name = 128 + number, signal.Signals(number).name
-    message = f"stopped by {name} before the ranks had started"
+    code, message = 128 + number, f"{describe_stop(number, reason)} before the ranks had started"
     return Outcome(code=code, cause="stopped", message=message, node=node, retry=worth_a_retry(code))
 
 
@@ -122,6 +124,7 @@ class Stop:
         self._deadline = 0.0
         self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
         self.requested = 0  # the signal that requested the stop; 0: none
+        self.reason = ""  # why, where no signal came
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
@@ -159,7 +162,7 @@ class Stop:
     def check(self) -> None:
         """Raise NodeError if a stop was requested."""
         if self.requested:
-            raise NodeError(stopped_before_start(self.requested, self._node))
+            raise NodeError(stopped_before_start(self.requested, self._node, self.reason))
 
     def new_attempt(self) -> None:
         """Start an attempt: its ranks have received no signal."""

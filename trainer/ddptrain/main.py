@@ -96,6 +96,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
             elif (reason := nccl_failure(error)) is not None:
                 code, line = Exit.SOFTWARE, f"cannot exchange gradients by NCCL: {reason}; NCCL_DEBUG=INFO logs more"
             else:
+                write_error(f"ddptrain: rank {rank_info.rank}: {type(error).__name__}: {error}", environ)
                 return Exit.SOFTWARE
         write_error(f"ddptrain: rank {rank_info.rank} {line}", environ)
         _log_error(f"rank {rank_info.rank} {line}")
@@ -176,6 +177,8 @@ def _train(
     stop.close()
     if result.exit_code and stop.requested_by is not None:
         heartbeat.stopped_for(stop.requested_by)
+    elif not result.exit_code:
+        heartbeat.complete()
     callbacks.stragglers.read_answer(result.step)
     _save_and_report(state, result, manager, callbacks, progress, stop)
     if rank_info.size > 1:

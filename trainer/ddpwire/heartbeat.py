@@ -1,8 +1,8 @@
 """A rank's sign of life: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
 
 A file of 24 bytes that both map: the last step (int64), the moment of its end (float64, CLOCK_MONOTONIC, which all
-processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none). A write costs a microsecond
-and survives the rank's death.
+processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none, -1: the training is
+complete). A write costs a microsecond and survives the rank's death.
 """
 
 import mmap
@@ -17,6 +17,7 @@ HEARTBEAT_FILE: Final = "DDP_HEARTBEAT_FILE"  # set by ddprun for each rank
 _RECORD = struct.Struct("<qdq")
 _BEAT = struct.Struct("<qd")
 _STOP = struct.Struct("<q")
+_COMPLETE = -1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,11 @@ class Heart:
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
+    def complete(self) -> None:
+        """The last step was taken: a stop that comes now ends nothing early."""
+        if self._map is not None:
+            _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
+
 
 def read_beat(path: Path) -> Beat | None:
     """The last beat of a rank; None: it has not beaten yet (or never will: a script need not)."""
@@ -60,7 +66,13 @@ def read_beat(path: Path) -> Beat | None:
 def read_stopped_for(path: Path) -> int | None:
     """The rank for which a rank has stopped; None: it has not said so."""
     *_, stop = _read(path)
-    return stop - 1 if stop else None
+    return stop - 1 if stop > 0 else None
+
+
+def read_complete(path: Path) -> bool:
+    """Whether a rank has said that its training is complete; a script need not."""
+    *_, stop = _read(path)
+    return stop == _COMPLETE
 
 
 def _read(path: Path) -> tuple[int, float, int]:

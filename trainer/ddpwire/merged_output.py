@@ -71,7 +71,7 @@ class Source:
                 return line + b"\n"
             state = last_state(line)
             return b"\n" if state == self._state else b"\r" + self._marked(state) + b"\n"
-        text = last_state(line) if begun else line
+        text = last_state(line) if begun or self._mark else line  # a terminal would write it over the mark
         return self._start_line() + self._marked(text) + b"\n"
 
     def _show_unfinished(self) -> bytes:

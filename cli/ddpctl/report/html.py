@@ -217,8 +217,10 @@ def configuration_table(run: Run, values: Iterable[str]) -> str:
     return f"<table>{''.join(rows)}</table>"
 
 
-def _fact(key: str, value: object) -> str:
+def _fact(event: str, key: str, value: object) -> str:
     """A fact of an event in words."""
+    if (event, key, value) == ("rank_exited", "cause", "stopped"):
+        return "ended by ddprun: another rank had failed, or a stop was asked for"
     if key == "status" and type(value) is int:
         known = {-number.value: number.name for number in signal.Signals}
         return f"exit code {value}" if value >= 0 else f"ended by {known.get(value, f'signal {-value}')}"
@@ -238,7 +240,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
     for index, event in enumerate(shown):
         who = f"node {event.node}" if event.rank is None else f"node {event.node}, rank {event.rank}"
         facts = {"step": event.step, "seconds": event.seconds, **event.facts}
-        text = ", ".join(_fact(key, value) for key, value in facts.items() if value not in (None, ""))
+        text = ", ".join(_fact(event.event, key, value) for key, value in facts.items() if value not in (None, ""))
         what = one_line(event.event.replace("_", " "))
         cells = (format_duration(event.time - begin), who, what, secrets.redact_text(one_line(text), known))
         row = f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>"

@@ -165,7 +165,10 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
 def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
     """How often the ranks were started anew: by ddprun, or with their nodes."""
     starts = split_starts(events, placed)
-    by_ddprun = sum(len({event.attempt for event in start if event.event == "restart"}) for start in starts)
+    by_ddprun = 0
+    for start in starts:
+        latest = max((event.attempt for event in start if event.event == "ranks_started"), default=0)
+        by_ddprun += len({event.attempt for event in start if event.event == "restart" and event.attempt < latest})
     return by_ddprun + max(0, len(starts) - 1)
 
 

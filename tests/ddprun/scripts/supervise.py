@@ -30,9 +30,7 @@ for number, (argv, env) in enumerate(json.load(sys.stdin)):
     with tempfile.TemporaryFile() as output:
         pipe_read, pipe_write = os.pipe()
         streams = RankStreams(os.open(os.devnull, os.O_RDONLY), pipe_write, os.dup(pipe_write))
-        pid = workers.start(
-            f"1.{number}", [sys.executable, *argv], os.environ | {"PYTHONUNBUFFERED": "1"} | env, streams
-        )
+        pid = workers.start(f"1.{number}", [sys.executable, *argv], os.environ | env, streams)
         streams.close()
         with os.fdopen(pipe_read, "rb") as said:
             text = said.read().decode("utf-8", "replace")

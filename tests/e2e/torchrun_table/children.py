@@ -68,6 +68,7 @@ if __name__ == "__main__":
     facts.fact("os.fork()", fork)
     facts.fact("a subprocess with the same Python", lambda: run(sys.executable, "-c", "import sys; print(sys.argv)"))
     facts.fact("the environment of a subprocess", lambda: run("/bin/sh", "-c", "echo $RANK $WORLD_SIZE"))
+    facts.fact("PYTHONUNBUFFERED of a subprocess", lambda: run("/bin/sh", "-c", "echo ${PYTHONUNBUFFERED-not set}"))
     facts.fact("os.system()", lambda: os.system("exit 4"))  # noqa: S605
     facts.save()
     kept = Path("kept.txt").open("w")  # noqa: SIM115
