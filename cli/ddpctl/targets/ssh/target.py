@@ -20,6 +20,7 @@ from ddpctl.errors import (
 )
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
@@ -56,7 +57,7 @@ class SshTarget(Target):
     """Nodes on machines that SSH reaches."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop"})
 
     options: SshOptions
 
@@ -224,6 +225,18 @@ class SshTarget(Target):
         return tuple(
             run_store.read_disk_usage(output, path, host.address) for host, output in zip(hosts, outputs, strict=True)
         )
+
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """The run's folder on each of its hosts, and its checkpoints where they are elsewhere."""
+        own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
+        folders = {"": path_word(own)}
+        if checkpoints and not PurePath(checkpoints).is_relative_to(own):
+            folders[CHECKPOINTS] = path_word(checkpoints)
+        places = [
+            Place(name=host.address, shell=Command(argv=("/bin/sh",), host=host.host), folders=folders)
+            for host in self._hosts_of(run)
+        ]
+        return (yield from pull_places(run.name, places, into, best=best))
 
     def _signal(self, run: Run, node: int, host: Host, signal: StopSignal, *, wait_s: float) -> Command:
         home, engine = self.options.home, self.options.runtime
