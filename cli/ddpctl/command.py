@@ -48,7 +48,6 @@ class Transfer:
     times as fast.
     """
 
-    what: str  # a line for the user, said once for all commands that are yielded together
     num_bytes: int
     num_files: int
     reads: str | None = None  # a file of this machine that is its stdin
@@ -74,6 +73,7 @@ class Command:
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
     timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
     probe: bool = False  # it only looks and changes nothing: a dry run performs it too
+    say: str = ""  # what the user reads before it runs; once for all that are yielded together
     placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
 
 

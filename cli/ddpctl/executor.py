@@ -37,6 +37,7 @@ from ddpctl.command import (
     shell_line,
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.text import plain
 from ddpctl.transfers import Display, pump
 from ddpwire import names
 from ddpwire.merged_output import MergedOutput
@@ -102,6 +103,8 @@ class Executor:
             while True:
                 looked = iter(self._run_all(tuple(command for command in commands if command.probe), None))
                 outputs: list[Output] = []
+                for text in filter(None, dict.fromkeys(command.say for command in commands)):
+                    print("\n".join(f"# {line}" for line in text.splitlines()), file=out)
                 for command in commands:
                     if command.probe:
                         outputs.append(next(looked))
@@ -139,6 +142,8 @@ class Executor:
             self._started.remove(pid)
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
+        for text in filter(None, dict.fromkeys(command.say for command in commands)):
+            print(plain(text), file=sys.stderr, flush=True)
         if not commands:
             return ()
         if any(command.host or command.transfer for command in commands) and not any(
@@ -205,7 +210,8 @@ class Executor:
                     stdin.seek(0)
                 streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": error}
                 process = stack.enter_context(self._child(replace(command, argv=argv, env=env), **streams))
-                pump(transfer, stdin, process.stdout, command.timeout_s, lambda *done: display.update(number, *done))
+                ends = stdin.fileno(), process.stdout.fileno()  # type: ignore[union-attr]  # it is a pipe
+                pump(transfer, *ends, command.timeout_s, lambda *done: display.update(number, *done))
                 process.wait(LOST_S)
                 display.end(number, whole=process.returncode == 0)
                 error.seek(0)

@@ -150,7 +150,6 @@ def _fetch(
             places[share[0].place].shell,
             stdin=_SEND + "".join(f"send {file.word} {file.size} {starts[file.path]}\n" for file in share),
             transfer=Transfer(
-                what=what,
                 num_bytes=sum(file.size - starts[file.path] for file in share),
                 num_files=len(share),
                 writes=tuple(
@@ -159,6 +158,7 @@ def _fetch(
                 ),
             ),
             timeout_s=STALL_S,
+            say=what,
         )
         for share in shares
     )

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO, BinaryIO, TextIO
+from typing import TextIO
 
 from ddpctl.command import FilePart, Transfer
 from ddpctl.images import human_size
-from ddpctl.text import cut, format_duration, plain
+from ddpctl.text import cut, format_duration
 
 _CHUNK = 1 << 20
 _LOOK_S = 0.2  # how often it is looked how far a transfer is
@@ -39,8 +39,6 @@ class Display:
         self._lock = threading.Lock()
         self._terminal = self._out.isatty()
         self._began = self._drawn_at = time.monotonic()
-        for what in dict.fromkeys(one.what for one in transfers if one.what):
-            print(plain(what), file=self._out, flush=True)
 
     def update(self, number: int, num_bytes: int, num_files: int) -> None:
         """A transfer is so far."""
@@ -99,15 +97,15 @@ class Display:
 
 def pump(
     transfer: Transfer,
-    stdin: BinaryIO | None,
-    stdout: IO[bytes],
+    stdin: int,
+    stdout: int,
     stall_s: float | None,
     update: Callable[[int, int], None],
 ) -> None:
     """Take what a process writes until its end, and say how many bytes and files are done.
 
-    ``stdin``: the file that it reads, whose position says how much of it has gone. Raises TimeoutError when nothing
-    has moved for ``stall_s``; OSError where a file cannot be written.
+    ``stdin``: the file that it reads as well, whose position says how much of it has gone. Raises TimeoutError when
+    nothing has moved for ``stall_s``; OSError where a file cannot be written.
     """
     num_bytes = num_files = 0
     recent = b""  # of what rsync says
@@ -116,7 +114,7 @@ def pump(
         files = _Files(transfer.writes, stack)
         while True:
             ready, _, _ = select.select([stdout], [], [], _LOOK_S)
-            data = os.read(stdout.fileno(), _CHUNK) if ready else b""
+            data = os.read(stdout, _CHUNK) if ready else b""
             if ready and not data:
                 return
             before = (num_bytes, num_files)
@@ -130,7 +128,7 @@ def pump(
                     num_files = max([num_files, *map(int, _RSYNC_FILES.findall(line[0]))])
             else:
                 num_files += data.count(b"\n")
-                num_bytes = stdin.tell() if stdin else 0
+                num_bytes = os.lseek(stdin, 0, os.SEEK_CUR)
             if data or (num_bytes, num_files) != before:
                 moved_at = time.monotonic()
             elif stall_s is not None and time.monotonic() - moved_at > stall_s:
