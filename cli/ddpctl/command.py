@@ -41,6 +41,21 @@ class FilePart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Transfer:
+    """What a command moves between machines: how much of it is done is shown while it goes on.
+
+    Its timeout_s is then how long nothing may move. OpenSSH's own client carries it, and not Fabric: it is several
+    times as fast.
+    """
+
+    num_bytes: int
+    num_files: int
+    reads: str | None = None  # a file of this machine that is its stdin
+    writes: tuple[FilePart, ...] = ()  # its stdout goes into these, one after another; their folders are made
+    rsync_to: Host | None = None  # argv is rsync's, on this machine: the machine that it logs in to
+
+
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """One process to run."""
 
@@ -50,6 +65,7 @@ class Command:
     cwd: str | None = None
     stdin: str | None = None  # capture: what it reads; None: nothing
     part: FilePart | None = None  # capture, on a host: what it reads, in the place of stdin
+    transfer: Transfer | None = None
     secret: bool = False  # its stdin is never shown, also not by a dry run
     mode: Mode = "capture"
     output: str | None = None  # background: the file that takes what it writes; its folder is made
@@ -58,6 +74,7 @@ class Command:
     kills_orphans: bool = False  # tty: after a Ctrl-C, what its processes have left behind is killed
     timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
     probe: bool = False  # it only looks and changes nothing: a dry run performs it too
+    say: str = ""  # what the user reads before it runs; once for all that are yielded together
     placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
 
 
@@ -108,6 +125,12 @@ def shell_line(command: Command) -> str:
     if command.part is not None:
         part = command.part
         line = f"tail -c +{part.start + 1} {shlex.quote(part.path)} | head -c {part.length} | {line}"
+    if command.transfer is not None:
+        moved = command.transfer
+        if moved.rsync_to:
+            line = f"RSYNC_RSH={shlex.quote(shlex.join(_ssh(moved.rsync_to)))} {line}"
+        line += f" <{shlex.quote(moved.reads)}" if moved.reads else ""
+        line += f" >{shlex.quote(moved.writes[0].path)}" if len(moved.writes) == 1 else ""
     if command.stdin is not None:
         text = "[REDACTED]" if command.secret else command.stdin.removesuffix("\n")
         line += f" <<'{_END}'\n{text}\n{_END}"

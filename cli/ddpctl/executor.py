@@ -7,14 +7,18 @@ Knows nothing of targets: it takes ``Command`` values and gives ``Output`` value
 import ctypes
 import os
 import select
+import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
 
@@ -27,11 +31,14 @@ from ddpctl.command import (
     Host,
     Output,
     T,
+    Transfer,
     Verb,
     process_line,
     shell_line,
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.text import plain
+from ddpctl.transfers import Display, pump
 from ddpwire import names
 from ddpwire.merged_output import MergedOutput
 
@@ -96,6 +103,8 @@ class Executor:
             while True:
                 looked = iter(self._run_all(tuple(command for command in commands if command.probe), None))
                 outputs: list[Output] = []
+                for text in filter(None, dict.fromkeys(command.say for command in commands)):
+                    print("\n".join(f"# {line}" for line in text.splitlines()), file=out)
                 for command in commands:
                     if command.probe:
                         outputs.append(next(looked))
@@ -133,9 +142,13 @@ class Executor:
             self._started.remove(pid)
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
+        for text in filter(None, dict.fromkeys(command.say for command in commands)):
+            print(plain(text), file=sys.stderr, flush=True)
         if not commands:
             return ()
-        if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
+        if any(command.host or command.transfer for command in commands) and not any(
+            command.mode == "tty" for command in commands
+        ):
             return self._side_by_side(commands, on_interrupt)
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):
             return tuple(self._run(command, on_interrupt) for command in commands)
@@ -151,9 +164,17 @@ class Executor:
     def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
         streams = sum(command.mode == "stream" for command in commands)
-        self._remote.prepare(streams)
+        if any(command.host for command in commands):
+            self._remote.prepare(streams)
+        display = Display([command.transfer for command in commands if command.transfer])
+        numbers = count()
         pool = ThreadPoolExecutor(min(len(commands), _MAX_PARALLEL))
-        futures = [pool.submit(self._run, command, None) for command in commands]
+        futures = [
+            pool.submit(self._move, command, command.transfer, display, next(numbers))
+            if command.transfer
+            else pool.submit(self._run, command, None)
+            for command in commands
+        ]
         try:
             while True:
                 try:
@@ -168,6 +189,41 @@ class Executor:
             raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            display.close()
+
+    def _move(self, command: Command, transfer: Transfer, display: Display, number: int) -> Output:
+        """A command that moves files, by OpenSSH's own client where another machine is at the other end."""
+        argv, env = command.argv, {**command.env}
+        if command.host:
+            argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
+        if transfer.rsync_to:
+            env["RSYNC_RSH"] = shlex.join(self._remote.openssh(transfer.rsync_to))
+        process = None
+        try:
+            with ExitStack() as stack:
+                # Files, not pipes: nobody need read or write them while the process goes on.
+                error = stack.enter_context(tempfile.TemporaryFile())
+                source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
+                stdin = stack.enter_context(source)
+                if command.stdin is not None:
+                    stdin.write(command.stdin.encode(errors="surrogateescape"))
+                    stdin.seek(0)
+                streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": error}
+                process = stack.enter_context(self._child(replace(command, argv=argv, env=env), **streams))
+                ends = stdin.fileno(), process.stdout.fileno()  # type: ignore[union-attr]  # it is a pipe
+                pump(transfer, *ends, command.timeout_s, lambda *done: display.update(number, *done))
+                process.wait(LOST_S)
+                display.end(number, whole=process.returncode == 0)
+                error.seek(0)
+                return Output(returncode=process.returncode, stderr=error.read().decode(errors="replace"))
+        except (TimeoutError, subprocess.TimeoutExpired):
+            return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
+        except FileNotFoundError as missing:
+            if process is not None:
+                raise
+            return Output(returncode=NOT_FOUND, stderr=f"{missing.filename}: not found")
+        except OSError as failed:
+            raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None
 
     def _run(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         if command.host:
@@ -386,6 +442,12 @@ class Remote:
         self._out = MergedOutput(lambda data: _write(sys.stdout, self.keep(data)), num_sources=num_streams)
         self._err = MergedOutput(lambda data: _write(sys.stderr, data), num_sources=num_streams)
 
+    def openssh(self, host: Host) -> list[str]:
+        """OpenSSH's own client for a machine, with the settings of our connections."""
+        from ddpctl.ssh import openssh
+
+        return openssh(host, self._home)
+
     def capture(self, command: Command) -> Output:
         """Wait for it, keep what it wrote."""
         out, err = bytearray(), bytearray()
@@ -436,7 +498,9 @@ class Remote:
             channel.settimeout(command.timeout_s)
             channel.exec_command(process_line(command))
             if command.stdin is not None:
-                channel.sendall(command.stdin.encode(errors="surrogateescape"))
+                data = command.stdin.encode(errors="surrogateescape")
+                for start in range(0, len(data), _CHUNK):  # sendall copies what is left for each packet
+                    channel.sendall(data[start : start + _CHUNK])
             if command.part is not None:
                 for data in _read(command.part):
                     channel.sendall(data)

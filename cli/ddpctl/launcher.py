@@ -399,9 +399,17 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
-def pull(context: AppContext, run: Run, into: Path) -> None:
-    """Bring what a run has written into a folder here. Raises ConfigError where it is reached without."""
-    context.executor.perform(target_of(run).pull(run, str(into)))
+def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
+    """Bring what a run has written into a folder here, which is returned.
+
+    Raises ConfigError where it is reached without; UnavailableError where a machine of the run does not answer.
+    """
+    folder = (into or Path(run.folder, run_store.PULLED)).absolute()
+    missing = context.executor.perform(target_of(run).pull(run, str(folder), best=best))
+    context.emit(f"what {run.name} has written is in {folder}")
+    if missing:
+        raise UnavailableError("\n".join(["not all of it could be fetched", *missing]))
+    return folder
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:

@@ -40,17 +40,8 @@ MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """What OpenSSH's configuration says of a host (``ssh -G``); several values of a key are lines. Raises ConfigError.
-
-    OpenSSH knows the person's home from the system. Where HOME is another, the configuration there is read alone.
-    """
-    argv = ["ssh", "-G", "-T"]
-    own = home
-    with suppress(KeyError):  # of a user whom the system does not know, which OpenSSH reports
-        own = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    if home != own:
-        config = home / ".ssh" / "config"
-        argv += ["-F", str(config) if config.is_file() else "none"]
+    """What OpenSSH's configuration says of a host (``ssh -G``), values of one key as lines. Raises ConfigError."""
+    argv, own = ["ssh", "-G", "-T", *config_of(home)], _own_home(home)
     argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
     lines = _ask([*argv, "--", host.address], "~/.ssh/config").splitlines()
     settings: dict[str, str] = {}
@@ -60,6 +51,42 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
         words = settings.get(key, "").split()
         settings[key] = " ".join(_at_home(Path(word), own, home) for word in words if word != "none")
     return settings
+
+
+def openssh(host: Host, home: Path) -> list[str]:
+    """OpenSSH's own client with the settings that a connection of ours has. Raises ConfigError."""
+    settings = read_settings(host, home)
+    own = Connector(home)
+    fixed = {
+        "BatchMode": "yes",
+        "StrictHostKeyChecking": "yes",
+        "UserKnownHostsFile": settings["userknownhostsfile"],
+        "ForwardAgent": "no",
+        "ClearAllForwardings": "yes",
+        "ControlPath": "none",
+        "RemoteCommand": "none",
+        "ConnectTimeout": f"{CONNECT_S:.0f}",
+        "ServerAliveInterval": "4",
+        "ServerAliveCountMax": "2",
+    }
+    argv = ["ssh", "-T", *config_of(home), *(word for key, value in fixed.items() for word in ("-o", f"{key}={value}"))]
+    argv += [word for key in own.keys_of(settings, host) for word in ("-i", key)]
+    argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
+    return argv
+
+
+def config_of(home: Path) -> list[str]:
+    """OpenSSH knows the person's home from the system. Where HOME is another, the configuration there is read alone."""
+    if home == _own_home(home):
+        return []
+    config = home / ".ssh" / "config"
+    return ["-F", str(config) if config.is_file() else "none"]
+
+
+def _own_home(home: Path) -> Path:
+    with suppress(KeyError):  # of a user whom the system does not know, which OpenSSH reports
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    return home
 
 
 def _at_home(path: Path, own: Path, home: Path) -> str:
@@ -212,16 +239,21 @@ class Connector:
             forward_agent=False,
             connect_timeout=int(CONNECT_S),
         )
-        named = settings.get("identityfile", "").splitlines()
-        keys = [path for path in (self._expand(path, host, settings) for path in named) if Path(path).is_file()]
         connection.connect_kwargs = {
-            "key_filename": [str(Path(host.key).expanduser())] if host.key else keys,
+            "key_filename": self.keys_of(settings, host),
             "allow_agent": settings.get("identitiesonly") != "yes",
             "look_for_keys": False,
             "banner_timeout": CONNECT_S,
             "auth_timeout": CONNECT_S,
         }
         return _Hop(connection=connection, host=host, known_name=self._trust(connection, settings, host), before=before)
+
+    def keys_of(self, settings: Mapping[str, str], host: Host) -> list[str]:
+        """The files of the keys to try."""
+        if host.key:
+            return [str(Path(host.key).expanduser())]
+        named = settings.get("identityfile", "").splitlines()
+        return [path for path in (self._expand(path, host, settings) for path in named) if Path(path).is_file()]
 
     def _expand(self, text: str, host: Host, settings: Mapping[str, str]) -> str:
         """A value with what stands for the tokens of ssh_config(5)."""

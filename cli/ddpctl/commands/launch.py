@@ -129,6 +129,9 @@ def launch(
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
     ] = False,
+    pull: Annotated[
+        bool, typer.Option("--pull", help="When it has ended, bring here what it has written, as ddpctl pull does.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Start a training and follow it to its end.
@@ -141,7 +144,7 @@ def launch(
     ddpctl launch --gpus 2 -- train.py --epochs 3
     ddpctl launch --detach && ddpctl logs -f
     """
-    from ddpctl import launcher, run_store
+    from ddpctl import launcher, run_store, targets
     from ddpctl.commands.formatting import closing_lines
 
     context = launcher.open_context(os.environ)
@@ -155,6 +158,9 @@ def launch(
         old = run_store.load(context.root, resume)
         launcher.check_alone(context, old)
         request = request_to_resume(flags, old)
+    if pull and (detach or "pull" not in targets.capabilities(request.kind)):
+        why = "--detach does not wait for its end" if detach else f"runs of kind {request.kind} write on this machine"
+        raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
     _warn(request)
     if dry_run:
         launcher.dry_run(context, request)
@@ -168,6 +174,8 @@ def launch(
     state, code = launcher.follow(context, run, launched=True)
     for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
         context.emit(line)
+    if pull and state.ended:
+        print(launcher.pull(context, run))
     raise typer.Exit(int(code))
 
 

@@ -330,19 +330,19 @@ def pull(
     into: Annotated[
         Path | None, typer.Option("--into", metavar="FOLDER", help="Where to [default: output, in the run's folder].")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Of the checkpoints only the one of the highest test accuracy.")
+    ] = False,
 ) -> None:
     """Bring here what a run has written: checkpoints, logs, weights.
 
-    For targets whose runs write where only their own client can read: kaggle.
+    For runs on other machines. Only what is not here yet is fetched, and a pull that was cut off goes on where it was.
     """
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)
     record = run_store.load(context.root, run)
-    folder = into or Path(record.folder) / run_store.PULLED
-    launcher.pull(context, record, folder)
-    context.emit(f"what {record.name} has written is in {folder}")
-    print(folder)
+    print(launcher.pull(context, record, into, best=best))
 
 
 def export(

@@ -138,8 +138,11 @@ class Target(ABC):
         yield ()
         return ()
 
-    def pull(self, run: Run, into: str) -> Verb[None]:
-        """Fetch what a run has written into a folder of this machine. Of the capability "pull"."""
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """Fetch what a run has written into a folder of this machine; lines of what could not be had.
+
+        ``best``: of its checkpoints only the one of the highest accuracy. Of the capability "pull".
+        """
         where = run.checkpoint_dir if run.elsewhere else run.folder
         raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
 from ddpctl.launch_plan import Plan, script_of
 from ddpctl.run_status import RunStatus, State
 from ddpctl.run_store import Run
@@ -204,12 +204,15 @@ class KaggleTarget(Target):
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"
         )
 
-    def pull(self, run: Run, into: str) -> Verb[None]:
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch what the session wrote to its working folder, and its log. Raises DdpctlError."""
+        if best:
+            raise UsageError("--best: what a Kaggle session has written comes as a whole")
         argv = ("kaggle", "kernels", "output", str(run.handle["kernel"]), "--path", into, "--force")
         (done,) = yield (Command(argv=argv, timeout_s=PULL_S),)
         if why := kaggle_error(done, f"fetch the output of {run.handle['kernel']}"):
             raise why
+        return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Nothing can be run in a session from outside. Raises ConfigError."""

@@ -15,6 +15,7 @@ from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Outpu
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launch_plan import Plan, check_script, counted, find_script, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
@@ -55,7 +56,7 @@ class SlurmTarget(Target):
     """Jobs of a Slurm cluster."""
 
     kind = "slurm"
-    capabilities = frozenset[Capability]({"discovery", "interrupt", "queue", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
 
     def __init__(self, options: SlurmOptions) -> None:
         super().__init__(options)
@@ -163,6 +164,17 @@ class SlurmTarget(Target):
             raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
         (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
         return (run_store.read_disk_usage(output, path, host),)
+
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """The run's folder on the cluster, by the login node. Raises ConfigError where that is this machine."""
+        if not run.elsewhere:
+            return (yield from super().pull(run, into, best=best))
+        own = folder_of(run)
+        folders = {"": shlex.quote(own)}
+        if not PurePath(run.checkpoint_dir).is_relative_to(own):
+            folders[run_files.CHECKPOINTS] = shlex.quote(run.checkpoint_dir)
+        place = Place(name=str(self._host), shell=Command(argv=("/bin/sh",), host=self._host), folders=folders)
+        return (yield from pull_places(run.name, [place], into, best=best))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command beside the ranks of a node, by a further step of their job."""

@@ -1,6 +1,5 @@
 """The verbs of the target ssh: check all hosts, start a node on each, ask, follow, stop. Yields commands only."""
 
-import hashlib
 import json
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,16 +9,15 @@ from pathlib import PurePath
 from ddpctl import run_store
 from ddpctl.command import UNREACHED, Command, Host, Output, Verb
 from ddpctl.errors import (
-    CannotWriteError,
     ConfigError,
     DdpctlError,
-    NoInputError,
     NotStartedError,
     UnavailableError,
     UsageError,
 )
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
@@ -28,6 +26,7 @@ from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target,
 from ddpctl.targets.ssh import preflight, scripts
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, report
+from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
@@ -37,15 +36,6 @@ STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
 FACTS_S = 45.0
 START_S = 120.0
-SEND_S = 600.0
-_SUMS = "xargs -0 -r sha256sum -z --"
-_FILES = (
-    "if git rev-parse --is-inside-work-tree >/dev/null 2>&1; "
-    "then git ls-files -z --cached --others --exclude-standard; "
-    "else find . -name '.?*' -prune -o -name __pycache__ -prune -o -name venv -prune -o -type f -print0; fi"
-)
-_LIST = f"{{ {_FILES}; }} | {_SUMS} 2>/dev/null || true"  # git also lists what is deleted and not committed
-_PACK = "set -o pipefail; tar --create --gzip --null --verbatim-files-from --files-from=- | base64 --wrap=0"
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
 _ROOT, _OURS = "0:0", "10001:10001"  # root's containers run as the image's own user
@@ -56,7 +46,7 @@ class SshTarget(Target):
     """Nodes on machines that SSH reaches."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop"})
 
     options: SshOptions
 
@@ -105,7 +95,11 @@ class SshTarget(Target):
         options, job = self.options, plan.job
         cuda, rows, warnings = found
         if options.project == "sync":
-            yield from sync([host.host for host in hosts], cwd=plan.cwd, home=options.home, run=plan.run)
+            try:
+                places = [host.host for host in hosts]
+                yield from sync(places, cwd=plan.cwd, home=options.home, run=plan.run, run_dir=plan.run_dir)
+            except DdpctlError as error:
+                raise NotStartedError(error) from None
         address = hosts[0].peer or facts[0].address or hosts[0].address
         (port,) = yield (port_command(options, hosts[0].host, job, facts[0], address),)
         if port.returncode:
@@ -225,6 +219,18 @@ class SshTarget(Target):
             run_store.read_disk_usage(output, path, host.address) for host, output in zip(hosts, outputs, strict=True)
         )
 
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """The run's folder on each of its hosts, and its checkpoints where they are elsewhere."""
+        own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
+        folders = {"": path_word(own)}
+        if checkpoints and not PurePath(checkpoints).is_relative_to(own):
+            folders[CHECKPOINTS] = path_word(checkpoints)
+        places = [
+            Place(name=host.address, shell=Command(argv=("/bin/sh",), host=host.host), folders=folders)
+            for host in self._hosts_of(run)
+        ]
+        return (yield from pull_places(run.name, places, into, best=best))
+
     def _signal(self, run: Run, node: int, host: Host, signal: StopSignal, *, wait_s: float) -> Command:
         home, engine = self.options.home, self.options.runtime
         if engine == "none":
@@ -261,59 +267,6 @@ class SshTarget(Target):
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
         return self.options.hosts[: run.job.max_nodes]
-
-
-# The project's folder is sent to hosts by content: what a host has already is not sent again. A host keeps one copy of
-# each project; a run gets hard links of it, so that a later sync changes no file of a run. Under git the files are
-# those that git knows or would add; elsewhere all that are not hidden, and no environment or cache.
-
-
-def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str) -> Verb[None]:
-    """Bring ``cwd`` to every host, as the folder ``project`` of the run. Raises DdpctlError."""
-    tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
-    (listed,) = yield (Command(argv=("bash", "-c", _LIST), cwd=cwd, probe=True),)
-    here = _sums(listed)
-    if not here:
-        raise NoInputError(f"project: sync: there is no file to send in {cwd}")
-    probe = f"mkdir -p {path_word(tree)} && cd {path_word(tree)} && find . -type f -print0 | {_SUMS}\n"
-    answers = yield tuple(Command(argv=("/bin/sh",), stdin=probe, host=host, timeout_s=120.0) for host in hosts)
-    _expect(hosts, answers, "its copy of the project cannot be read")
-    there = [_sums(answer) for answer in answers]
-    changed = sorted({name for had in there for name in here if had.get(name) != here[name]})
-    if changed:
-        names = "".join(f"{name}\0" for name in changed)
-        (packed,) = yield (Command(argv=("bash", "-c", _PACK), stdin=names, cwd=cwd, timeout_s=SEND_S),)
-        if packed.returncode:
-            raise NoInputError(f"the project cannot be packed: {packed.stderr.strip()}")
-        unpack = f"cd {path_word(tree)} && base64 -d | tar --extract --gzip"
-        answers = yield tuple(
-            Command(argv=("/bin/sh", "-c", unpack), stdin=packed.stdout, host=host, timeout_s=SEND_S) for host in hosts
-        )
-        _expect(hosts, answers, "the project cannot be written there")
-    target = path_word(run_path(home, run, "project"))
-    answers = yield tuple(
-        Command(argv=("/bin/sh",), stdin=_link(tree, target, sorted(had.keys() - here.keys())), host=host)
-        for host, had in zip(hosts, there, strict=True)
-    )
-    _expect(hosts, answers, "the run's copy of the project cannot be made")
-
-
-def _link(tree: str, target: str, gone: Sequence[str]) -> str:
-    removed = "".join(f"rm -f -- {shlex.quote(name)}\n" for name in gone)
-    return f"set -eu\ncd {path_word(tree)}\n{removed}mkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
-
-
-def _sums(output: Output) -> Mapping[str, str]:
-    """``sha256sum -z``: each file's sum by its name."""
-    pairs = [entry.split(maxsplit=1) for entry in output.stdout.split("\0") if " " in entry]
-    return {name.removeprefix("*").removeprefix("./"): found for found, name in pairs}
-
-
-def _expect(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
-    for host, answer in zip(hosts, answers, strict=True):
-        if answer.returncode:
-            kind = UnavailableError if answer.returncode == UNREACHED else CannotWriteError
-            raise kind(f"{host}: {what}: {answer.last_line()}")
 
 
 # Dry run: what is assumed of hosts that are not ready

@@ -1,0 +1,194 @@
+"""How long a project takes to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
+
+Of ddpctl that is what a launch spends on it: its process and its connections are there already, since it has looked at
+the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes and new connections; the tools are
+interleaved, and each sends to all hosts side by side. Half of the files are text, half cannot be compressed.
+
+    python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
+"""
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "cli"), str(ROOT / "trainer")]
+
+from tests.cluster.ssh_lab import MISSING, Box, Person, box, free_port, user  # noqa: E402
+
+SYNC = """
+import os, sys, time
+from ddpctl.command import Command, Host
+from ddpctl.executor import Executor
+from ddpctl.targets.ssh.project import sync
+run, cwd, folder, *ports = sys.argv[1:]
+hosts = [Host(address="127.0.0.1", port=int(port)) for port in ports]
+executor = Executor(os.environ)
+def look():
+    yield tuple(Command(argv=("true",), host=host) for host in hosts)
+executor.perform(look())
+started = time.monotonic()
+executor.perform(sync(hosts, cwd=cwd, home="~/.ddpctl", run=run, run_dir=folder))
+print(time.monotonic() - started)
+"""
+TOOLS = ("ddpctl, rsync on both ends", "ddpctl, no rsync", "rsync -a", "rsync -az", "tar | ssh")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """The project, and who may log in where."""
+
+    folder: Path
+    project: Path
+    person: Person
+    boxes: Sequence[Box]
+
+    @property
+    def environ(self) -> dict[str, str]:
+        packages = os.pathsep.join([str(ROOT / "cli"), str(ROOT / "trainer")])
+        return {"HOME": str(self.person.home), "PATH": "/usr/bin:/bin", "USER": user(), "PYTHONPATH": packages}
+
+    def ssh(self, one: Box) -> str:
+        """OpenSSH's client for one host."""
+        return (
+            f"ssh -F none -p {one.port} -i {self.person.home}/.ssh/id_ed25519 "
+            f"-o UserKnownHostsFile={self.person.known_hosts} -o BatchMode=yes"
+        )
+
+    def send(self, tool: str, name: str) -> float:
+        """Send the project by that tool to all hosts; the seconds that it took."""
+        environ = self.environ
+        if tool.startswith("ddpctl"):
+            scratch = self.folder / "runs" / name
+            scratch.mkdir(parents=True, exist_ok=True)
+            if tool.endswith("no rsync"):
+                environ["PATH"] = str(self.folder / "bin")
+            ports = [str(one.port) for one in self.boxes]
+            lines = [shlex.join([sys.executable, "-c", SYNC, name, str(self.project), str(scratch), *ports])]
+        elif tool == "tar | ssh":
+            lines = [
+                f"tar -C {self.project} --exclude=./.git -cf - . | {self.ssh(one)} 127.0.0.1 "
+                f"'mkdir -p {one.home}/{name} && tar -C {one.home}/{name} -xf -'"
+                for one in self.boxes
+            ]
+        else:
+            lines = [
+                f"{tool} --delete --exclude=/.git -e {shlex.quote(self.ssh(one))} {self.project}/ 127.0.0.1:{one.home}/{name}/"
+                for one in self.boxes
+            ]
+        started = time.monotonic()
+        running = [
+            subprocess.Popen(
+                ["/bin/bash", "-o", "pipefail", "-c", line],
+                env=environ,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for line in lines
+        ]
+        for one in running:
+            printed, said = one.communicate(timeout=1200)
+            assert one.returncode == 0, said
+        return float(printed) if tool.startswith("ddpctl") else time.monotonic() - started
+
+    def forget(self) -> None:
+        """Take away what the hosts have."""
+        for one in self.boxes:
+            shutil.rmtree(one.home)
+            one.home.mkdir()
+
+
+@contextmanager
+def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterator[Lab]:
+    """The hosts, and a project under git."""
+    person, project = Person(folder / "me"), folder / "project"
+    random.seed(0)
+    words = [f"{random.getrandbits(64):x}" for _ in range(5000)]
+    size = num_bytes // num_files
+    for number in range(num_files):
+        path = project / f"package{number % 40}" / f"file{number}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = " ".join(random.choices(words, k=size // 16)).encode()
+        path.write_bytes(random.randbytes(size) if number % 2 else text.ljust(size))
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True, timeout=60)
+    tools = folder / "bin"  # without rsync
+    tools.mkdir()
+    for path in Path("/usr/bin").iterdir():
+        if path.name != "rsync":
+            (tools / path.name).symlink_to(path)
+    with ExitStack() as stack:
+        boxes = [
+            stack.enter_context(box(folder / f"box{number}", person, address="127.0.0.1", port=free_port()))
+            for number in range(num_hosts)
+        ]
+        yield Lab(folder=folder, project=project, person=person, boxes=boxes)
+
+
+def measure(
+    num_hosts: int, num_files: int, num_bytes: int, turns: int, tools: Sequence[str]
+) -> dict[str, list[list[float]]]:
+    """By tool, the seconds of every turn: first, and after one change."""
+    found: dict[str, list[list[float]]] = {tool: [] for tool in tools}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-sync-") as name,
+        lab(Path(name), num_hosts, num_files, num_bytes) as made,
+    ):
+        changed = made.project / "package0" / "file0.py"
+        for turn in range(turns):
+            for tool in tools:
+                first = made.send(tool, f"first-{turn}")
+                changed.write_text(f"print({turn})\n")
+                again = made.send(tool, f"first-{turn}" if not tool.startswith("ddpctl") else f"again-{turn}")
+                found[tool].append([first, again])
+                for one in made.boxes:
+                    (copy,) = one.home.glob(
+                        f"**/{'again' if tool.startswith('ddpctl') else 'first'}-{turn}/**/file0.py"
+                    )
+                    assert copy.read_text() == f"print({turn})\n"
+                    assert len(list(copy.parent.parent.glob("*/*.py"))) == num_files
+                made.forget()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--files", type=int, default=2000)
+    parser.add_argument("--megabytes", type=int, default=100)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tools", nargs="+", choices=TOOLS, default=TOOLS)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    if MISSING:
+        sys.exit(MISSING)
+    found = measure(args.hosts, args.files, args.megabytes * 1000_000, args.turns, args.tools)
+    if args.json:
+        print(json.dumps({"hosts": args.hosts, "seconds": found}))
+        return
+    print(f"{args.megabytes} MB in {args.files} files to {args.hosts} hosts, {len(os.sched_getaffinity(0))} cores, "
+          f"load {os.getloadavg()[0]:.1f}, n = {args.turns}: median (worst) seconds")  # fmt: skip
+    best = [min(statistics.median(turn[step] for turn in found[tool]) for tool in found) for step in (0, 1)]
+    for tool, turns in found.items():
+        cells = []
+        for step, what in enumerate(("first", "after one change")):
+            times = [turn[step] for turn in turns]
+            middle = statistics.median(times)
+            cells.append(f"{what} {middle:6.2f} ({max(times):6.2f}), {middle / best[step]:.2f} x the best")
+        print(f"  {tool:<28} {'; '.join(cells)}")
+
+
+if __name__ == "__main__":
+    main()

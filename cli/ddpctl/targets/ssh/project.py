@@ -1,0 +1,216 @@
+"""Sends the project's folder to hosts: only the files that changed, as one archive.
+
+Of large files that changed only the changed parts go, by rsync, where both ends have it. For new files it is not used:
+bench/sync.py shows an archive, which is compressed once for all hosts, to be quicker. A host keeps one copy of each project; a run gets hard links of it, so that a later sync changes no file of a run. As
+with rsync, a file has changed when its size or its time has. Little goes over the connection that is there already: a
+new one takes longer than its content.
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ddpctl.command import UNREACHED, Command, FilePart, Host, Output, Transfer, Verb
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
+from ddpctl.images import human_size
+from ddpctl.launch_plan import counted
+from ddpctl.project_files import IGNORE, LIST, RSYNC, file_state
+from ddpctl.targets.ssh.scripts import path_word, run_path
+
+MAX_BYTES = 200_000_000
+_LITTLE = 1_000_000
+LIST_S, PACK_S = 120.0, 600.0
+STALL_S = 120.0
+_PACK = """\
+set -eu -o pipefail
+tar --create --format=posix --null --verbatim-files-from --no-recursion --files-from=- | $2 >"$1"
+wc -c <"$1"
+"""
+_RSYNC_ARGV = (
+    "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
+    "--from0", "--files-from=-", "--info=progress2",
+)  # fmt: skip
+_CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -dc")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Project:
+    """The files that go, and what this machine has to send them with."""
+
+    files: Mapping[str, str]  # name → what of it tells a change: size, time, whether it can be run
+    sizes: Mapping[str, int]
+    left_out: Sequence[str]  # for the user
+    rsync: bool
+    zstd: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """All of it."""
+        return sum(self.sizes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A host's copy of the project."""
+
+    host: Host
+    folder: str  # its full path there
+    rsync: bool
+    zstd: bool
+    files: Mapping[str, str]
+
+    def changed(self, project: Project) -> tuple[str, ...]:
+        """The files to send."""
+        return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
+
+    def profits_from_rsync(self, project: Project) -> bool:
+        """Whether much of what changed is there in an older state: of new files an archive is quicker."""
+        old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
+        return project.rsync and self.rsync and old > _LITTLE
+
+
+def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) -> Verb[None]:
+    """Bring ``cwd`` to every host, as the folder ``project`` of the run. ``run_dir``: the run's folder here.
+
+    Raises DdpctlError.
+    """
+    tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
+    listed, *answers = yield (_look_here(cwd), *(_look_there(host, tree) for host in hosts))
+    project = _project(cwd, listed)
+    _expect(hosts, answers, "its copy of the project cannot be read")
+    copies = [_copy(host, answer) for host, answer in zip(hosts, answers, strict=True)]
+    changed = {copy.host: names for copy in copies if (names := copy.changed(project))}
+    say = _summary(project, [sum(map(project.sizes.__getitem__, names)) for names in changed.values()], changed)
+    stale = tuple(
+        Command(argv=("/bin/sh", "-c", f"cd {path_word(tree)} && xargs -0 rm -f --"), host=copy.host, say=say,
+                stdin="".join(f"{name}\0" for name in sorted(gone)))
+        for copy in copies if (gone := copy.files.keys() - project.files.keys())
+    )  # fmt: skip
+    if stale:  # before anything is sent: a folder may be where a file was
+        _expect([command.host for command in stale if command.host], (yield stale), "old files cannot be removed there")
+        say = ""
+    if changed:
+        yield from _send(project, copies, changed, cwd=cwd, tree=tree, archive=f"{run_dir}/project.tar", say=say)
+        say = ""
+    target = path_word(run_path(home, run, "project"))
+    link = f"set -eu\ncd {path_word(tree)}\nmkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
+    linked = yield tuple(Command(argv=("/bin/sh",), stdin=link, host=host, say=say) for host in hosts)
+    _expect(hosts, linked, "the run's copy of the project cannot be made")
+
+
+def _look_here(cwd: str) -> Command:
+    look = f'{{\n{LIST}}} | "$0" -P -m ddpctl.project_files'
+    argv = ("bash", "-o", "pipefail", "-c", look, sys.executable)
+    return Command(argv=argv, cwd=cwd, probe=True, timeout_s=LIST_S)
+
+
+def _look_there(host: Host, tree: str) -> Command:
+    text = f"""\
+mkdir -p {path_word(tree)} && cd {path_word(tree)} || exit
+printf '%s\\0' "$PWD" "$(rsync --version 2>/dev/null | head -n 1)" "$(command -v zstd)"
+find . \\( -type f -o -type l \\) -print0 | xargs -0 -r stat --printf '%s %.9Y %a %n\\0'
+"""
+    assumed = f"{tree}\0{RSYNC}\0zstd\0"
+    return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=LIST_S, placeholder=assumed)
+
+
+def _project(cwd: str, listed: Output) -> Project:
+    """What is here. Raises ConfigError where it is too large, NoInputError where there is nothing."""
+    if listed.returncode:
+        raise NoInputError(f"project: sync: {cwd} cannot be read: {listed.last_line()}")
+    project = Project(**json.loads(listed.stdout))
+    if not project.files:
+        raise NoInputError(f"project: sync: there is no file to send in {cwd}")
+    if project.num_bytes > MAX_BYTES:
+        entries: dict[str, int] = {}
+        for name, size in project.sizes.items():
+            top, slash, _ = name.partition("/")
+            entries[top + slash] = entries.get(top + slash, 0) + size
+        largest = sorted(entries, key=entries.__getitem__, reverse=True)[:3]
+        raise ConfigError(
+            f"project: sync: {human_size(project.num_bytes)} in {cwd}, and at most {human_size(MAX_BYTES)} are sent "
+            f"(largest: {', '.join(f'{name} {human_size(entries[name])}' for name in largest)})",
+            hint=f"name in {IGNORE} what no rank needs, set 'project: PATH' to where hosts have it, or use an image",
+            num_bytes=project.num_bytes,
+        )
+    return project
+
+
+def _copy(host: Host, answer: Output) -> Copy:
+    """What a host has."""
+    folder, rsync, zstd, *entries = answer.stdout.split("\0")[:-1]
+    files = {}
+    for entry in entries:
+        size, modified, mode, name = entry.split(" ", 3)
+        files[name.removeprefix("./")] = file_state(int(size), modified, int(mode, 8))
+    return Copy(host=host, folder=folder, rsync=rsync.startswith(RSYNC), zstd=bool(zstd), files=files)
+
+
+def _send(
+    project: Project,
+    copies: Sequence[Copy],
+    changed: Mapping[Host, tuple[str, ...]],
+    *,
+    cwd: str,
+    tree: str,
+    archive: str,
+    say: str,
+) -> Verb[None]:
+    """Send each host what changed, side by side. An archive is packed once for all that lack the same."""
+    num_bytes = {host: sum(project.sizes[name] for name in names) for host, names in changed.items()}
+    packed = [copy for copy in copies if copy.host in changed and not copy.profits_from_rsync(project)]
+    codec = "zstd" if project.zstd and all(copy.zstd for copy in packed) else "gzip"
+    contents = list(dict.fromkeys(changed[copy.host] for copy in packed))
+    archives = [f"{archive}.{number}" for number in range(len(contents))]
+    sizes = yield tuple(
+        Command(argv=("bash", "-c", _PACK, "bash", path, _CODECS[codec][0]), cwd=cwd, timeout_s=PACK_S,
+                stdin="".join(f"{name}\0" for name in names), placeholder="0", say=say)
+        for path, names in zip(archives, contents, strict=True)
+    )  # fmt: skip
+    for done in sizes:
+        if done.returncode:
+            raise NoInputError(f"the project cannot be packed: {done.last_line()}")
+    unpack = f"cd {path_word(tree)} && {_CODECS[codec][1]} | tar --extract --verbose --no-same-owner"
+    commands = []
+    for copy in copies:
+        if not (names := changed.get(copy.host)):
+            continue
+        moved = Transfer(num_bytes=num_bytes[copy.host], num_files=len(names), rsync_to=copy.host)
+        if copy not in packed:
+            address = f"[{copy.host}]" if ":" in copy.host.address else str(copy.host)
+            argv = (*_RSYNC_ARGV, f"{cwd}/", f"{address}:{copy.folder}/")
+            command = Command(argv=argv, stdin="".join(f"{name}\0" for name in names), transfer=moved)
+        else:
+            number = contents.index(names)
+            path, size = archives[number], int(sizes[number].stdout)
+            command = Command(argv=("/bin/sh", "-c", unpack), host=copy.host)
+            if size <= _LITTLE:
+                command = replace(command, part=FilePart(path=path, start=0, length=size))
+            else:
+                moved = replace(moved, num_bytes=size, rsync_to=None, reads=path)
+                command = replace(command, transfer=moved)
+        commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
+    answers = yield tuple(commands)
+    _expect(tuple(changed), answers, "the project cannot be written there")
+    if archives:
+        yield (Command(argv=("rm", "-f", *archives)),)
+
+
+def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tuple[str, ...]]) -> str:
+    """``project: 40 files, 1.2 MB; left out: data/ (git ignores it)`` and what of it is sent."""
+    text = f"project: {counted(len(project.files), 'file')}, {human_size(project.num_bytes)}"
+    if project.left_out:
+        text += f"; left out: {', '.join(project.left_out)}"
+    if not changed:
+        return f"{text}\nevery host has it already"
+    num_files = sum(map(len, changed.values()))
+    return f"{text}\nsending {counted(num_files, 'file')}, {human_size(sum(sizes))}, to {counted(len(changed), 'host')}"
+
+
+def _expect(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
+    for host, answer in zip(hosts, answers, strict=True):
+        if answer.returncode:
+            kind = UnavailableError if answer.returncode == UNREACHED else CannotWriteError
+            raise kind(f"{host}: {what}: {answer.last_line()}")

@@ -1,0 +1,172 @@
+"""Moves bytes between a process and files of this machine, and shows how much is done: one line for all transfers."""
+
+import os
+import re
+import select
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from ddpctl.command import FilePart, Transfer
+from ddpctl.images import human_size
+from ddpctl.text import cut, format_duration
+
+_CHUNK = 1 << 20
+_LOOK_S = 0.2  # how often it is looked how far a transfer is
+_DRAW_S, _LINE_S = 0.1, 5.0  # how often a terminal, another reader, is shown a line
+_LEAST_BAR = 5
+# A line of rsync --info=progress2: bytes, per cent, speed, time, and with the end of a file "(xfr#12, to-chk=...".
+_RSYNC = re.compile(rb"\s([\d.,]+)\s+\d+%[^\r\n]*")
+_RSYNC_FILES = re.compile(rb"xfr#(\d+)")
+
+
+class Display:
+    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then.
+
+    ``unit``: what each transfer has to itself, such as a host.
+    """
+
+    def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None, unit: str = "host") -> None:
+        self._out, self._unit = out or sys.stderr, unit
+        self._totals = [(one.num_bytes, one.num_files) for one in transfers]
+        self._done = [(0, 0)] * len(transfers)
+        self._ended = 0
+        self._lock = threading.Lock()
+        self._terminal = self._out.isatty()
+        self._began = self._drawn_at = time.monotonic()
+
+    def update(self, number: int, num_bytes: int, num_files: int) -> None:
+        """A transfer is so far."""
+        with self._lock:
+            self._done[number] = (num_bytes, num_files)
+            if time.monotonic() - self._drawn_at > (_DRAW_S if self._terminal else _LINE_S):
+                self._draw()
+
+    def end(self, number: int, *, whole: bool) -> None:
+        """A transfer has ended; ``whole``: all of it has arrived."""
+        with self._lock:
+            self._ended += whole
+            if whole:
+                self._done[number] = self._totals[number]
+
+    def close(self) -> None:
+        """Show the end: on a terminal always, else where anything was shown before."""
+        with self._lock:
+            if self._totals and (self._terminal or self._drawn_at > self._began):
+                self._draw()
+                if self._terminal:
+                    print(file=self._out, flush=True)
+
+    def _draw(self) -> None:
+        self._drawn_at = time.monotonic()
+        text = self.line(self._drawn_at - self._began, shutil.get_terminal_size().columns - 1 if self._terminal else 0)
+        print(
+            f"\r\x1b[K{text}" if self._terminal else text,
+            end="" if self._terminal else "\n",
+            file=self._out,
+            flush=True,
+        )
+
+    def line(self, took_s: float, width: int) -> str:
+        """``[####------] 62.0 MB of 100.0 MB, 1,240 of 2,000 files, 2 of 4 hosts, 31.0 MB/s, 1.2 s left``."""
+        (num_bytes, num_files), (all_bytes, all_files) = (
+            tuple(map(sum, zip(*pairs, strict=True))) for pairs in (self._done, self._totals)
+        )
+        part = num_bytes / all_bytes if all_bytes else 1.0
+        words = [f"{human_size(num_bytes)} of {human_size(all_bytes)}", f"{num_files:,} of {all_files:,} files"]
+        if len(self._totals) > 1:
+            words.append(f"{self._ended} of {len(self._totals)} {self._unit}s")
+        if took_s > 0:
+            words.append(f"{human_size(int(num_bytes / took_s))}/s")
+        if 0.0 < part < 1.0:
+            words.append(f"{format_duration(took_s * (1 - part) / part)} left")
+        text = ", ".join(words)
+        if not width:
+            return f"  {part:4.0%}  {text}"
+        bar = min(30, width - len(text) - 5)
+        filled = round(part * bar)
+        return cut(
+            f"  [{'#' * filled}{'-' * (bar - filled)}] {text}" if bar >= _LEAST_BAR else f"  {text}", width, plain=True
+        )
+
+
+def pump(
+    transfer: Transfer,
+    stdin: int,
+    stdout: int,
+    stall_s: float | None,
+    update: Callable[[int, int], None],
+) -> None:
+    """Take what a process writes until its end, and say how many bytes and files are done.
+
+    ``stdin``: the file that it reads as well, whose position says how much of it has gone. Raises TimeoutError when
+    nothing has moved for ``stall_s``; OSError where a file cannot be written.
+    """
+    num_bytes = num_files = 0
+    recent = b""  # of what rsync says
+    moved_at = time.monotonic()
+    with ExitStack() as stack:
+        files = _Files(transfer.writes, stack)
+        while True:
+            ready, _, _ = select.select([stdout], [], [], _LOOK_S)
+            data = os.read(stdout, _CHUNK) if ready else b""
+            if ready and not data:
+                return
+            before = (num_bytes, num_files)
+            if transfer.writes:
+                files.write(data)
+                num_bytes, num_files = files.num_bytes, files.num_whole
+            elif transfer.rsync_to:
+                recent = (recent + data)[-1000:]
+                for line in _RSYNC.finditer(recent):
+                    num_bytes = int(re.sub(rb"\D", b"", line[1]))
+                    num_files = max([num_files, *map(int, _RSYNC_FILES.findall(line[0]))])
+            else:
+                num_files += data.count(b"\n")
+                num_bytes = os.lseek(stdin, 0, os.SEEK_CUR)
+            if data or (num_bytes, num_files) != before:
+                moved_at = time.monotonic()
+            elif stall_s is not None and time.monotonic() - moved_at > stall_s:
+                raise TimeoutError
+            update(num_bytes, num_files)
+
+
+class _Files:
+    """Bytes that go into pieces of files, one after another."""
+
+    def __init__(self, parts: Sequence[FilePart], stack: ExitStack) -> None:
+        self.num_bytes = self.num_whole = 0
+        self._parts: Iterator[FilePart] = iter(parts)
+        self._stack = stack
+        self._left = 0
+        self._open_next()
+
+    def write(self, data: bytes) -> None:
+        """The next bytes; those beyond the last piece are dropped."""
+        while data and self._left:
+            piece, data = data[: self._left], data[self._left :]
+            self._file.write(piece)
+            self.num_bytes += len(piece)
+            self._left -= len(piece)
+            if not self._left:
+                self.num_whole += 1
+                self._open_next()
+
+    def _open_next(self) -> None:
+        self._stack.close()
+        for part in self._parts:
+            path = Path(part.path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+            self._file = self._stack.enter_context(path.open("r+b", buffering=0))
+            self._file.truncate(part.start)
+            self._file.seek(part.start)
+            self._left = part.length
+            if self._left:
+                return
+            self.num_whole += 1
