@@ -5,10 +5,9 @@ one `kubectl logs --follow` a container, since one for all of them stops followi
 prints are the nodes' own lines, which begin with node and rank; its own messages go to stderr.
 """
 
-import ctypes
 import json
+import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output
+from ddpctl.executor import end_with_parent
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
@@ -26,8 +26,6 @@ from ddpwire.exits import Exit
 
 POLL_S = 2.0
 UNREACHABLE_S = 120.0  # how long a cluster may not answer before this ends
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +43,6 @@ class Task:
     only_nodes: tuple[int, ...]  # empty: all
     tail: int | None
     poll_s: float = POLL_S
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the follower is gone, also by a SIGKILL. Elsewhere its next line ends it (SIGPIPE)."""
-    if _prctl:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
@@ -104,8 +96,8 @@ class Follower:
         tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
         tail = tail if len(how) == 1 else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
-        end = _end_with_parent if _prctl else None
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end) as process:
+        end, null = end_with_parent(), subprocess.DEVNULL
+        with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
                 if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:
@@ -122,8 +114,8 @@ def main() -> int:
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
     run = _run_of(task)
     follower = Follower(task=task, kubectl=kubectl)
-    said_last, answered = "", time.monotonic()
-    while True:
+    said_last, answered, parent = "", time.monotonic(), os.getppid()
+    while os.getppid() == parent:  # where the system does not end it with its ddpctl
         found = [_ask(kubectl.get(f"{workload.resource}/{task.run}")), _ask(_pods_of(kubectl, task.run))]
         if bad := next((output for output in found if output.returncode), None):
             if time.monotonic() - answered > UNREACHABLE_S:
@@ -145,6 +137,7 @@ def main() -> int:
             said_last = state.message
             print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
+    return Exit.KILLED
 
 
 def _run_of(task: Task) -> Run:
@@ -180,6 +173,7 @@ def _ask(command: Command) -> Output:
             timeout=command.timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
+            preexec_fn=end_with_parent(),
         )
     except subprocess.TimeoutExpired as error:
         return Output(returncode=TIMED_OUT, stderr=str(error))
