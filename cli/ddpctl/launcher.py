@@ -165,7 +165,8 @@ def dry_run(context: AppContext, request: Request) -> None:
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     """Start a run and keep its record; one that cannot start, or is interrupted, leaves nothing behind."""
-    target = targets.make(request.kind, request.options)
+    options = context.executor.perform(targets.make(request.kind, request.options).resolve())
+    target = targets.make(request.kind, options)
     name = _name(context, request)
     folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
@@ -174,7 +175,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         created=time.time(),
         target=request.target,
         kind=request.kind,
-        options=asdict(request.options),
+        options=asdict(options),
         job=request.job,
         cwd=request.cwd,
         folder=str(folder),
@@ -202,12 +203,16 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if isinstance(error, KeyboardInterrupt):
                 context.emit(f"the launch of {name} is taken back")
             context.executor.kill_started()
-            if not isinstance(error, NotStartedError):
-                with suppress(DdpctlError):  # what went wrong first is what a user must read
-                    context.executor.perform(target.stop(run, signal="KILL"))
-            run_store.discard(folder)
             if isinstance(error, NotStartedError):
+                run_store.discard(folder)
                 raise error.reason from None
+            gone = False
+            with suppress(DdpctlError):  # what went wrong first is what a user must read
+                gone = context.executor.perform(target.stop(run, signal="KILL"))
+            if gone or "sweep" not in target.capabilities:
+                run_store.discard(folder)
+            else:
+                context.emit(f"something of {name} may be left: ddpctl stop {name} takes it away")
             raise
     return run
 
@@ -372,6 +377,12 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
     if Path(run.folder).exists():
         return None
     return RunStatus(run=run.name, state="stopped", message="its launch is taken back", code=Exit.SAVED_TERM)
+
+
+def may_leave(run: Run, state: RunStatus) -> bool:
+    """Whether something of a run that has ended may be left where it ran: objects, a job, processes."""
+    sweeps = run.kind in targets.kinds() and "sweep" in targets.capabilities(run.kind)
+    return state.ended and (state.remains or sweeps)
 
 
 def clear(context: AppContext, run: Run) -> None:
@@ -566,8 +577,12 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
     """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
-    if one.state.remains or one.state.state == "lost":  # a job and its pods; processes that a killed ddprun left
-        clear(context, one.run)
+    if one.state.state == "lost" or may_leave(one.run, one.state):  # lost: processes that a killed ddprun left
+        try:
+            clear(context, one.run)
+        except UnavailableError as error:
+            hint = f"if what it ran on is gone for good, delete its record: {one.run.folder}"
+            raise UnavailableError(str(error), hint=hint) from None
     return _disk_usage_everywhere(context, one.run, dry_run=False)
 
 

@@ -1,8 +1,8 @@
 """A kubectl that keeps the objects of a cluster in a folder: what is created is there until it is deleted.
 
-A job has a running pod a node for as long as it is there; `logs --follow` of one prints what is in its log and goes on
-until the pod is gone. ``KILL`` makes one call the last thing that a ddpctl sees: it is sent a signal at the call's
-beginning or at its end.
+A job has a running pod a node for as long as it is there; `logs --follow` of one prints its log and goes on until the
+pod is gone. The file ``kill`` has whoever makes a call sent a signal, at the call's beginning or its end; with the file
+``away`` the cluster does not answer after so many calls.
 """
 
 import json
@@ -20,6 +20,9 @@ read -r moment edge signal 2>/dev/null <"$CLUSTER/kill"
 interrupt() { [[ $call == "$moment" && $1 == "$edge" ]] && kill -s "$signal" "$PPID"; }
 file_of() { local kind=${1%%.*}; kind=${kind%s}; echo "$CLUSTER/objects/${kind/policie/policy}.$2"; }
 interrupt begin
+if [[ -e $CLUSTER/away && $call -gt $(<"$CLUSTER/away") ]]; then
+  echo "The connection to the server lab:6443 was refused" >&2; exit 1
+fi
 case $1 in
   config) cat "$CLUSTER/view" ;;
   create)
@@ -42,7 +45,9 @@ case $1 in
     if [[ $name != '*' && -e $CLUSTER/$what ]]; then sed "s/RUN/$name/g" "$CLUSTER/$what"; fi ;;
   logs)
     printf '[node%s rank0] epoch 1/9\\n' "${2##*-}"
-    if [[ $* == *--follow* ]]; then while compgen -G "$CLUSTER/objects/pytorchjob.*" >/dev/null; do sleep 0.1; done; fi ;;
+    if [[ $* == *--follow* ]]; then
+      while compgen -G "$CLUSTER/objects/pytorchjob.*" >/dev/null; do sleep 0.1; done
+    fi ;;
 esac
 interrupt end
 exit 0

@@ -1,15 +1,16 @@
 """ddpctl on Kubernetes, as processes, with a kubectl that stands in for a cluster: what it leaves, however it ends."""
 
+import json
 import os
 import random
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.e2e.driver import DDPCTL, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
+from tests.in_process import ddpctl as in_process
 from tests.terminal import Session
 
 LAUNCH = ("launch", "-t", "kubernetes", "--kind", "pytorchjob", "--nodes", "2")
@@ -42,7 +43,7 @@ def test_what_follows_the_pods_ends_with_its_ddpctl(cluster: StandIn, tmp_path: 
         reader, writer = os.pipe()
         started = [subprocess.Popen([*DDPCTL, *verb], stdout=writer, stderr=writer) for verb in verbs]
         os.close(writer)
-        with open(reader) as lines:
+        with os.fdopen(reader) as lines:
             for _ in verbs:
                 next(line for line in lines if line == "[node1 rank0] epoch 1/9\n")
             assert followers(cluster) == 2
@@ -52,3 +53,44 @@ def test_what_follows_the_pods_ends_with_its_ddpctl(cluster: StandIn, tmp_path: 
             lines.read()  # nobody holds the pipe open
     wait_until(lambda: not cluster.processes(), "all to end")
     assert cluster.objects() == ["networkpolicy.dawn", "pytorchjob.dawn"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_is_left_of_a_launch_that_was_interrupted(cluster: StandIn, tmp_path: Path, seed: int) -> None:
+    choose = random.Random(seed)
+    call, edge = choose.randint(1, 11), choose.choice(("begin", "end"))
+    sent = choose.choice(("KILL", "KILL", "INT", "TERM"))
+    (tmp_path / "train.py").touch()
+    cluster.kill_at(call, edge, sent)
+    done = ddpctl(*LAUNCH, "--name", "dawn", "--detach", "--", "train.py", cwd=tmp_path)
+    assert done.returncode == {"KILL": -9, "INT": 130, "TERM": 143}[sent], (call, edge, sent, done.stderr)
+    wait_until(lambda: not cluster.processes(), "its kubectl to end")
+    cluster.kill_at(0, "", "")
+    (cluster.folder / "view").write_text("{}")  # kubectl's own context is another by now
+    known = (
+        tmp_path / "runs/dawn/run.json"
+    ).exists()  # else it was killed before it made anything, or has taken it back
+    stopped = in_process("stop", "dawn")
+    assert stopped.returncode == (0 if known else 66), stopped.stderr
+    assert cluster.objects() == []
+
+
+def test_stop_takes_away_what_an_interrupted_stop_has_left(cluster: StandIn, tmp_path: Path) -> None:
+    assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == 0
+    cluster.kill_at(cluster.calls() + 3, "end", "KILL")  # status has asked twice
+    assert ddpctl("stop", "dawn").returncode == -signal.SIGKILL
+    assert cluster.objects() == ["networkpolicy.dawn"]
+    record = json.loads((tmp_path / "runs/dawn/run.json").read_text())
+    (tmp_path / "runs/dawn/run.json").write_text(json.dumps(record | {"created": 1.0}))  # long ago
+    assert in_process("status", "dawn").stdout.startswith("dawn  stopped")
+    assert in_process("stop", "dawn").returncode == 0
+    assert cluster.objects() == []
+
+
+def test_a_launch_that_cannot_be_taken_back_keeps_its_record(cluster: StandIn) -> None:
+    (cluster.folder / "away").write_text("7")  # the cluster is gone after the judgement and the first object
+    assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == 69
+    assert cluster.objects() == ["networkpolicy.dawn"]
+    (cluster.folder / "away").unlink()
+    assert in_process("stop", "dawn").returncode == 0
+    assert cluster.objects() == []

@@ -163,10 +163,10 @@ def stop(
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [record for record, state in states if state.remains and not every]
+    cleared = [record for record, state in states if launcher.may_leave(record, state) and not every]
     for record in cleared:
         launcher.clear(context, record)
-        context.emit(f"run {record.name} had ended; what was left of it is gone")
+        context.emit(f"run {record.name} had ended; nothing of it is left where it ran")
     if not going and not cleared:
         context.emit("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 

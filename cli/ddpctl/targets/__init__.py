@@ -67,6 +67,7 @@ Capability = Literal[
     "queue",  # its runs wait in a queue before their nodes start
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
+    "sweep",  # what a run has left is found by its name, also where its record does not know of it
     "tethered",  # the nodes of an attached launch end with its ddpctl
 ]
 
@@ -85,6 +86,11 @@ class Target(ABC):
     @abstractmethod
     def render(self, plan: Plan) -> str:
         """Return a spec that runs the job as it stands, without ddpctl."""
+
+    def resolve(self) -> Verb[Any]:
+        """Return the options with what they leave to the present environment written out, for later verbs."""
+        yield ()
+        return self.options
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:

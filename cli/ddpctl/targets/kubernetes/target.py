@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.run_status import RunStatus
@@ -27,6 +27,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     find_cluster,
     is_absent,
     items,
+    keeps_secrets,
     misses_runtime,
     workload_of,
 )
@@ -59,7 +60,7 @@ class KubernetesTarget(Target):
     """Nodes as pods of a cluster."""
 
     kind = "kubernetes"
-    capabilities = frozenset[Capability]({"queue", "stop", "suspend"})
+    capabilities = frozenset[Capability]({"queue", "stop", "suspend", "sweep"})
 
     options: KubernetesOptions
 
@@ -71,6 +72,11 @@ class KubernetesTarget(Target):
         """The script is in the project, unless the image has it: by its full path, or where ``project`` is empty."""
         if needs_project(plan.job) and self.options.project:
             yield from find_script(plan)
+
+    def resolve(self) -> Verb[KubernetesOptions]:
+        """The context and the namespace: kubectl's own may be others when an interrupted launch is cleared away."""
+        kubectl = yield from find_cluster(self.options)
+        return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- others end with it
         """Let the cluster judge the job and its pod, then make them. The run never ends with its ddpctl."""
@@ -173,7 +179,8 @@ class KubernetesTarget(Target):
             check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
         trains = any(workload.word == "trainjob" for workload in found)
         runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
-        yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
+        deleted = yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
+        check(*(answer for answer in deleted[: 1 + bool(run.handle)] if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", f"{RUN_LABEL}={run.name}", f"--timeout={wait_s}s")
@@ -398,14 +405,32 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Look, judge, make; what cannot be made to the end is taken back."""
+    """Look, judge, make; what is refused leaves nothing. Raises NotStartedError, or what left it half made."""
     try:
-        return (yield from _submit(plan, options))
+        kubectl, choice, draft, files, values, left_out = yield from _prepare(plan, options)
     except DdpctlError as error:
         raise NotStartedError(error) from None
+    try:
+        yield from _make(kubectl, draft, choice.workload, files, values)
+    except DdpctlError as error:
+        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
+        kinds |= {"configmap"} if files else set()
+        kinds |= {"secret"} if values else set()
+        named = (",".join(sorted(kinds)) or "configmap", draft.name, "--ignore-not-found", "--wait=false")
+        (deleted,) = yield (kubectl.run("delete", *named),)
+        if deleted.returncode or isinstance(error, UnavailableError):  # then the cluster may have made the job
+            raise
+        raise NotStartedError(error) from None
+    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    handle["logs"] = f"ddpctl logs {draft.name}"
+    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
+    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
 
 
-def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
+def _prepare(
+    plan: Plan, options: KubernetesOptions
+) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], Mapping[str, str], tuple[str, ...]]]:
+    """Everything before the first object: also the files, the secrets' values, and what is left out."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose_workload(kubectl, options)
@@ -414,19 +439,7 @@ def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, choice.workload)
     yield from _judge(kubectl, draft, choice.workload)
-    try:
-        yield from _make(kubectl, draft, choice.workload, files, values)
-    except DdpctlError:
-        quietly = ("--ignore-not-found", "--wait=false")
-        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
-        kinds |= {"configmap"} if files else set()
-        kinds |= {"secret"} if values else set()
-        yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", draft.name, *quietly),)
-        raise
-    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-    handle["logs"] = f"ddpctl logs {draft.name}"
-    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
-    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
+    return kubectl, choice, draft, files, values, left_out
 
 
 def _check(draft: Draft, workload: Workload) -> None:
