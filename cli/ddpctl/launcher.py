@@ -463,7 +463,8 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
     unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
     if unsure and (end := run_store.known_end(run)):
-        state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
+        left = {"remains": state.remains, "has_logs": state.has_logs, "has_files": state.has_files}
+        state = replace(end, nodes=state.nodes or end.nodes, **left)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)

@@ -98,6 +98,8 @@ class RunStatus:
     nodes: tuple[NodeReport, ...] = ()
     tasks: tuple["RunStatus", ...] = ()  # of an array, each by its own name
     remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
+    has_logs: bool = True  # its logs can be read; False: they went with its nodes
+    has_files: bool = True  # what it has written, its checkpoints, is somewhere; False: it went with its nodes
 
     @property
     def ended(self) -> bool:

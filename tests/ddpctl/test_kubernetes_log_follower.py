@@ -21,7 +21,8 @@ from ddpctl.targets.kubernetes.log_follower import Task
 KUBECTL = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
-  get) cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  get) echo "$2" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  delete) echo "${@:2}" >>"$CLUSTER/deleted" ;;
   logs)
     pod=$2
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
@@ -181,6 +182,25 @@ def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None
     follower.kill()
     follower.communicate()
     wait_for(lambda: not alive())
+
+
+def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:
+    lost, ending = pod(0, "x"), pod(1, "y")
+    lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
+    ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
+    cluster.pods(lost, ending)
+    follower = start(cluster, replace_lost=True)
+    try:
+        wait_for((cluster.folder / "deleted").exists)
+        cluster.pods(lost, pod(1, "yyy"))
+        wait_for(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
+        (cluster.folder / "running-worker-0.done").touch()
+        (cluster.folder / "running-worker-1.done").touch()
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
 
 
 def test_a_job_that_is_gone_ends_it(cluster: Cluster) -> None:

@@ -57,11 +57,17 @@ def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
     job = as_run("jobs/failed-evicted", "digits-otter", "evicted2")
     _, state = status((job, as_run("pods/evicted", "digits-otter", "evicted2")))
     assert (state.state, state.code, state.alive, state.remains) == ("failed", 137, False, True)
+    assert (state.has_logs, state.has_files) == (True, False)
+    kept = replace(
+        RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints"
+    )
+    _, (state,) = play(TARGET.status((kept,), now=2000.0), [(job, OK)])
+    assert (state.has_logs, state.has_files) == (False, True)
 
 
 def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: Wording) -> None:
     _, gone = status((OK, OK))
-    assert (gone.state, gone.code) == ("stopped", 143)
+    assert (gone.state, gone.code, gone.has_logs, gone.has_files) == ("stopped", 143, False, False)
     assert status((OK, OK), now=1005.0)[1].state == "starting"
     _, away = status((recorded("bad/api-unreachable-get"), OK))
     assert (away.state, away.ended) == ("unknown", False)
@@ -129,6 +135,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "only": r"^.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,
+        "replace_lost": False,
         "poll_s": 2.0,
     }
 

@@ -267,7 +267,9 @@ def rm(
     places = [place for one in removals for place in one.left]
     for one in removals:
         found = one.left if dry_run else launcher.remove_run(context, one)
-        for line in formatting.removed_lines(one.run, found, dry_run=dry_run, others=places):
+        for line in formatting.removed_lines(
+            one.run, found, dry_run=dry_run, others=places, has_files=one.state.has_files
+        ):
             print(line)
     if not removals:
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")

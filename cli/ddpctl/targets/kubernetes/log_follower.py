@@ -21,7 +21,7 @@ from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
-from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
 from ddpwire.exits import Exit
 
 POLL_S = 2.0
@@ -42,6 +42,7 @@ class Task:
     only: str | None  # a regular expression that a line must match
     only_nodes: tuple[int, ...]  # empty: all
     tail: int | None
+    replace_lost: bool = False
     poll_s: float = POLL_S
 
 
@@ -114,6 +115,7 @@ def main() -> int:
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
     run = _run_of(task)
     follower = Follower(task=task, kubectl=kubectl)
+    replaced: set[str] = set()  # uids of pods
     said_last, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # where the system does not end it with its ddpctl
         found = [_ask(kubectl.get(f"{workload.resource}/{task.run}")), _ask(_pods_of(kubectl, task.run))]
@@ -126,6 +128,8 @@ def main() -> int:
         answered = time.monotonic()
         job, pods = next(iter(items(found[0])), None), items(found[1])
         follower.follow_started(newest_pods(workload, pods, master=task.master))
+        if task.replace_lost:
+            replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
         young = time.time() - task.created < YOUNG_S
         if has_ended(job) and not (job is None and young):
             follower.finish(timeout_s=30.0)
@@ -138,6 +142,16 @@ def main() -> int:
             print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
     return Exit.KILLED
+
+
+def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
+    """Delete the pods of machines that are gone, and return their uids: one that may not be deleted is tried once."""
+    lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
+    for pod in lost:
+        done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
+        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and another is made"
+        print(f"{pod['name']}: its machine does not answer: {what}", file=sys.stderr, flush=True)
+    return {pod["uid"] for pod in lost}
 
 
 def _run_of(task: Task) -> Run:

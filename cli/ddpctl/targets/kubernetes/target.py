@@ -90,9 +90,8 @@ class KubernetesTarget(Target):
             for state in (yield from self._status_of(group, now)):
                 found[state.run] = state
         lost = "its launch was interrupted before the cluster had it: ddpctl stop sees to what there may be"
-        return tuple(
-            found.get(run.name, RunStatus(run=run.name, state="lost", message=lost, code=Exit.KILLED)) for run in runs
-        )
+        gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
+        return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
 
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
         kubectl, workload = _kubectl(runs[0]), workload_of(runs[0].handle)
@@ -136,6 +135,7 @@ class KubernetesTarget(Target):
                 only=only,
                 only_nodes=query.nodes,
                 tail=query.tail,
+                replace_lost=self.options.replace_lost,
             )
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
