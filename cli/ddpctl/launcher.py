@@ -158,9 +158,8 @@ def dry_run(context: AppContext, request: Request) -> None:
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
-    for line in (*submission.table, submission.note):
-        if line:
-            context.emit(f"# {line}")
+    for line in filter(None, (*submission.table, submission.note)):
+        context.emit(f"# {line}")
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
@@ -206,10 +205,10 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if isinstance(error, NotStartedError):
                 run_store.discard(folder)
                 raise error.reason from None
-            gone = False
+            gone = "sweep" not in target.capabilities
             with suppress(DdpctlError):  # what went wrong first is what a user must read
-                gone = context.executor.perform(target.stop(run, signal="KILL"))
-            if gone or "sweep" not in target.capabilities:
+                gone |= context.executor.perform(target.stop(run, signal="KILL"))
+            if gone:
                 run_store.discard(folder)
             else:
                 context.emit(f"something of {name} may be left: ddpctl stop {name} takes it away")
@@ -344,6 +343,7 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
         return end
     target = target_of(run)
     run_store.note_stop(run, "you (ddpctl stop)")
+    context.executor.perform(target.keep(run))
     if not kill:
         context.emit(
             f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
@@ -379,14 +379,9 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
     return RunStatus(run=run.name, state="stopped", message="its launch is taken back", code=Exit.SAVED_TERM)
 
 
-def may_leave(run: Run, state: RunStatus) -> bool:
-    """Whether something of a run that has ended may be left where it ran: objects, a job, processes."""
-    sweeps = run.kind in targets.kinds() and "sweep" in targets.capabilities(run.kind)
-    return state.ended and (state.remains or sweeps)
-
-
 def clear(context: AppContext, run: Run) -> None:
     """Take away what a run that has ended has left where it ran."""
+    context.executor.perform(target_of(run).keep(run))
     if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
 
@@ -463,8 +458,7 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
     unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
     if unsure and (end := run_store.known_end(run)):
-        left = {"remains": state.remains, "has_logs": state.has_logs, "has_files": state.has_files}
-        state = replace(end, nodes=state.nodes or end.nodes, **left)
+        state = state.with_end(end)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
@@ -578,12 +572,8 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
     """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
-    if one.state.state == "lost" or may_leave(one.run, one.state):  # lost: processes that a killed ddprun left
-        try:
-            clear(context, one.run)
-        except UnavailableError as error:
-            hint = f"if what it ran on is gone for good, delete its record: {one.run.folder}"
-            raise UnavailableError(str(error), hint=hint) from None
+    if targets.may_leave(one.run, one.state) or one.state.state == "lost":  # processes that a killed ddprun left
+        clear(context, one.run)
     return _disk_usage_everywhere(context, one.run, dry_run=False)
 
 

@@ -101,6 +101,11 @@ class RunStatus:
     has_logs: bool = True  # its logs can be read; False: they went with its nodes
     has_files: bool = True  # what it has written, its checkpoints, is somewhere; False: it went with its nodes
 
+    def with_end(self, end: "RunStatus") -> "RunStatus":
+        """How it ended, as that is known from before, with what is still there of it."""
+        nodes = self.nodes or end.nodes
+        return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
+
     @property
     def ended(self) -> bool:
         """Whether nothing of the run goes on."""

@@ -89,7 +89,7 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
 def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
     task = {
         "run": "running", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False, "context": "lab",
-        "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
+        "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1, "folder": str(cluster.folder / "run"),
     }  # fmt: skip
     argv = [
         sys.executable,

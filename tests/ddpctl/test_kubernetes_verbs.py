@@ -77,6 +77,7 @@ def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: W
     assert lost.state == "lost"
 
 
+FILTER = 'sh -c \'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true\' sh'
 PODS = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
 
 
@@ -86,7 +87,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
     assert [line for step in asked for line in lines(step)] == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
-            f"{logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
+            f"{FILTER} -vE '^\\[node[0-9]+\\] ddprun-record ' {logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
             for node in (0, 1)
             for previous in (" --previous", "")
         ),
@@ -96,8 +97,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
         [(as_run("pods/running", "digits-otter", "running"),), (OK,)],
     )
     assert lines(one) == [
-        "sh -c 'only=$1; shift; \"$@\" | grep -E -e \"$only\" || true' sh '^.?\\[node[0-9]+ rank(2|3)\\] ' "
-        f"{logs} digits-otter-worker-1 --container pytorch"
+        f"{FILTER} -E '^.?\\[node[0-9]+ rank(2|3)\\] ' {logs} digits-otter-worker-1 --container pytorch"
     ]
 
 
@@ -135,6 +135,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "only": r"^.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,
+        "folder": "/state/digits-otter",
         "replace_lost": False,
         "poll_s": 2.0,
     }

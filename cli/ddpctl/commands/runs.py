@@ -137,7 +137,7 @@ def stop(
 
     It is killed when its grace is over. Nothing of it is left afterwards.
     """
-    from ddpctl import launcher, run_store
+    from ddpctl import launcher, run_store, targets
     from ddpctl.commands import formatting
 
     if (run is None) == (not every):
@@ -163,7 +163,7 @@ def stop(
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [record for record, state in states if launcher.may_leave(record, state) and not every]
+    cleared = [record for record, state in states if targets.may_leave(record, state) and not every]
     for record in cleared:
         launcher.clear(context, record)
         context.emit(f"run {record.name} had ended; nothing of it is left where it ran")

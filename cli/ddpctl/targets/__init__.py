@@ -144,6 +144,10 @@ class Target(ABC):
         yield ()
         return ()
 
+    def keep(self, run: Run) -> Verb[None]:
+        """Keep here what its timeline and its report need, where that will go with its nodes. Raises no DdpctlError."""
+        yield ()
+
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch what a run has written into a folder of this machine; lines of what could not be had.
 
@@ -218,6 +222,11 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
 def capabilities(kind: str) -> frozenset[Capability]:
     """What a kind can do besides the verbs that every kind has."""
     return _type(kind).capabilities
+
+
+def may_leave(run: Run, state: RunStatus) -> bool:
+    """Whether something of a run that has ended may be left where it ran: objects, a job, its pods."""
+    return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 
 def make(kind: str, options: Any) -> Target:

@@ -12,17 +12,22 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output
 from ddpctl.executor import end_with_parent
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.files import keep_placed
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
+from ddpwire import log_record
 from ddpwire.exits import Exit
+from ddpwire.run_files import node_name
 
 POLL_S = 2.0
 UNREACHABLE_S = 120.0  # how long a cluster may not answer before this ends
@@ -42,6 +47,7 @@ class Task:
     only: str | None  # a regular expression that a line must match
     only_nodes: tuple[int, ...]  # empty: all
     tail: int | None
+    folder: str  # the run's, which keeps the records of the nodes' logs
     replace_lost: bool = False
     poll_s: float = POLL_S
 
@@ -97,15 +103,26 @@ class Follower:
         tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
         tail = tail if len(how) == 1 else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
-        end, null = end_with_parent(), subprocess.DEVNULL
+        end, null, record = end_with_parent(), subprocess.DEVNULL, ""
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
+                if match := log_record.LINE.match(line.decode(errors="replace")):
+                    record += match[0] + "\n"
+                    if match[2] == match[3]:
+                        self._keep(int(match[1]), record)
+                        record = ""
+                elif self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:
                         sys.stdout.buffer.write(line)
                         sys.stdout.buffer.flush()
         if "--follow" in how:
             self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def _keep(self, node: int, record: str) -> None:
+        """What cannot be written keeps nobody from reading the log."""
+        if node < self.task.nodes and (files := log_record.unpack(record)):
+            with self._lock, suppress(OSError):
+                log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
@@ -127,7 +144,10 @@ def main() -> int:
             continue
         answered = time.monotonic()
         job, pods = next(iter(items(found[0])), None), items(found[1])
-        follower.follow_started(newest_pods(workload, pods, master=task.master))
+        newest = newest_pods(workload, pods, master=task.master)
+        follower.follow_started(newest)
+        with suppress(OSError):
+            keep_placed(Path(task.folder), newest)
         if task.replace_lost:
             replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
         young = time.time() - task.created < YOUNG_S

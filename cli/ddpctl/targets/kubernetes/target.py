@@ -5,19 +5,20 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
+from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
 from ddpctl.targets.kubernetes.kubectl import (
     Choice,
     Kubectl,
@@ -41,26 +42,32 @@ from ddpctl.targets.kubernetes.options import (
     mounts_of,
     name_problem,
 )
-from ddpctl.targets.kubernetes.pod import RUN_LABEL, Draft, Object, checkpoint_dir, dump, needs_project
+from ddpctl.targets.kubernetes.pod import (
+    RUN_LABEL,
+    Draft,
+    Object,
+    checkpoint_dir,
+    dump,
+    needs_project,
+    reader_name,
+)
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
 from ddpctl.text import one_line
-from ddpwire import names
 from ddpwire.exits import Exit
-from ddpwire.run_files import NODE_LOG, node_name
 
 STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
 KILL_WAIT_S = 30
 COMPANIONS = "configmaps,secrets,services,networkpolicies.networking.k8s.io"
-LOG_LINES = 2000
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to make a TrainJob whose runtime was made a moment before
 MOST_NAMES = 10
+RECORD_LINE = r"^\[node[0-9]+\] ddprun-record "
 
 
 class KubernetesTarget(Target):
     """Nodes as pods of a cluster."""
 
     kind = "kubernetes"
-    capabilities = frozenset[Capability]({"queue", "stop", "suspend", "sweep"})
+    capabilities = frozenset[Capability]({"pull", "queue", "stop", "suspend", "sweep"})
 
     options: KubernetesOptions
 
@@ -136,6 +143,7 @@ class KubernetesTarget(Target):
                 only_nodes=query.nodes,
                 tail=query.tail,
                 replace_lost=self.options.replace_lost,
+                folder=run.folder,
             )
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
@@ -159,9 +167,21 @@ class KubernetesTarget(Target):
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask in every pod that runs; of one that has ended there is its log."""
+        """Ask in every pod that runs; of one that has ended there is its log, and what is kept here."""
         pods = yield from self._pods(run)
-        return (yield from probe_pods(run, probe, _kubectl(run), workload_of(run.handle), pods))
+        return (yield from probe_pods(run, probe, _kubectl(run), pods))
+
+    def keep(self, run: Run) -> Verb[None]:
+        """Keep the nodes' events and history in the run's folder; what cannot be kept holds up nothing."""
+        with suppress(DdpctlError):
+            pods = (yield from self._pods(run)) if run.handle else {}
+            if pods:
+                yield from keep_files(run, _kubectl(run), pods)
+
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """Fetch from the pods that run; else from the claim that the run has written to."""
+        pods = yield from self._pods(run)
+        return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""
@@ -176,7 +196,8 @@ class KubernetesTarget(Target):
             check(*jobs)
         if signal == "KILL":
             mine = ("--selector", f"{RUN_LABEL}={run.name}")
-            check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
+            pods = [mine, *([(reader_name(run.name),)] if holds(run.job, run.checkpoint_dir) else [])]
+            check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
         trains = any(workload.word == "trainjob" for workload in found)
         runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
         deleted = yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
@@ -254,52 +275,9 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    if only is None:
-        return argv
-    return ("sh", "-c", 'only=$1; shift; "$@" | grep -E -e "$only" || true', "sh", only, *argv)
-
-
-# Probing pods: by a shell in each that runs; of one that has ended its log
-
-
-def probe_pods(
-    run: Run, probe: Probe, kubectl: Kubectl, workload: Workload, pods: Mapping[int, Mapping[str, Any]]
-) -> Verb[tuple[ProbeResult, ...]]:
-    """What every node's pod answers, by node."""
-    nodes = [node for node in range(run.job.max_nodes) if node in pods]
-    outputs = yield tuple(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in nodes)
-    seen = {}
-    for node, output in zip(nodes, outputs, strict=True):
-        if _runs(pods[node]):
-            (seen[node],) = read_probe(output, (node,))
-        elif output.returncode == 0:
-            seen[node] = ProbeResult(node=node, files={NODE_LOG: output.stdout}, failure="its pod has ended")
-        else:
-            seen[node] = ProbeResult(node=node, failure=output.last_line("its pod has ended"))
-    seen = {node: replace(one, placed=_scheduled(pods[node])) for node, one in seen.items()}
-    return tuple(seen.get(node, ProbeResult(node=node, failure="it has no pod")) for node in range(run.job.max_nodes))
-
-
-def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
-    name = pod["metadata"]["name"]
-    where = (name, "--container", workload.container)
-    if not _runs(pod):
-        return kubectl.run("logs", *where, f"--tail={LOG_LINES}")
-    text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
-    argv = (*kubectl.argv, "exec", "--stdin", *where, "--", "sh")
-    return Command(argv=argv, stdin=text, timeout_s=TIMEOUT_S)
-
-
-def _runs(pod: Mapping[str, Any]) -> bool:
-    return bool(pod["status"].get("phase") == "Running")
-
-
-def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
-    """When it got its machine; what follows is the pull of its image."""
-    for condition in pod["status"].get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "True":
-            return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
-    return ()
+    """Without the lines of a record (ddpwire.log_record), which are for programs."""
+    keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
+    return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
 
 # Notes: what a user should know of a run or a spec and nobody refuses, one sentence each
