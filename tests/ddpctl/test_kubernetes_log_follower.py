@@ -16,6 +16,8 @@ from tests.ddpctl.kubernetes_lab import DATA
 from tests.wording import Wording
 
 from ddpctl.targets.kubernetes.log_follower import Task
+from ddpwire import log_record
+from ddpwire.events import EVENTS, EventLog
 
 # `get KIND...` prints the file KIND; `logs POD` prints the file POD line by line until POD.done is there.
 KUBECTL = """#!/usr/bin/env bash
@@ -89,7 +91,8 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
 def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
     task = {
         "run": "running", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False, "context": "lab",
-        "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1, "folder": str(cluster.folder / "run"),
+        "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
+        "folder": str(cluster.folder / "run"),
     }  # fmt: skip
     argv = [
         sys.executable,
@@ -151,8 +154,12 @@ def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording
 
 
 def test_one_node_and_some_ranks(cluster: Cluster) -> None:
+    events = EventLog(cluster.folder / "there" / EVENTS, node=1)
+    (cluster.folder / "there").mkdir()
+    events.emit("node_ended", code=0)
+    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there")]
     cluster.emit("running-worker-0", "[node0 rank0] a")
-    cluster.emit("running-worker-1", "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
+    cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
     for node in (0, 1):
         (cluster.folder / f"running-worker-{node}.done").touch()
     cluster.pods(pod(0, "x"), pod(1, "y"))
@@ -161,6 +168,8 @@ def test_one_node_and_some_ranks(cluster: Cluster) -> None:
     follower.communicate(timeout=60)
     assert follower.returncode == 0
     assert printed(cluster) == ["[node1 rank3] d"]
+    kept = cluster.folder / "run/node-1" / EVENTS
+    assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
 
 
 def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None:

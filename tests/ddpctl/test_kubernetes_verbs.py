@@ -87,7 +87,8 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
     assert [line for step in asked for line in lines(step)] == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
-            f"{FILTER} -vE '^\\[node[0-9]+\\] ddprun-record ' {logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
+            f"{FILTER} -vE '^\\[node[0-9]+\\] ddprun-record ' "
+            f"{logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
             for node in (0, 1)
             for previous in (" --previous", "")
         ),

@@ -1,12 +1,14 @@
 """A kubectl that keeps the objects of a cluster in a folder: what is created is there until it is deleted.
 
-A job has a running pod a node for as long as it is there; `logs --follow` of one prints its log and goes on until the
+A job has a running pod a node for as long as it is there, and ``disk`` is what all of them have mounted at /runs; `logs --follow` of one prints its log and goes on until the
 pod is gone. The file ``kill`` has whoever makes a call sent a signal, at the call's beginning or its end; with the file
 ``away`` the cluster does not answer after so many calls.
 """
 
 import json
 import os
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +45,13 @@ case $1 in
   get)
     what=${2%%/*}; name=$(echo "$CLUSTER"/objects/pytorchjob.*); name=${name##*.}
     if [[ $name != '*' && -e $CLUSTER/$what ]]; then sed "s/RUN/$name/g" "$CLUSTER/$what"; fi ;;
+  exec)
+    [[ $2 == --stdin ]] && shift
+    disk=$CLUSTER/disk; [[ -e $CLUSTER/disk-of.$2 ]] && disk=$CLUSTER/disk-of.$2
+    name=${2%-worker-*}; name=${name%-pull}
+    DDP_RUN_DIR=$disk/$name DDP_CHECKPOINT_DIR=$disk/$name/checkpoints exec sh ;;
   logs)
+    cat "$CLUSTER/log.$2" 2>/dev/null && exit
     printf '[node%s rank0] epoch 1/9\\n' "${2##*-}"
     if [[ $* == *--follow* ]]; then
       while compgen -G "$CLUSTER/objects/pytorchjob.*" >/dev/null; do sleep 0.1; done
@@ -68,6 +76,23 @@ class StandIn:
     def kill_at(self, call: int, edge: str, signal: str) -> None:
         """Send whoever makes this call a signal; ``edge``: begin or end."""
         (self.folder / "kill").write_text(f"{call} {edge} {signal}\n")
+
+    def end(self, logs: Mapping[int, Sequence[str]]) -> None:
+        """The job succeeds; nothing is left of its pods but their logs: the lines of each node's ddprun."""
+        self.hold("succeeded", "succ")
+        run = next((self.folder / "objects").glob("pytorchjob.*")).suffix[1:]
+        for node, lines in logs.items():
+            (self.folder / f"log.{run}-worker-{node}").write_text("".join(f"[node{node}] {line}\n" for line in lines))
+        shutil.rmtree(self.folder / "disk")
+
+    def hold(self, state: str, name: str) -> None:
+        """Answer with a recorded job and its pods; ``name``: theirs in the record."""
+        for what, path in (("pytorchjobs.kubeflow.org", f"jobs/{state}"), ("pods", f"pods/{state}")):
+            text = (DATA / f"{path}.json").read_text()
+            answer = json.loads(text.replace(f'"{name}-worker', '"RUN-worker').replace(f': "{name}"', ': "RUN"'))
+            for thing in answer.get("items", [answer]):
+                thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "RUN"
+            (self.folder / what).write_text(json.dumps(answer))
 
     def calls(self) -> int:
         """How often kubectl was called."""
@@ -98,9 +123,6 @@ def make_standin(folder: Path) -> StandIn:
     (folder / "kubectl").chmod(0o755)
     context = {"name": "lab", "context": {"namespace": "ml"}}
     (folder / "view").write_text(json.dumps({"current-context": "lab", "contexts": [context]}))
-    for what, path in (("pytorchjobs.kubeflow.org", "jobs/running"), ("pods", "pods/running")):
-        answer = json.loads((DATA / f"{path}.json").read_text().replace("running-worker", "RUN-worker"))
-        for thing in answer.get("items", [answer]):
-            thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "RUN"
-        (folder / what).write_text(json.dumps(answer))
-    return StandIn(folder=folder)
+    found = StandIn(folder=folder)
+    found.hold("running", "running")
+    return found

@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from tests.e2e.driver import DDPCTL, ddpctl, wait_until
 from tests.e2e.kubernetes_standin import StandIn, make_standin
 from tests.in_process import ddpctl as in_process
 from tests.terminal import Session
+
+from ddpwire import history, log_record
+from ddpwire.events import EVENTS, EventLog
 
 LAUNCH = ("launch", "-t", "kubernetes", "--kind", "pytorchjob", "--nodes", "2")
 
@@ -22,6 +26,68 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     for name, value in found.env.items():
         monkeypatch.setenv(name, value)
     return found
+
+
+@pytest.fixture
+def dawn(cluster: StandIn, tmp_path: Path) -> Path:
+    """The folder of a run on two pods with a claim, as its nodes have written it."""
+    (tmp_path / "ddpctl.yaml").write_text(
+        "job: {nodes: '2', mounts: ['pvc=runs:/runs']}\ntarget: lab\n"
+        "targets: {lab: {kind: kubernetes, workload: pytorchjob}}\n"
+    )
+    began = time.time()
+    done = ddpctl("launch", "--name", "dawn", "--detach", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = cluster.folder / "disk/dawn"
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints/step-000001.pt").write_bytes(random.Random(1).randbytes(300_000))
+    for node in (0, 1):
+        (folder / f"node-{node}").mkdir()
+        events = EventLog(folder / f"node-{node}" / EVENTS, node=node)
+        names = ("node_started", "preflight_done", "rendezvous_done", "training_began", "first_step", "training_ended")
+        for number, name in enumerate((*names, "node_ended")):
+            events.emit(name, ago_s=began - time.time() + 60 - 10 * number, code=0)
+        row = history.line(began, {"ddp_last_step": 7.0})
+        (folder / f"node-{node}" / history.HISTORY).write_text(f"{history.HEADER}\n{row}\n")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_pull_reads_the_pods_and_when_they_are_gone_their_claim(cluster: StandIn, dawn: Path, tmp_path: Path) -> None:
+    done = ddpctl("pull", "dawn")
+    assert done.returncode == 0, done.stderr
+    assert contents(Path(done.stdout.strip())) == contents(dawn)
+    (cluster.folder / "objects/pytorchjob.dawn").unlink()
+    done = ddpctl("pull", "dawn", "--into", str(tmp_path / "claim"))
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "claim") == contents(dawn)
+    assert cluster.objects() == ["networkpolicy.dawn"]  # the pod that has read the claim is gone
+    record = json.loads((tmp_path / "runs/dawn/run.json").read_text())
+    record["job"]["mounts"] = []
+    (tmp_path / "runs/dawn/run.json").write_text(json.dumps(record | {"created": 1.0}))
+    assert ddpctl("pull", "dawn").returncode == 66
+    status = in_process("status", "dawn").stdout
+    assert "/runs/dawn" not in status
+    assert "ddpctl logs" not in status
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
+def test_the_timeline_of_a_run_whose_pods_are_deleted(cluster: StandIn, dawn: Path, *, ended: bool) -> None:
+    def timeline() -> dict[str, object]:
+        told = json.loads(ddpctl("timeline", "dawn", "--json").stdout)
+        return {key: value for key, value in told.items() if key not in ("state", "code", "message")}
+
+    before = timeline()
+    assert before["events"]
+    if ended:  # the pods' disks are gone; what ddprun has put into their logs is left
+        cluster.end({node: log_record.pack(dawn / f"node-{node}") for node in (0, 1)})
+        assert timeline() == before
+    assert ddpctl("stop", "dawn").returncode == 0
+    assert cluster.objects() == []
+    assert timeline() == before
 
 
 def followers(cluster: StandIn) -> int:
