@@ -4,6 +4,7 @@ import base64
 import json
 import random
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 from ddpwire import log_record
@@ -45,7 +46,7 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     rows = read_history(found[HISTORY])
     assert rows[-1]["ddp_last_step"] == 1199
     assert len(rows) > 10
-    assert len({after["time"] - before["time"] for before, after in zip(rows, rows[1:], strict=False)}) == 1
+    assert len({after["time"] - before["time"] for before, after in pairwise(rows)}) == 1
 
 
 def test_the_last_whole_record_counts_and_a_strange_one_does_not(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ class KubernetesOptions:
         tuple[str, ...], Doc("Taints that are borne: KEY, KEY=VALUE, KEY=VALUE:EFFECT."), Rule(check_tolerations)
     ] = ()
     lost_node: Annotated[
-        int, Doc("Seconds until the pod of a machine that does not answer is replaced (the cluster's own is 300)."),
+        int, Doc("Seconds until the pod of a machine that does not answer is deleted (the cluster's own is 300)."),
         Ge(0), Le(86400),
     ] = 60  # fmt: skip
     replace_lost: Annotated[
