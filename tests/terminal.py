@@ -21,6 +21,7 @@ class Session:
         if not self._pid:
             fcntl.ioctl(0, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
             os.execve(argv[0], argv, os.environ)  # noqa: S606 (readline sets COLUMNS behind os.environ)
+        os.set_inheritable(self._terminal, False)  # else a later session holds it open
 
     def wait_for(self, text: str, timeout_s: float = 60.0) -> None:
         """Read until ``text`` is on the screen, after what earlier calls have waited for."""
@@ -36,6 +37,11 @@ class Session:
     def resize(self, *, rows: int, columns: int) -> None:
         """Change the size of the window."""
         fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, SIZE.pack(rows, columns, 0, 0))
+
+    def close(self) -> None:
+        """Close the window: the program gets SIGHUP."""
+        os.close(self._terminal)
+        os.waitpid(self._pid, 0)
 
     def end(self, timeout_s: float = 60.0) -> int:
         """Return the exit code, once the program has ended."""

@@ -58,10 +58,17 @@ _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked 
 OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises what it is given where it does not handle it
 
 
-def _end_with_parent() -> None:
-    """In the child: SIGKILL when ddpctl is gone. On other systems its next line ends it (SIGPIPE)."""
-    if _prctl:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def end_with_parent() -> Callable[[], None]:
+    """Return what a child does first: it gets SIGKILL when this process is gone. Only Linux has that."""
+    parent = os.getpid()
+
+    def ask() -> None:
+        if _prctl:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it has ended before
+                os._exit(0)
+
+    return ask
 
 
 class Executor:
@@ -283,7 +290,7 @@ class Executor:
                 env={**self._environ, **command.env},
                 cwd=command.cwd,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent(),
                 **streams,
             )
 
@@ -326,7 +333,7 @@ class Executor:
                 env={**self._environ, **command.env},
                 cwd=command.cwd,
                 timeout=command.timeout_s,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent(),
                 check=False,
             )
         except subprocess.TimeoutExpired:

@@ -158,14 +158,14 @@ def dry_run(context: AppContext, request: Request) -> None:
     plan = plan_of(request, name, context.root / name, uid="<uid>")
     target = targets.make(request.kind, request.options)
     submission = context.executor.dry_run(target.dry_run(plan), sys.stdout)
-    for line in (*submission.table, submission.note):
-        if line:
-            context.emit(f"# {line}")
+    for line in filter(None, (*submission.table, submission.note)):
+        context.emit(f"# {line}")
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
     """Start a run and keep its record; one that cannot start, or is interrupted, leaves nothing behind."""
-    target = targets.make(request.kind, request.options)
+    options = context.executor.perform(targets.make(request.kind, request.options).resolve())
+    target = targets.make(request.kind, options)
     name = _name(context, request)
     folder = run_store.create(context.root, name, resumes=_goes_on_from(request) is not None)
     plan = plan_of(request, name, folder, uid=uuid.uuid4().hex[:12])
@@ -174,7 +174,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         created=time.time(),
         target=request.target,
         kind=request.kind,
-        options=asdict(request.options),
+        options=asdict(options),
         job=request.job,
         cwd=request.cwd,
         folder=str(folder),
@@ -202,12 +202,16 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if isinstance(error, KeyboardInterrupt):
                 context.emit(f"the launch of {name} is taken back")
             context.executor.kill_started()
-            if not isinstance(error, NotStartedError):
-                with suppress(DdpctlError):  # what went wrong first is what a user must read
-                    context.executor.perform(target.stop(run, signal="KILL"))
-            run_store.discard(folder)
             if isinstance(error, NotStartedError):
+                run_store.discard(folder)
                 raise error.reason from None
+            gone = "sweep" not in target.capabilities
+            with suppress(DdpctlError):  # what went wrong first is what a user must read
+                gone |= context.executor.perform(target.stop(run, signal="KILL"))
+            if gone:
+                run_store.discard(folder)
+            else:
+                context.emit(f"something of {name} may be left: ddpctl stop {name} takes it away")
             raise
     return run
 
@@ -339,6 +343,7 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
         return end
     target = target_of(run)
     run_store.note_stop(run, "you (ddpctl stop)")
+    context.executor.perform(target.keep(run))
     if not kill:
         context.emit(
             f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
@@ -376,6 +381,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 def clear(context: AppContext, run: Run) -> None:
     """Take away what a run that has ended has left where it ran."""
+    context.executor.perform(target_of(run).keep(run))
     if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
 
@@ -452,7 +458,7 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
     unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
     if unsure and (end := run_store.known_end(run)):
-        state = replace(end, nodes=state.nodes or end.nodes, remains=state.remains)
+        state = state.with_end(end)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
@@ -566,7 +572,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
     """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
-    if one.state.remains or one.state.state == "lost":  # a job and its pods; processes that a killed ddprun left
+    if targets.may_leave(one.run, one.state) or one.state.state == "lost":  # processes that a killed ddprun left
         clear(context, one.run)
     return _disk_usage_everywhere(context, one.run, dry_run=False)
 

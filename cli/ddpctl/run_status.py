@@ -99,6 +99,13 @@ class RunStatus:
     nodes: tuple[NodeReport, ...] = ()
     tasks: tuple["RunStatus", ...] = ()  # of an array, each by its own name
     remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
+    has_logs: bool = True  # its logs can be read; False: they went with its nodes
+    has_files: bool = True  # what it has written, its checkpoints, is somewhere; False: it went with its nodes
+
+    def with_end(self, end: "RunStatus") -> "RunStatus":
+        """How it ended, as that is known from before, with what is still there of it."""
+        nodes = self.nodes or end.nodes
+        return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
     @property
     def ended(self) -> bool:

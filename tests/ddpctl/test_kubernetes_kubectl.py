@@ -142,6 +142,55 @@ def test_pods_that_have_succeeded_before_their_job_says_so(wording: Wording) -> 
     state = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
     assert (state.state, state.ended) == ("stopping", False)
     wording(state.message)
+    pods[1]["status"]["containerStatuses"][0]["state"] = {"running": {}}
+    one = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
+    assert (one.state, one.message) == (
+        "stopping",
+        "1 of 2 pods have ended with exit code 0; the PyTorchJob has not yet",
+    )
+
+
+def test_a_job_that_is_being_suspended_does_not_replace_its_pods() -> None:
+    job, pods, _ = states()["terminating"]
+    job["spec"]["runPolicy"]["suspend"] = True
+    state = fold(run_of(job["metadata"]["name"], job=JobSpec(nodes="2")), PYTORCHJOB, job, pods, [], now=RECORDED)
+    assert (state.state, "replaced" in state.message) == ("stopping", False)
+
+
+PULLING = 'failed to pull and unpack image "reg:5000/t:1": failed to resolve reference "reg:5000/t:1": '
+
+
+@pytest.mark.parametrize(
+    ("cause", "says"),
+    [
+        ('failed to do request: Head "https://reg:5000/v2/t": dial tcp 10.0.0.1:5000: i/o timeout',
+         "dial tcp 10.0.0.1:5000: i/o timeout"),
+        ("unexpected status from HEAD request: 500 Internal Server Error",
+         "unexpected status from HEAD request: 500 Internal Server Error"),
+        ("reg:5000/t:1: not found", "the registry has no such image or tag"),
+    ],
+)  # fmt: skip
+def test_why_an_image_cannot_be_pulled_is_one_line_that_stays(cause: str, says: str) -> None:
+    """Whether the kubelet tries, waits, or (before 1.31) has the cause in an event alone."""
+    job, pods, _ = states()["imagepullbackoff"]
+    run = run_of(job["metadata"]["name"], job=JobSpec(nodes="2"))
+    event = {
+        "reason": "Failed",
+        "message": f'Failed to pull image "reg:5000/t:1": rpc error: code = Unknown desc = {PULLING}{cause}',
+    }
+    told = []
+    for reason, message, events in (
+        ("ErrImagePull", f"{PULLING}{cause}", []),
+        ("ErrImagePull", f"rpc error: code = NotFound desc = {PULLING}{cause}", []),
+        ("ImagePullBackOff", f'Back-off pulling image "reg:5000/t:1": ErrImagePull: {PULLING}{cause}', []),
+        ("ImagePullBackOff", 'Back-off pulling image "reg:5000/t:1"', [event]),
+    ):
+        for pod in pods:
+            found = pod["status"]["containerStatuses"][0]
+            found["state"], found["image"] = {"waiting": {"reason": reason, "message": message}}, "reg:5000/t:1"
+        of_pod = [{**one, "involvedObject": {"name": pods[0]["metadata"]["name"]}} for one in events]
+        told.append(fold(run, PYTORCHJOB, job, pods, of_pod, now=RECORDED).message.partition(": ")[2])
+    assert set(told) == {f"the image reg:5000/t:1 cannot be pulled: {says}"}
 
 
 QUOTA = (

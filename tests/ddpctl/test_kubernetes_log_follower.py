@@ -16,12 +16,15 @@ from tests.ddpctl.kubernetes_lab import DATA
 from tests.wording import Wording
 
 from ddpctl.targets.kubernetes.log_follower import Task
+from ddpwire import log_record
+from ddpwire.events import EVENTS, EventLog
 
 # `get KIND...` prints the file KIND; `logs POD` prints the file POD line by line until POD.done is there.
 KUBECTL = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
-  get) cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  get) echo "$2" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  delete) echo "${@:2}" >>"$CLUSTER/deleted" ;;
   logs)
     pod=$2
     [[ $* == *--previous* ]] && { cat "$CLUSTER/$pod.previous"; exit; }
@@ -89,6 +92,7 @@ def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
     task = {
         "run": "running", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False, "context": "lab",
         "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
+        "folder": str(cluster.folder / "run"),
     }  # fmt: skip
     argv = [
         sys.executable,
@@ -150,8 +154,12 @@ def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording
 
 
 def test_one_node_and_some_ranks(cluster: Cluster) -> None:
+    events = EventLog(cluster.folder / "there" / EVENTS, node=1)
+    (cluster.folder / "there").mkdir()
+    events.emit("node_ended", code=0)
+    record = [f"[node1] {line}" for line in log_record.pack(cluster.folder / "there")]
     cluster.emit("running-worker-0", "[node0 rank0] a")
-    cluster.emit("running-worker-1", "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
+    cluster.emit("running-worker-1", *record, "[node1] up", "[node1 rank2] c", "[node1 rank3] d", "[node1 rank33] e")
     for node in (0, 1):
         (cluster.folder / f"running-worker-{node}.done").touch()
     cluster.pods(pod(0, "x"), pod(1, "y"))
@@ -160,6 +168,8 @@ def test_one_node_and_some_ranks(cluster: Cluster) -> None:
     follower.communicate(timeout=60)
     assert follower.returncode == 0
     assert printed(cluster) == ["[node1 rank3] d"]
+    kept = cluster.folder / "run/node-1" / EVENTS
+    assert kept.read_text() == (cluster.folder / "there" / EVENTS).read_text()
 
 
 def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None:
@@ -181,6 +191,25 @@ def test_nothing_is_left_of_a_follower_that_was_killed(cluster: Cluster) -> None
     follower.kill()
     follower.communicate()
     wait_for(lambda: not alive())
+
+
+def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> None:
+    lost, ending = pod(0, "x"), pod(1, "y")
+    lost["metadata"]["deletionTimestamp"] = "2026-11-20T09:08:30Z"
+    ending["metadata"]["deletionTimestamp"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 600))
+    cluster.pods(lost, ending)
+    follower = start(cluster, replace_lost=True)
+    try:
+        wait_for((cluster.folder / "deleted").exists)
+        cluster.pods(lost, pod(1, "yyy"))
+        wait_for(lambda: (cluster.folder / "asked").read_text().count("pods") > 5)
+        (cluster.folder / "running-worker-0.done").touch()
+        (cluster.folder / "running-worker-1.done").touch()
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
 
 
 def test_a_job_that_is_gone_ends_it(cluster: Cluster) -> None:

@@ -57,11 +57,17 @@ def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
     job = as_run("jobs/failed-evicted", "digits-otter", "evicted2")
     _, state = status((job, as_run("pods/evicted", "digits-otter", "evicted2")))
     assert (state.state, state.code, state.alive, state.remains) == ("failed", 137, False, True)
+    assert (state.has_logs, state.has_files) == (True, False)
+    kept = replace(
+        RUN, job=replace(RUN.job, mounts=("pvc=runs:/runs",)), checkpoint_dir="/runs/digits-otter/checkpoints"
+    )
+    _, (state,) = play(TARGET.status((kept,), now=2000.0), [(job, OK)])
+    assert (state.has_logs, state.has_files) == (False, True)
 
 
 def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: Wording) -> None:
     _, gone = status((OK, OK))
-    assert (gone.state, gone.code) == ("stopped", 143)
+    assert (gone.state, gone.code, gone.has_logs, gone.has_files) == ("stopped", 143, False, False)
     assert status((OK, OK), now=1005.0)[1].state == "starting"
     _, away = status((recorded("bad/api-unreachable-get"), OK))
     assert (away.state, away.ended) == ("unknown", False)
@@ -71,6 +77,7 @@ def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: W
     assert lost.state == "lost"
 
 
+FILTER = 'sh -c \'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true\' sh'
 PODS = as_run("pods/restarted-once", "digits-otter", "b-exit1-2")
 
 
@@ -80,6 +87,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
     assert [line for step in asked for line in lines(step)] == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
+            f"{FILTER} -vE '^\\[node[0-9]+\\] ddprun-record ' "
             f"{logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
             for node in (0, 1)
             for previous in (" --previous", "")
@@ -90,8 +98,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
         [(as_run("pods/running", "digits-otter", "running"),), (OK,)],
     )
     assert lines(one) == [
-        "sh -c 'only=$1; shift; \"$@\" | grep -E -e \"$only\" || true' sh '^.?\\[node[0-9]+ rank(2|3)\\] ' "
-        f"{logs} digits-otter-worker-1 --container pytorch"
+        f"{FILTER} -E '^.?\\[node[0-9]+ rank(2|3)\\] ' {logs} digits-otter-worker-1 --container pytorch"
     ]
 
 
@@ -129,6 +136,8 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "only": r"^.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,
+        "folder": "/state/digits-otter",
+        "replace_lost": False,
         "poll_s": 2.0,
     }
 

@@ -69,6 +69,22 @@ def drawn(
     return [(one.phase, one.begin, one.end) for one in found]
 
 
+def test_the_queue_ends_with_the_first_pod_whatever_became_of_the_others() -> None:
+    """Node 1's pod was replaced at 150, and what its first one has told went with it."""
+    later = [one for one in START if one.node == 0] + [event(152, "node_started", node=1)]
+    found = phase_spans(
+        later,
+        created=100,
+        placed={0: (104,), 1: (150,)},
+        queued=True,
+        state="training",
+        now=200,
+        nodes=2,
+        history=NOBODY,
+    )
+    assert (found[0].phase, found[0].end) == ("queue", 104)
+
+
 def test_a_launch_until_now() -> None:
     assert drawn(START) == [
         ("queue", 100, 110),

@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from ddpwire import log_record
+from ddpwire.events import EVENTS
 from ddpwire.run_files import Outcome
 
 
@@ -49,10 +51,13 @@ def test_sigterm_at_any_moment(runs, moment):
 
 
 def test_usr1_reaches_the_ranks_and_never_kills_ddprun(runs, wording):
-    node = runs.start("act.py", "all=save")
+    node = runs.start("act.py", "all=save", env={"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
     runs.wait_until_ready(node)
     node.process.send_signal(signal.SIGUSR1)
     assert node.end() == 138
+    log = node.stderr.read_text()
+    assert log_record.unpack(log)[EVENTS] == (node.folder / EVENTS).read_text()  # in a pod nothing else is left
+    assert not log_record.LINE.match(log.splitlines()[-1])
     assert node.facts() == Outcome(code=138, cause="stopped", message="", node=0, rank=0, retry=True)
     wording(node.outcome().message)
 

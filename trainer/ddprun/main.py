@@ -34,7 +34,7 @@ from ddprun.recovery import Downtime
 from ddprun.registration import deregister, push_outcome
 from ddprun.termination import Signals, stopped_before_start
 from ddprun.workers import Workers
-from ddpwire import names
+from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
 from ddpwire.run_files import NodeState, Outcome, rank_log
@@ -76,6 +76,7 @@ class NodeExit:
         deregister(self.config)
         user = run_identity.owner(self.config, os.environ)["user"]
         push_outcome(self.config, outcome, self.journal.state, user, log=self.console.log)
+        self._log_record()
         if outcome.code:
             rank = outcome.rank if outcome.node == node and outcome.cause != "stopped" else None
             if rank is not None and not self.config.shows_raw(rank):
@@ -96,6 +97,11 @@ class NodeExit:
             shutil.rmtree(self.folder.path.parent, ignore_errors=True)
         self.console.drain(DRAIN_S)
         os._exit(outcome.code)
+
+    def _log_record(self) -> None:
+        """In a pod: its log is what is left of it."""
+        for line in log_record.pack(self.folder.path) if self.config.retries_network else ():
+            self.console.log(line)
 
 
 def main() -> NoReturn:

@@ -130,7 +130,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
-    if state.ended and state.code and can_resume:
+    if state.ended and state.code and can_resume and state.has_files:
         lines.append(f"  go on with   ddpctl launch --resume {run.name}")
     return lines
 
@@ -150,21 +150,30 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     """Where its logs are; and its checkpoints, unless it has ended without any."""
-    logs, checkpoints = f"  logs         {one_line(run.logs_at)}", f"  checkpoints  {one_line(run.checkpoint_dir)}"
-    return [logs] if state.ended and not can_resume else [logs, checkpoints]
+    logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
+    kept = state.has_files and (can_resume or not state.ended)
+    return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs
 
 
 def removed_lines(
-    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Sequence[DiskUsage] = ()
+    run: Run,
+    found: Sequence[DiskUsage],
+    *,
+    dry_run: bool,
+    others: Sequence[DiskUsage] = (),
+    has_files: bool = True,
 ) -> list[str]:
-    """``ddpctl rm``: what a run has been, or would be, removed with, beside ``others``; and what of it stays."""
+    """``ddpctl rm``: what a run has been, or would be, removed with, beside ``others``; and what of it stays.
+
+    ``has_files``: whether its checkpoints are still somewhere.
+    """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoint among it"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run {run.name} {what}: {freed}", *(f"  folder  {one}" for one in found)]
     lines += [f"  stays   {path}, which a link in {one} leads to" for one in found for path in one.stays]
-    if run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
+    if has_files and run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
         lines.append(f"  stays   {run.checkpoint_dir}, its checkpoints")
     return lines
 

@@ -87,6 +87,12 @@ class Flags:
             help="What runs it on Kubernetes; auto: what the cluster serves.",
         ),
     ] = None
+    replace_lost: Annotated[
+        bool,
+        typer.Option(
+            "--replace-lost", help="On Kubernetes: delete the pod of a machine that is gone, so that it is replaced."
+        ),
+    ] = False
     array: Annotated[
         str | None, _option("--array", metavar="0-3%2", help="On Slurm: the same job several times, as an array.")
     ] = None
@@ -237,7 +243,11 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 def target_flags(flags: Flags) -> dict[str, tuple[str, str | None]]:
     """The flags that are options of some targets: the flag's name, the option's and its text."""
-    return {"--kind": ("workload", flags.workload), "--array": ("array", flags.array)}
+    return {
+        "--kind": ("workload", flags.workload),
+        "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
+        "--array": ("array", flags.array),
+    }
 
 
 def request_of_flags(flags: Flags) -> "Request":

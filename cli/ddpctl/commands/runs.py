@@ -137,7 +137,7 @@ def stop(
 
     It is killed when its grace is over. Nothing of it is left afterwards.
     """
-    from ddpctl import launcher, run_store
+    from ddpctl import launcher, run_store, targets
     from ddpctl.commands import formatting
 
     if (run is None) == (not every):
@@ -163,10 +163,10 @@ def stop(
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [record for record, state in states if state.remains and not every]
+    cleared = [record for record, state in states if targets.may_leave(record, state) and not every]
     for record in cleared:
         launcher.clear(context, record)
-        context.emit(f"run {record.name} had ended; what was left of it is gone")
+        context.emit(f"run {record.name} had ended; nothing of it is left where it ran")
     if not going and not cleared:
         context.emit("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
 
@@ -267,7 +267,9 @@ def rm(
     places = [place for one in removals for place in one.left]
     for one in removals:
         found = one.left if dry_run else launcher.remove_run(context, one)
-        for line in formatting.removed_lines(one.run, found, dry_run=dry_run, others=places):
+        for line in formatting.removed_lines(
+            one.run, found, dry_run=dry_run, others=places, has_files=one.state.has_files
+        ):
             print(line)
     if not removals:
         context.emit(f"nothing to remove: no ended run was started more than {older_than} ago")

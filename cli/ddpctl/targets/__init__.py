@@ -67,6 +67,7 @@ Capability = Literal[
     "queue",  # its runs wait in a queue before their nodes start
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
+    "sweep",  # what a run has left is found by its name, also where its record does not know of it
     "tethered",  # the nodes of an attached launch end with its ddpctl
 ]
 
@@ -85,6 +86,11 @@ class Target(ABC):
     @abstractmethod
     def render(self, plan: Plan) -> str:
         """Return a spec that runs the job as it stands, without ddpctl."""
+
+    def resolve(self) -> Verb[Any]:
+        """Return the options with what they leave to the present environment written out, for later verbs."""
+        yield ()
+        return self.options
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
@@ -137,6 +143,10 @@ class Target(ABC):
         """Remove what an ended run has left outside its record's folder; with ``dry_run`` only measure it."""
         yield ()
         return ()
+
+    def keep(self, run: Run) -> Verb[None]:
+        """Keep here what its timeline and its report need, where that will go with its nodes. Raises no DdpctlError."""
+        yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch what a run has written into a folder of this machine; lines of what could not be had.
@@ -212,6 +222,11 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
 def capabilities(kind: str) -> frozenset[Capability]:
     """What a kind can do besides the verbs that every kind has."""
     return _type(kind).capabilities
+
+
+def may_leave(run: Run, state: RunStatus) -> bool:
+    """Whether something of a run that has ended may be left where it ran: objects, a job, its pods."""
+    return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 
 def make(kind: str, options: Any) -> Target:

@@ -115,7 +115,7 @@ def phase_spans(
     times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
         first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
-        latest = max(first.values(), default=now) + PLACE_S
+        latest = min(first.values(), default=now) + PLACE_S  # of a pod that was replaced only its last start is known
         places = [place for place in times if since - PLACE_S <= place <= latest]
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:

@@ -296,3 +296,9 @@ def is_absent(answer: Output) -> bool:
 def misses_runtime(answer: Output) -> bool:
     """Whether the webhook of Kubeflow Trainer does not see yet the TrainingRuntime that a TrainJob names."""
     return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
+
+
+def keeps_secrets(answer: Output) -> bool:
+    """Whether all that was refused is to delete a Secret: a user without that right has made none."""
+    lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
+    return bool(lines) and all('resource "secrets"' in line for line in lines)

@@ -5,29 +5,32 @@ one `kubectl logs --follow` a container, since one for all of them stops followi
 prints are the nodes' own lines, which begin with node and rank; its own messages go to stderr.
 """
 
-import ctypes
 import json
+import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output
+from ddpctl.executor import end_with_parent
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes.files import keep_placed
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
-from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, newest_pods, unexplained
+from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
+from ddpwire import log_record
 from ddpwire.exits import Exit
+from ddpwire.run_files import node_name
 
 POLL_S = 2.0
 UNREACHABLE_S = 120.0  # how long a cluster may not answer before this ends
-_PR_SET_PDEATHSIG = 1
-_prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +47,9 @@ class Task:
     only: str | None  # a regular expression that a line must match
     only_nodes: tuple[int, ...]  # empty: all
     tail: int | None
+    folder: str  # the run's, which keeps the records of the nodes' logs
+    replace_lost: bool = False
     poll_s: float = POLL_S
-
-
-def _end_with_parent() -> None:
-    """In the child: SIGTERM when the follower is gone, also by a SIGKILL. Elsewhere its next line ends it (SIGPIPE)."""
-    if _prctl:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
@@ -104,15 +103,26 @@ class Follower:
         tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
         tail = tail if len(how) == 1 else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
-        end = _end_with_parent if _prctl else None
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=end) as process:
+        end, null, record = end_with_parent(), subprocess.DEVNULL, ""
+        with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                if self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
+                if match := log_record.LINE.match(line.decode(errors="replace")):
+                    record += match[0] + "\n"
+                    if match[2] == match[3]:
+                        self._keep(int(match[1]), record)
+                        record = ""
+                elif self.task.only is None or re.search(self.task.only, line.decode(errors="replace")):
                     with self._lock:
                         sys.stdout.buffer.write(line)
                         sys.stdout.buffer.flush()
         if "--follow" in how:
             self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+    def _keep(self, node: int, record: str) -> None:
+        """What cannot be written keeps nobody from reading the log."""
+        if node < self.task.nodes and (files := log_record.unpack(record)):
+            with self._lock, suppress(OSError):
+                log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
@@ -122,8 +132,9 @@ def main() -> int:
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
     run = _run_of(task)
     follower = Follower(task=task, kubectl=kubectl)
-    said_last, answered = "", time.monotonic()
-    while True:
+    replaced: set[str] = set()  # uids of pods
+    said_last, answered, parent = "", time.monotonic(), os.getppid()
+    while os.getppid() == parent:  # where the system does not end it with its ddpctl
         found = [_ask(kubectl.get(f"{workload.resource}/{task.run}")), _ask(_pods_of(kubectl, task.run))]
         if bad := next((output for output in found if output.returncode), None):
             if time.monotonic() - answered > UNREACHABLE_S:
@@ -133,7 +144,12 @@ def main() -> int:
             continue
         answered = time.monotonic()
         job, pods = next(iter(items(found[0])), None), items(found[1])
-        follower.follow_started(newest_pods(workload, pods, master=task.master))
+        newest = newest_pods(workload, pods, master=task.master)
+        follower.follow_started(newest)
+        with suppress(OSError):
+            keep_placed(Path(task.folder), newest)
+        if task.replace_lost:
+            replaced |= _replace_lost(kubectl, [pod for pod in pods if pod["metadata"]["uid"] not in replaced])
         young = time.time() - task.created < YOUNG_S
         if has_ended(job) and not (job is None and young):
             follower.finish(timeout_s=30.0)
@@ -145,6 +161,17 @@ def main() -> int:
             said_last = state.message
             print(f"[{task.run}] {state.state}: {state.message}", file=sys.stderr, flush=True)
         time.sleep(task.poll_s)
+    return Exit.KILLED
+
+
+def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
+    """Delete the pods of machines that are gone, and return their uids: one that may not be deleted is tried once."""
+    lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
+    for pod in lost:
+        done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
+        what = f"its deletion failed: {error_of(done)}" if done.returncode else "it is deleted, and another is made"
+        print(f"{pod['name']}: its machine does not answer: {what}", file=sys.stderr, flush=True)
+    return {pod["uid"] for pod in lost}
 
 
 def _run_of(task: Task) -> Run:
@@ -180,6 +207,7 @@ def _ask(command: Command) -> Output:
             timeout=command.timeout_s,
             check=False,
             stdin=subprocess.DEVNULL,
+            preexec_fn=end_with_parent(),
         )
     except subprocess.TimeoutExpired as error:
         return Output(returncode=TIMED_OUT, stderr=str(error))

@@ -195,9 +195,14 @@ class KubernetesOptions:
         tuple[str, ...], Doc("Taints that are borne: KEY, KEY=VALUE, KEY=VALUE:EFFECT."), Rule(check_tolerations)
     ] = ()
     lost_node: Annotated[
-        int, Doc("Seconds until the pod of a machine that does not answer is replaced (the cluster's own is 300)."),
+        int, Doc("Seconds until the pod of a machine that does not answer is deleted (the cluster's own is 300)."),
         Ge(0), Le(86400),
     ] = 60  # fmt: skip
+    replace_lost: Annotated[
+        bool,
+        Doc("Whether an attached launch deletes the pod of a machine that has not answered for lost_node, and for the "
+            "pod's grace, so that it is replaced; only for machines that are really gone. --replace-lost says it too."),
+    ] = False  # fmt: skip
     spread: Annotated[
         Literal["prefer", "require", "none"],
         Doc("Whether nodes of the run go to machines of their own: if they can, by all means, or as it comes."),

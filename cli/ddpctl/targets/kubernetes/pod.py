@@ -34,6 +34,7 @@ _DISK = "ephemeral-storage"
 PORT = 23456  # the operators' own, where the job says none
 SCRATCH = "1Gi"  # that is reserved
 SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still on its way to a slow disk
+READER_LIVES_S = 6 * 3600
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
@@ -188,7 +189,7 @@ def _environment(draft: Draft) -> list[Object]:
         names.RUN_DIR: f"{RUNS}/{draft.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         names.METRICS_PORT: str(options.metrics_port),
-        names.IMAGE: job.image,
+        **({names.IMAGE: job.image} if draft.plan.uid else {}),  # of a spec by itself, kustomize may change the image
         **({names.DEVICE: job.device} if job.device != "auto" else {}),
     }
     theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the one folder of its own that every user may write to
@@ -266,6 +267,40 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         name = f"mount-{number}"
         pairs.append((volume(name, mount), volume_mount(name, mount)))
     return pairs
+
+
+def reader_name(run: str) -> str:
+    """What the pod is called that reads a run's claim."""
+    return f"{run}-pull"
+
+
+def reader(run: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
+    """A pod that does nothing: through it the volumes of a run are read that has no pod. It ends by itself."""
+    labels = {**options.labels, "app.kubernetes.io/managed-by": "ddpctl"}
+    metadata = drop_empty({"name": reader_name(run), "namespace": options.namespace, "labels": labels})
+    claims = [(f"mount-{number}", mount) for number, mount in enumerate(mounts_of(job)) if mount.kind == "pvc"]
+    container = {
+        "name": "reader",
+        "image": job.image,
+        "imagePullPolicy": options.pull,
+        "command": ["sleep", str(READER_LIVES_S)],
+        "env": variables({names.RUN_DIR: f"{RUNS}/{run}", names.CHECKPOINT_DIR: checkpoints}),
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "1", "memory": "512Mi"}},
+        "securityContext": _security(options),
+        "volumeMounts": [volume_mount(name, mount) | {"readOnly": True} for name, mount in claims],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": READER_LIVES_S,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _pod_security(options),
+        "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
+        "tolerations": [toleration(text) for text in options.tolerations],
+        "containers": [container],
+        "volumes": [volume(name, mount) for name, mount in claims],
+    }
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": drop_empty(spec)}
 
 
 # Placement: which machines a pod goes to, and for how long a lost one is waited for

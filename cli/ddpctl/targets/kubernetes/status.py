@@ -15,6 +15,7 @@ from ddpctl.run_status import NodeReport, RunStatus, State
 from ddpctl.run_store import Run
 from ddpctl.targets.kubernetes.kubectl import error_of
 from ddpctl.targets.kubernetes.manifests import Workload
+from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 
@@ -52,6 +53,11 @@ _UNSCHEDULABLE: tuple[tuple[str, _Make], ...] = (
         r"didn't match pod topology spread constraints",
         lambda _: "there are fewer free machines than nodes: spread prefer puts two on one",
     ),
+)
+# What the kubelet and its runtime were doing, before the cause.
+_PULLING = (
+    r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
+    r'(?: image)? (?:Head |Get )?"[^"]*"(?:: |$)|ErrImagePull: |rpc error: code = \w+ desc = )+'
 )
 _UNPULLED: tuple[tuple[str, _Make], ...] = (
     (r"lookup (\S+?)(?: on \S+)?: no such host", lambda m: f"the registry {m[1]} is not known there"),
@@ -95,7 +101,8 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
         return _ending(pod, now, result)
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
-        return result("waiting", words or "its container is being made", ill=bool(words), unexplained=not words)
+        unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # an old kubelet's has no cause
+        return result("waiting", words or "its container is being made", ill=bool(words), unexplained=unexplained)
     if "terminated" in state:
         ended = state["terminated"]
         if ended["exitCode"] == 0:
@@ -112,14 +119,23 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
 def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
     """A pod that was deleted: the deletion's time stamp is when its grace ends."""
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
-    if now - datetime.fromisoformat(end).timestamp() < OVERDUE_S:
+    if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
     words = (
         f"should have ended at {end}: does its machine {machine} answer? A lost machine's pod is replaced once it is "
-        f"deleted: kubectl delete pod {name} --force --grace-period=0"
+        f"deleted: kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does it)"
     )
     return result("stopping", words, ill=True)
+
+
+def is_lost(pod: Object, now: float) -> bool:
+    """Whether a pod is there though its deletion should be over: its machine does not answer, or it hangs."""
+    if "deletionTimestamp" not in pod["metadata"]:
+        return False
+    reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
+    limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine has been silent for lost_node
+    return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
 
 
 def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
@@ -157,8 +173,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
     image = found.get("image", "")
     match reason:
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
-            why = next((make(m) for pattern, make in _UNPULLED if (m := re.search(pattern, message))), _short(message))
-            return f"the image {image} cannot be pulled: {why}"
+            return f"the image {image} cannot be pulled{_unpulled(message, events)}"
         case "ErrImageNeverPull":
             return f"the image {image} is not on the machine, and pull is Never: load it there, or pull IfNotPresent"
         case "InvalidImageName":
@@ -179,6 +194,18 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
                 else _short(event["message"])
             )
     return "" if reason in ("", "ContainerCreating", "PodInitializing") else f"{reason}: {_short(message)}"
+
+
+def _unpulled(message: str, events: Sequence[Object]) -> str:
+    """The cause alone, in the same words whether the kubelet tries or waits before it tries again."""
+    texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
+    for text in texts:
+        if cause := re.sub(_PULLING, "", text).strip():
+            why = next(
+                (make(match) for pattern, make in _UNPULLED if (match := re.search(pattern, cause))), _short(cause)
+            )
+            return f": {why}"
+    return ""
 
 
 def _unconfigured(message: str) -> str:
@@ -282,30 +309,46 @@ def fold(
             run=run.name, state=state, message=one_line(message), code=code, nodes=nodes, remains=remains
         )
         if status.ended:  # a pod that is still being cleaned away does not go on
-            return replace(status, nodes=tuple(replace(node, alive=False) for node in nodes))
+            kept = holds(run.job, run.checkpoint_dir) is not None
+            ended = tuple(replace(node, alive=False) for node in nodes)
+            return replace(status, nodes=ended, has_logs=bool(by_pod), has_files=kept)
         return status
 
     if job is None:
-        if now - run.created < YOUNG_S:
-            return result("starting", "the cluster has not seen it yet")
         if any(pod.phase in ("waiting", "running", "stopping") for pod in by_pod.values()):
             return result("stopping", f"the {workload.kind} is deleted, and its pods are ending")
+        if now - run.created < YOUNG_S:
+            return result("starting", "the cluster has not seen it yet")
         return result(
             "stopped",
             f"the {workload.kind} is not in the cluster any more: it was stopped, deleted, or its time (keep) "
             "was over, its pods and logs with it",
             Exit.SAVED_TERM,
         )
-    holds = conditions(job)
+    true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:
         return result("stopping", f"the {workload.kind} is being deleted; {_counted(by_pod, run)}")
-    if "Succeeded" in holds or "Complete" in holds:
+    if "Succeeded" in true or "Complete" in true:
         return result("succeeded", f"the {workload.kind} has succeeded", Exit.OK, remains=True)
-    if "Failed" in holds:
-        return result("failed", _why_failed(workload, holds["Failed"], by_pod), _code(by_pod), remains=True)
-    if "Suspended" in holds:
-        return result("suspended", f"suspended: it has no pods, and keeps its checkpoints; ddpctl resume {run.name}")
-    return result(_state(by_pod, run.job.max_nodes), _why(workload, job, by_pod, events, run))
+    if "Failed" in true:
+        return result("failed", _why_failed(workload, true["Failed"], by_pod), _code(by_pod), remains=True)
+    return result(*_going(workload, job, by_pod, events, run))
+
+
+def _going(
+    workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
+) -> tuple[State, str]:
+    """The state of a job that has not ended, and why."""
+    if "Suspended" in conditions(job):
+        return "suspended", f"suspended: it has no pods, and keeps its checkpoints; ddpctl resume {run.name}"
+    if _wants_suspension(job):
+        return "stopping", f"the {workload.kind} is being suspended; {_counted(pods, run)}"
+    return _state(pods, run.job.max_nodes), _why(workload, job, pods, events, run)
+
+
+def _wants_suspension(job: Object) -> bool:
+    spec = job.get("spec", {})
+    return bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
 
 
 def _node(node: int, pod: PodReport | None) -> NodeReport:
@@ -325,22 +368,25 @@ def _counted(pods: Mapping[int, PodReport], run: Run) -> str:
 
 def _state(pods: Mapping[int, PodReport], nodes: int) -> State:
     running = sum(pod.phase == "running" for pod in pods.values())
-    if _all_succeeded(pods, nodes):
+    if _num_succeeded(pods):  # all nodes end with one outcome
         return "stopping"
     return "training" if running == nodes else "rendezvous" if running else "starting"
 
 
-def _all_succeeded(pods: Mapping[int, PodReport], nodes: int) -> bool:
-    return sum(pod.phase == "succeeded" for pod in pods.values()) == nodes
+def _num_succeeded(pods: Mapping[int, PodReport]) -> int:
+    return sum(pod.phase == "succeeded" for pod in pods.values())
 
 
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
     """The worst that there is to say of a job that goes on."""
-    if _all_succeeded(pods, run.job.max_nodes):
+    done, nodes = _num_succeeded(pods), run.job.max_nodes
+    if done == nodes:
         return f"all pods have ended with exit code 0; the {workload.kind} has not yet"
     for pod in pods.values():
         if pod.ill:
             return f"{pod.name}: {pod.words}"
+    if done:
+        return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not yet"
     about_job = [one for one in events if one["involvedObject"]["name"].startswith(job["metadata"]["name"])]
     if len(pods) < run.job.max_nodes and (words := why_no_pod(about_job)):
         return f"{_counted(pods, run)}: {words}"

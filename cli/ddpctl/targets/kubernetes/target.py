@@ -5,19 +5,20 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
-from datetime import datetime
 from typing import Any
 
 from ddpctl.command import Command, Verb
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError
 from ddpctl.launch_plan import Plan, counted, find_script, script_of, title
-from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
 from ddpctl.secrets import read_secrets
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.kubernetes import manifests
+from ddpctl.targets.kubernetes.files import keep_files, probe_pods, pull_files
 from ddpctl.targets.kubernetes.kubectl import (
     Choice,
     Kubectl,
@@ -27,6 +28,7 @@ from ddpctl.targets.kubernetes.kubectl import (
     find_cluster,
     is_absent,
     items,
+    keeps_secrets,
     misses_runtime,
     workload_of,
 )
@@ -40,26 +42,32 @@ from ddpctl.targets.kubernetes.options import (
     mounts_of,
     name_problem,
 )
-from ddpctl.targets.kubernetes.pod import RUN_LABEL, Draft, Object, checkpoint_dir, dump, needs_project
+from ddpctl.targets.kubernetes.pod import (
+    RUN_LABEL,
+    Draft,
+    Object,
+    checkpoint_dir,
+    dump,
+    needs_project,
+    reader_name,
+)
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
 from ddpctl.text import one_line
-from ddpwire import names
 from ddpwire.exits import Exit
-from ddpwire.run_files import NODE_LOG, node_name
 
 STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
 KILL_WAIT_S = 30
 COMPANIONS = "configmaps,secrets,services,networkpolicies.networking.k8s.io"
-LOG_LINES = 2000
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to make a TrainJob whose runtime was made a moment before
 MOST_NAMES = 10
+RECORD_LINE = r"^\[node[0-9]+\] ddprun-record "
 
 
 class KubernetesTarget(Target):
     """Nodes as pods of a cluster."""
 
     kind = "kubernetes"
-    capabilities = frozenset[Capability]({"queue", "stop", "suspend"})
+    capabilities = frozenset[Capability]({"pull", "queue", "stop", "suspend", "sweep"})
 
     options: KubernetesOptions
 
@@ -71,6 +79,11 @@ class KubernetesTarget(Target):
         """The script is in the project, unless the image has it: by its full path, or where ``project`` is empty."""
         if needs_project(plan.job) and self.options.project:
             yield from find_script(plan)
+
+    def resolve(self) -> Verb[KubernetesOptions]:
+        """The context and the namespace: kubectl's own may be others when an interrupted launch is cleared away."""
+        kubectl = yield from find_cluster(self.options)
+        return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- others end with it
         """Let the cluster judge the job and its pod, then make them. The run never ends with its ddpctl."""
@@ -84,9 +97,8 @@ class KubernetesTarget(Target):
             for state in (yield from self._status_of(group, now)):
                 found[state.run] = state
         lost = "its launch was interrupted before the cluster had it: ddpctl stop sees to what there may be"
-        return tuple(
-            found.get(run.name, RunStatus(run=run.name, state="lost", message=lost, code=Exit.KILLED)) for run in runs
-        )
+        gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
+        return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
 
     def _status_of(self, runs: list[Run], now: float) -> Verb[list[RunStatus]]:
         kubectl, workload = _kubectl(runs[0]), workload_of(runs[0].handle)
@@ -130,6 +142,8 @@ class KubernetesTarget(Target):
                 only=only,
                 only_nodes=query.nodes,
                 tail=query.tail,
+                replace_lost=self.options.replace_lost,
+                folder=run.folder,
             )
             program = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.log_follower", json.dumps(asdict(task)))
             yield (Command(argv=program, mode="stream", timeout_s=None),)
@@ -153,9 +167,21 @@ class KubernetesTarget(Target):
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask in every pod that runs; of one that has ended there is its log."""
+        """Ask in every pod that runs; of one that has ended there is its log, and what is kept here."""
         pods = yield from self._pods(run)
-        return (yield from probe_pods(run, probe, _kubectl(run), workload_of(run.handle), pods))
+        return (yield from probe_pods(run, probe, _kubectl(run), pods))
+
+    def keep(self, run: Run) -> Verb[None]:
+        """Keep the nodes' events and history in the run's folder; what cannot be kept holds up nothing."""
+        with suppress(DdpctlError):
+            pods = (yield from self._pods(run)) if run.handle else {}
+            if pods:
+                yield from keep_files(run, _kubectl(run), pods)
+
+    def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
+        """Fetch from the pods that run; else from the claim that the run has written to."""
+        pods = yield from self._pods(run)
+        return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it."""
@@ -170,10 +196,12 @@ class KubernetesTarget(Target):
             check(*jobs)
         if signal == "KILL":
             mine = ("--selector", f"{RUN_LABEL}={run.name}")
-            check(*(yield (kubectl.run("delete", "pods", *mine, *quietly, "--grace-period=1"),)))
+            pods = [mine, *([(reader_name(run.name),)] if holds(run.job, run.checkpoint_dir) else [])]
+            check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
         trains = any(workload.word == "trainjob" for workload in found)
         runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
-        yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
+        deleted = yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
+        check(*(answer for answer in deleted[: 1 + bool(run.handle)] if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
         if wait:
             gone = ("wait", "pods", "--for=delete", "--selector", f"{RUN_LABEL}={run.name}", f"--timeout={wait_s}s")
@@ -247,52 +275,9 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    if only is None:
-        return argv
-    return ("sh", "-c", 'only=$1; shift; "$@" | grep -E -e "$only" || true', "sh", only, *argv)
-
-
-# Probing pods: by a shell in each that runs; of one that has ended its log
-
-
-def probe_pods(
-    run: Run, probe: Probe, kubectl: Kubectl, workload: Workload, pods: Mapping[int, Mapping[str, Any]]
-) -> Verb[tuple[ProbeResult, ...]]:
-    """What every node's pod answers, by node."""
-    nodes = [node for node in range(run.job.max_nodes) if node in pods]
-    outputs = yield tuple(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in nodes)
-    seen = {}
-    for node, output in zip(nodes, outputs, strict=True):
-        if _runs(pods[node]):
-            (seen[node],) = read_probe(output, (node,))
-        elif output.returncode == 0:
-            seen[node] = ProbeResult(node=node, files={NODE_LOG: output.stdout}, failure="its pod has ended")
-        else:
-            seen[node] = ProbeResult(node=node, failure=output.last_line("its pod has ended"))
-    seen = {node: replace(one, placed=_scheduled(pods[node])) for node, one in seen.items()}
-    return tuple(seen.get(node, ProbeResult(node=node, failure="it has no pod")) for node in range(run.job.max_nodes))
-
-
-def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
-    name = pod["metadata"]["name"]
-    where = (name, "--container", workload.container)
-    if not _runs(pod):
-        return kubectl.run("logs", *where, f"--tail={LOG_LINES}")
-    text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
-    argv = (*kubectl.argv, "exec", "--stdin", *where, "--", "sh")
-    return Command(argv=argv, stdin=text, timeout_s=TIMEOUT_S)
-
-
-def _runs(pod: Mapping[str, Any]) -> bool:
-    return bool(pod["status"].get("phase") == "Running")
-
-
-def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
-    """When it got its machine; what follows is the pull of its image."""
-    for condition in pod["status"].get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "True":
-            return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
-    return ()
+    """Without the lines of a record (ddpwire.log_record), which are for programs."""
+    keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
+    return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
 
 # Notes: what a user should know of a run or a spec and nobody refuses, one sentence each
@@ -398,14 +383,32 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Look, judge, make; what cannot be made to the end is taken back."""
+    """Look, judge, make; what is refused leaves nothing. Raises NotStartedError, or what left it half made."""
     try:
-        return (yield from _submit(plan, options))
+        kubectl, choice, draft, files, values, left_out = yield from _prepare(plan, options)
     except DdpctlError as error:
         raise NotStartedError(error) from None
+    try:
+        yield from _make(kubectl, draft, choice.workload, files, values)
+    except DdpctlError as error:
+        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
+        kinds |= {"configmap"} if files else set()
+        kinds |= {"secret"} if values else set()
+        named = (",".join(sorted(kinds)) or "configmap", draft.name, "--ignore-not-found", "--wait=false")
+        (deleted,) = yield (kubectl.run("delete", *named),)
+        if deleted.returncode or isinstance(error, UnavailableError):  # then the cluster may have made the job
+            raise
+        raise NotStartedError(error) from None
+    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
+    handle["logs"] = f"ddpctl logs {draft.name}"
+    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
+    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
 
 
-def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
+def _prepare(
+    plan: Plan, options: KubernetesOptions
+) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], Mapping[str, str], tuple[str, ...]]]:
+    """Everything before the first object: also the files, the secrets' values, and what is left out."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose_workload(kubectl, options)
@@ -414,19 +417,7 @@ def _submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
     draft = Draft(plan=plan, options=options, project=_keys(files))
     _check(draft, choice.workload)
     yield from _judge(kubectl, draft, choice.workload)
-    try:
-        yield from _make(kubectl, draft, choice.workload, files, values)
-    except DdpctlError:
-        quietly = ("--ignore-not-found", "--wait=false")
-        kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
-        kinds |= {"configmap"} if files else set()
-        kinds |= {"secret"} if values else set()
-        yield (kubectl.run("delete", ",".join(sorted(kinds)) or "configmap", draft.name, *quietly),)
-        raise
-    handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
-    handle["logs"] = f"ddpctl logs {draft.name}"
-    note = "; ".join((_where(kubectl, choice), *launch_notes(draft, files, left_out)))
-    return Submission(handle=handle, note=note, checkpoint_dir=checkpoint_dir(plan))
+    return kubectl, choice, draft, files, values, left_out
 
 
 def _check(draft: Draft, workload: Workload) -> None:

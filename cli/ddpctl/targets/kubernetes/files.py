@@ -1,0 +1,181 @@
+"""What a run's nodes have written: in their pods, in the logs of those that have ended, on claims, and as kept here.
+
+``python -m ddpctl.targets.kubernetes.files FOLDER`` keeps what it reads from stdin in a run's folder.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ddpctl.command import Command, Verb
+from ddpctl.errors import NoInputError, UnavailableError
+from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
+from ddpctl.pull import Place, pull_places
+from ddpctl.run_store import Run
+from ddpctl.targets.kubernetes.kubectl import Kubectl, check, workload_of
+from ddpctl.targets.kubernetes.manifests import Workload
+from ddpctl.targets.kubernetes.options import KubernetesOptions, holds
+from ddpctl.targets.kubernetes.pod import dump, reader
+from ddpwire import log_record, names
+from ddpwire.run_files import CHECKPOINTS, NODE_LOG, node_name
+
+Pods = Mapping[int, Mapping[str, Any]]  # the pod of each node
+LOG_LINES = 2000
+PLACED = "placed"  # beside a node's files: when it first got a machine
+READER_S = 180  # until the pod that reads a claim runs
+NO_POD = "it has no pod"
+
+
+# Probing: by a shell in each pod that runs
+
+
+def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
+    """What every node's pod answers, by node; of one that has ended what its log and this machine have."""
+    nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
+    running = [node for node in nodes if node in pods and _runs(pods[node])]
+    ended = [node for node in nodes if node in pods and node not in running]
+    outputs = yield (
+        *(_probe_pod(probe, kubectl, workload, node, pods[node]) for node in running),
+        *(_log(kubectl, workload, pods[node]) for node in ended),
+    )
+    seen = {}
+    for node, output in zip((*running, *ended), outputs, strict=True):
+        if node in running:
+            (seen[node],) = read_probe(output, (node,))
+        elif output.returncode == 0:
+            files = {NODE_LOG: log_record.without(output.stdout), **log_record.unpack(output.stdout)}
+            seen[node] = ProbeResult(node=node, files=files, failure="" if len(files) > 1 else "its pod has ended")
+        else:
+            seen[node] = ProbeResult(node=node, failure=output.last_line("its pod has ended"))
+        seen[node] = replace(seen[node], placed=_scheduled(pods[node]))
+    if away := [node for node in nodes if node not in running]:
+        seen |= {one.node: one for one in (yield from _probe_kept(run, probe, away, seen))}
+    return tuple(seen[node] for node in nodes)
+
+
+def _probe_kept(
+    run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
+) -> Verb[tuple[ProbeResult, ...]]:
+    """What is kept here of nodes whose pods are gone or have ended, under what their logs have (``seen``)."""
+    folders = [str(Path(run.folder, node_name(node))) for node in nodes]
+    files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
+    words = [f"'{folder}'" for folder in folders]
+    text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
+    (output,) = yield (Command(argv=("/bin/sh",), stdin=text, timeout_s=TIMEOUT_S, probe=True),)
+    found = []
+    for one in read_probe(output, nodes):
+        pod = seen.get(one.node, ProbeResult(node=one.node, failure=NO_POD))
+        kept = {name: text for name, text in one.files.items() if name != PLACED}
+        placed = tuple(float(line) for line in one.files.get(PLACED, "").split()) or pod.placed
+        failure = "" if kept else pod.failure
+        found.append(replace(pod, files={**kept, **pod.files}, placed=placed, failure=failure))
+    return tuple(found)
+
+
+def _probe_pod(probe: Probe, kubectl: Kubectl, workload: Workload, node: int, pod: Mapping[str, Any]) -> Command:
+    text = probe_script(probe, (f'"${names.RUN_DIR}/{node_name(node)}"',))
+    return replace(_shell(kubectl, pod["metadata"]["name"], workload.container), stdin=text, timeout_s=TIMEOUT_S)
+
+
+def _shell(kubectl: Kubectl, pod: str, container: str) -> Command:
+    return Command(argv=(*kubectl.argv, "exec", "--stdin", pod, "--container", container, "--", "sh"))
+
+
+def _log(kubectl: Kubectl, workload: Workload, pod: Mapping[str, Any]) -> Command:
+    return kubectl.run("logs", pod["metadata"]["name"], "--container", workload.container, f"--tail={LOG_LINES}")
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    return bool(pod["status"].get("phase") == "Running")
+
+
+def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
+    """When it got its machine; what follows is the pull of its image."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "True":
+            return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
+    return ()
+
+
+# Keeping what a timeline and a report need, before it is deleted
+
+
+def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
+    """Keep it in the run's folder here."""
+    seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
+    nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
+    asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
+    argv = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.files", run.folder)
+    yield (Command(argv=argv, stdin=asked),)
+
+
+def keep_placed(folder: Path, pods: Pods) -> None:
+    """Keep when each node first got a machine. Raises OSError."""
+    for node, pod in pods.items():
+        _keep_placed(folder / node_name(node), _scheduled(pod))
+
+
+def _keep_placed(node_dir: Path, placed: tuple[float, ...]) -> None:
+    if placed and not (node_dir / PLACED).exists():
+        log_record.keep(node_dir, {PLACED: f"{placed[0]}\n"})
+
+
+def main() -> int:
+    """The program."""
+    asked, folder = json.load(sys.stdin), Path(sys.argv[1])
+    for node, files in asked["nodes"].items():
+        if files:
+            log_record.keep(folder / node_name(int(node)), files)
+            _keep_placed(folder / node_name(int(node)), tuple(asked["placed"][node]))
+    return 0
+
+
+# Pulling: from pods that run; else from the claim, through a pod that does nothing else
+
+
+def pull_files(
+    run: Run, options: KubernetesOptions, kubectl: Kubectl, pods: Pods, into: str, *, best: bool
+) -> Verb[tuple[str, ...]]:
+    """Fetch what the run has written; lines of what could not be had. Raises NoInputError where it is gone."""
+    container = workload_of(run.handle).container
+    running = {pod["metadata"]["name"]: node for node, pod in pods.items() if _runs(pod)}
+    mount = holds(run.job, run.checkpoint_dir)
+    claim = mount.source if mount and mount.kind == "pvc" else None
+    if not running and claim is None:
+        raise NoInputError(f"{run.name}: what it has written went with its pods: mounts [pvc=CLAIM:/runs] keeps it")
+    if running:
+        places = [_place(kubectl, name, container) for name in running]
+        missing = yield from pull_places(run.name, places, into, best=best)
+        away = [node for node in range(run.job.max_nodes) if node not in running.values() and claim is None]
+        return (*missing, *(f"node {node}: its pod does not run" for node in away))
+    pod = reader(run.name, run.job, options, run.checkpoint_dir)
+    name = pod["metadata"]["name"]
+    delete = kubectl.run("delete", "pod", name, "--ignore-not-found", "--grace-period=1")
+    yield (delete,)  # of a pull that was interrupted
+    check(*(yield (kubectl.create(dump((pod,))),)))
+    try:
+        wait = ("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={READER_S}s")
+        (ready,) = yield (Command(argv=(*kubectl.argv, *wait), timeout_s=READER_S + 10),)
+        if ready.returncode:
+            raise UnavailableError(
+                f"the pod {name}, which reads the claim {claim}, does not start: kubectl describe pod"
+            )
+        missing = yield from pull_places(run.name, [_place(kubectl, name, "reader")], into, best=best)
+    except Exception:
+        yield (delete,)
+        raise
+    yield (delete,)
+    return missing
+
+
+def _place(kubectl: Kubectl, pod: str, container: str) -> Place:
+    folders = {"": f'"${names.RUN_DIR}"', CHECKPOINTS: f'"${names.CHECKPOINT_DIR}"'}
+    return Place(name=pod, shell=_shell(kubectl, pod, container), folders=folders)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
