@@ -59,13 +59,14 @@ def ps(
     from ddpctl.commands import formatting
 
     context = launcher.open_context(os.environ)
-    found = launcher.in_folder(folder) if folder else run_store.load_all(context.root)
+    root = folder or context.root
+    found = launcher.in_folder(folder) if folder else run_store.load_all(root)
     shown = found[:limit] if limit else found
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := run_store.unreadable(folder or context.root):
+    if torn := run_store.unreadable(root, found):
         context.emit(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")

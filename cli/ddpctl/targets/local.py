@@ -53,7 +53,7 @@ class LocalTarget(Target):
     """Nodes as processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
+    capabilities = frozenset[Capability]({"interrupt", "remains", "stop", "tethered"})
 
     def __init__(self, options: LocalOptions) -> None:
         super().__init__(options)
@@ -126,14 +126,13 @@ class LocalTarget(Target):
         if shown.returncode:
             raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
         answers = _answers(shown, len(dirs))
-        return tuple(
-            fold_nodes(
-                run.name,
-                tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes)),
-                young=now - run.created < YOUNG_S,
-            )
-            for run in runs
-        )
+        found = []
+        for run in runs:
+            nodes = [next(answers) for _ in range(run.job.max_nodes)]
+            reports = tuple(node_report(node, shown) for node, shown in enumerate(nodes))
+            status = fold_nodes(run.name, reports, young=now - run.created < YOUNG_S)
+            found.append(replace(status, remains=status.ended and any(shown.get("remains") for shown in nodes)))
+        return tuple(found)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the nodes' logs, or some ranks'."""
