@@ -26,6 +26,7 @@ from ddpctl.errors import (
 )
 from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
+from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Launch, Run
 from ddpctl.spec import JobSpec
@@ -146,7 +147,9 @@ def check_alone(context: AppContext, old: Run) -> None:
     """See that no run goes on in the checkpoints of one that is to be resumed. Raises UsageError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
-        if not state.ended and (state.state != "unknown" or state.run == old.name):
+        if state.state == "unknown" and state.run == old.name:
+            raise UnavailableError(f"--resume: {old.name} cannot be asked whether it goes on: {state.message}")
+        if not state.ended and state.state != "unknown":
             raise UsageError(
                 f"--resume: {state.run} goes on, and two trainings in its checkpoints would mix: stop it first"
             )
@@ -391,6 +394,16 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
             context.emit(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
         time.sleep(POLL_S)
     return state
+
+
+def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
+    """What each node's endpoint and folder say; nothing as long as its launch is not over."""
+    return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
+
+
+def is_unplaced(run: Run) -> bool:
+    """Whether its launch is not over, and its target has not said how the run is found."""
+    return not run.handle and run_store.unfinished_launch(run) is not None
 
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:

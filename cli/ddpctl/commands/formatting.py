@@ -139,6 +139,8 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
+    if state.state == "unknown":
+        return [f"run {run.name} {state.state}{why}", *_places(run, state, can_resume=can_resume)]
     lines = [f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)

@@ -114,6 +114,8 @@ def logs(
     from ddpctl.targets import LogQuery
 
     context, record = _find(run, task)
+    if launcher.is_unplaced(record):
+        raise NoInputError(f"{record.name} has no log yet: {launcher.status(context, (record,))[0].message}")
     if not rank and run_folders.is_by_hand(record):  # what its nodes said went to where it was started
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -313,6 +315,8 @@ def _set_suspended(name: str, *, again: bool) -> None:
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
+    if not state.ended and launcher.is_unplaced(run):
+        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
     if state.ended:
         raise UsageError(
             f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} goes on from it"

@@ -308,7 +308,7 @@ class Watcher:
     def _probe_nodes(self, *, metrics: bool) -> tuple[ProbeResult, ...]:
         files = (HISTORY,) if self._rows is None or not metrics else ()
         probe = Probe(metrics=metrics, files=files)
-        seen = self._context.executor.perform(launcher.target_of(self._run).probe(self._run, probe))
+        seen = launcher.probe(self._context, self._run, probe)
         if files:
             self._rows = {one.node: list(read_history(one.files.get(HISTORY, ""))) for one in seen}
         return seen
