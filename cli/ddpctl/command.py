@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Literal, TypeVar
 
 from ddpctl.errors import DdpctlError
+from ddpctl.text import cut
 
 Mode = Literal[
     "capture",  # wait for it, keep what it wrote
@@ -87,6 +88,7 @@ class Output:
 
 
 _END = "END_OF_INPUT"
+BRIEF = 200  # characters
 T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
@@ -115,6 +117,11 @@ def process_line(command: Command) -> str:
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)
     return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+
+
+def brief(command: Command) -> str:
+    """The program and its arguments, for an error: without variables, and no longer than a line."""
+    return cut(shlex.join(command.argv), BRIEF)
 
 
 def shell_line(command: Command) -> str:

@@ -28,6 +28,7 @@ from ddpctl.command import (
     Output,
     T,
     Verb,
+    brief,
     process_line,
     shell_line,
 )
@@ -192,7 +193,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         return Output(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
@@ -215,7 +216,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
@@ -272,7 +273,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         finally:
             signal.signal(signal.SIGINT, before)
         return Output(returncode=done.returncode)
@@ -305,7 +306,7 @@ class Executor:
                     pass_fds=keep,
                 )
             except OSError as error:
-                raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
+                raise UnavailableError(f"cannot start {brief(command)}: {error.strerror}") from None
         process.returncode = 0  # it is not ours to wait for: no warning when this object goes
         self._started.append(process.pid)
         return Output(returncode=0, stdout=f"{process.pid}\n")

@@ -311,12 +311,13 @@ class Stopper:
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
         """One Ctrl-C, or one of the signals."""
         asked: StopSignal = self._first
-        by = "you (Ctrl-C)"
+        by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
         if isinstance(error, interrupts.Terminated):
             if not self.handles(error):
                 raise error
             asked, self.code = "TERM", interrupts.code_of(error)
-            by = f"{signals.Signals(error.number).name} to ddpctl"
+            name = signals.Signals(error.number).name
+            by, again = f"{name} to ddpctl", f"a second {name} kills them"
         self.times += 1
         run_store.note_stop(self._run, by)
         run, target = self._run, target_of(self._run)
@@ -328,9 +329,7 @@ class Stopper:
             only = ""
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
-            self._context.emit(
-                f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; Ctrl-C again kills them"
-            )
+            self._context.emit(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
         except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen

@@ -195,13 +195,26 @@ _LAUNCH = "launch.lock"
 def launching(folder: Path) -> Iterator[None]:
     """Hold the launch's lock. An error leaves the file: whoever handles it discards the folder."""
     path = folder / _LAUNCH
-    with path.open("w") as file:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # who looks at it holds it for a moment
-        file.write(f"{os.getpid()} {os.uname().nodename}\n")
-        file.flush()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # who looks at it holds it for a moment
+        try:
+            os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+        except OSError as error:
+            discard(folder)
+            raise _unwritable(path, error) from None
         yield
         path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> CannotWriteError:
+    return CannotWriteError(f"cannot write {path}: {error.strerror}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +313,7 @@ def save(run: Run) -> None:
     try:
         write_atomic(Path(run.folder) / RECORD, (json.dumps(asdict(run), indent=1) + "\n").encode())
     except OSError as error:
-        raise CannotWriteError(f"cannot write {run.folder}/{RECORD}: {error.strerror}") from None
+        raise _unwritable(Path(run.folder, RECORD), error) from None
 
 
 def discard(folder: Path) -> None:

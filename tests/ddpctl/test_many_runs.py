@@ -1,5 +1,6 @@
 """What ps, status and rm cost with many runs: how many processes are started and files opened, whatever the time."""
 
+import json
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -11,6 +12,7 @@ from tests.in_process import ddpctl
 from ddpctl import run_store
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
+from ddpwire import history
 from ddpwire.run_files import Outcome
 
 counting: list[Counter[str]] = []
@@ -68,3 +70,14 @@ def test_a_run_that_others_resumed_is_kept_for_them(tmp_path: Path) -> None:
     assert refused.stderr.count("ddpctl rm run-0 run-2") == 1
     assert ddpctl("rm", "run-0", "run-1", "run-2", DDPCTL_STATE_DIR=str(tmp_path)).returncode == 0
     assert not any(tmp_path.iterdir())
+
+
+def test_top_of_a_run_that_has_ended_tells_its_restarts(tmp_path: Path) -> None:
+    make_runs(tmp_path, 1)
+    for node, lost in ((0, 7), (1, 3)):
+        counted = {"ddp_restarts_total:node_lost": 2.0, "ddp_restarts_total:oom": 1.0, "ddp_steps_lost_total": lost}
+        rows = [{"ddp_last_step": 1.0}, {"ddp_last_step": 40.0, **counted}]
+        lines = [history.HEADER, *(history.line(1000.0 + at, row) for at, row in enumerate(rows))]
+        (tmp_path / f"run-0/node-{node}/history.csv").write_text("\n".join(lines) + "\n")
+    seen = json.loads(ddpctl("top", "--once", "--json", DDPCTL_STATE_DIR=str(tmp_path)).stdout)
+    assert (seen["step"], seen["restarts"], seen["steps_lost"]) == (40, 3, 7)
