@@ -6,9 +6,13 @@ recorded answers.
 """
 
 import shlex
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Literal, TypeVar
+
+from ddpctl.errors import DdpctlError
+from ddpctl.text import cut
 
 Mode = Literal[
     "capture",  # wait for it, keep what it wrote
@@ -102,8 +106,27 @@ class Output:
 
 
 _END = "END_OF_INPUT"
+BRIEF = 200  # characters
 T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
+
+
+def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
+    """Several verbs side by side, each to its result, or to the error that ends it."""
+    results: dict[int, T | DdpctlError] = {}
+    answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
+    while answered:
+        asked: dict[int, tuple[Command, ...]] = {}
+        for index, outputs in answered.items():
+            try:
+                asked[index] = next(verbs[index]) if outputs is None else verbs[index].send(outputs)
+            except StopIteration as stop:
+                results[index] = stop.value
+            except DdpctlError as error:
+                results[index] = error
+        every = iter((yield tuple(command for commands in asked.values() for command in commands)))
+        answered = {index: tuple(islice(every, len(commands))) for index, commands in asked.items()}
+    return tuple(results[index] for index in range(len(verbs)))
 
 
 def process_line(command: Command) -> str:
@@ -112,6 +135,11 @@ def process_line(command: Command) -> str:
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)
     return f"cd {shlex.quote(command.cwd)} && {line}" if command.cwd else line
+
+
+def brief(command: Command) -> str:
+    """The program and its arguments, for an error: without variables, and no longer than a line."""
+    return cut(shlex.join(command.argv), BRIEF)
 
 
 def shell_line(command: Command) -> str:

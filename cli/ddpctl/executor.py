@@ -33,6 +33,7 @@ from ddpctl.command import (
     T,
     Transfer,
     Verb,
+    brief,
     process_line,
     shell_line,
 )
@@ -255,7 +256,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         return Output(returncode=process.returncode, stdout=stdout, stderr=stderr)
 
     def _stream(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
@@ -278,7 +279,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
@@ -339,7 +340,7 @@ class Executor:
         except subprocess.TimeoutExpired:
             return Output(returncode=TIMED_OUT, stderr=f"not done within {command.timeout_s} s")
         except OSError as error:
-            raise UnavailableError(f"cannot run {shell_line(command)}: {error.strerror}") from None
+            raise UnavailableError(f"cannot run {brief(command)}: {error.strerror}") from None
         finally:
             if command.kills_orphans and interrupts:
                 _kill_orphans(children)
@@ -374,7 +375,7 @@ class Executor:
                     pass_fds=keep,
                 )
             except OSError as error:
-                raise UnavailableError(f"cannot start {shell_line(command)}: {error.strerror}") from None
+                raise UnavailableError(f"cannot start {brief(command)}: {error.strerror}") from None
         process.returncode = 0  # it is not ours to wait for: no warning when this object goes
         self._started.append(process.pid)
         return Output(returncode=0, stdout=f"{process.pid}\n")

@@ -61,6 +61,12 @@ def script_of(command: tuple[str, ...]) -> str | None:
     return None if words[0] == "-m" else words[0]
 
 
+def package_of(command: tuple[str, ...]) -> str | None:
+    """The package, or the module, that must be there for the ranks to start; None for a script, and for our trainer."""
+    words = program(command)
+    return words[1].partition(".")[0] if words[0] == "-m" and len(words) > 1 and words[:2] != TRAINER else None
+
+
 def title(job: JobSpec) -> str:
     """``2 nodes x 4 ranks of train.py``: the run in half a line."""
     words = program(job.command)

@@ -7,13 +7,14 @@ import signal as signals
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ddpctl import interrupts, run_folders, run_store, targets
+from ddpctl.command import Verb, together
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -25,6 +26,7 @@ from ddpctl.errors import (
 )
 from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
+from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Launch, Run
 from ddpctl.spec import JobSpec
@@ -145,7 +147,9 @@ def check_alone(context: AppContext, old: Run) -> None:
     """See that no run goes on in the checkpoints of one that is to be resumed. Raises UsageError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
-        if not state.ended and (state.state != "unknown" or state.run == old.name):
+        if state.state == "unknown" and state.run == old.name:
+            raise UnavailableError(f"--resume: {old.name} cannot be asked whether it goes on: {state.message}")
+        if not state.ended and state.state != "unknown":
             raise UsageError(
                 f"--resume: {state.run} goes on, and two trainings in its checkpoints would mix: stop it first"
             )
@@ -311,12 +315,13 @@ class Stopper:
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
         """One Ctrl-C, or one of the signals."""
         asked: StopSignal = self._first
-        by = "you (Ctrl-C)"
+        by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
         if isinstance(error, interrupts.Terminated):
             if not self.handles(error):
                 raise error
             asked, self.code = "TERM", interrupts.code_of(error)
-            by = f"{signals.Signals(error.number).name} to ddpctl"
+            name = signals.Signals(error.number).name
+            by, again = f"{name} to ddpctl", f"a second {name} kills them"
         self.times += 1
         run_store.note_stop(self._run, by)
         run, target = self._run, target_of(self._run)
@@ -328,9 +333,7 @@ class Stopper:
             only = ""
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
-            self._context.emit(
-                f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; Ctrl-C again kills them"
-            )
+            self._context.emit(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
         except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
@@ -396,6 +399,16 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
             context.emit(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
         time.sleep(POLL_S)
     return state
+
+
+def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
+    """What each node's endpoint and folder say; nothing as long as its launch is not over."""
+    return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
+
+
+def is_unplaced(run: Run) -> bool:
+    """Whether its launch is not over, and its target has not said how the run is found."""
+    return not run.handle and run_store.unfinished_launch(run) is not None
 
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
@@ -499,10 +512,13 @@ def _strange(run: Run) -> str:
 def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
     """Make the files say what was found out. One that cannot be written keeps nobody from a run's status."""
     folder = root / TARGETS
+    present = tuple(folder.iterdir()) if folder.is_dir() else ()
     for run, status in runs:
         with suppress(OSError):
             if status.ended:
-                _remove_discovery(folder, run.name)
+                for path in present:
+                    if is_targets_file_of(path.name, run.name):
+                        path.unlink(missing_ok=True)
             elif run.elsewhere and "discovery" in targets.capabilities(run.kind):
                 _write_discovery(folder, run, status)
 
@@ -520,13 +536,6 @@ def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
         path.chmod(0o644)  # Prometheus is another user
 
 
-def _remove_discovery(folder: Path, run: str) -> None:
-    if folder.is_dir():
-        for path in folder.iterdir():
-            if is_targets_file_of(path.name, run):
-                path.unlink(missing_ok=True)
-
-
 # Removal: which runs may go, what goes with each, and in which order
 
 
@@ -541,30 +550,38 @@ class Removal:
 
 def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
     """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
-    if asked and (torn := run_store.unreadable(context.root)):
+    every = run_store.load_all(context.root)
+    if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
             f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
             f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
         )
-    removals: list[Removal] = []
     refused: list[DdpctlError] = []
+    ended: list[tuple[Run, RunStatus]] = []
     for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
         try:
             _check_ended(run, state)
-            removals.append(Removal(run=run, state=state, left=_disk_usage_everywhere(context, run, dry_run=True)))
+            ended.append((run, state))
         except DdpctlError as error:
             refused.append(error)
-    while kept := [
-        (one, dependents)
-        for one in removals
-        if (dependents := _dependents(context, one, {each.run.name for each in removals}))
-    ]:
-        for one, dependents in kept:  # what is kept may depend on another
+    measured = context.executor.perform(together([_disk_usage_everywhere(run, dry_run=True) for run, _ in ended]))
+    removals: list[Removal] = []
+    for (run, state), left in zip(ended, measured, strict=True):
+        if isinstance(left, DdpctlError):
+            refused.append(left)
+        else:
+            removals.append(Removal(run=run, state=state, left=left))
+    users = _users(removals, every)
+    while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
+        going = {one.run.name for one in removals}
+        for one in kept:  # what is kept may go on from another's
             removals.remove(one)
+            named = sorted(users[one.run.name] - going)
             refused.append(
                 UsageError(
-                    f"{one.run.name} has the checkpoints of {', '.join(dependents)}, and was not removed: "
-                    f"ddpctl rm {' '.join([one.run.name, *dependents])} removes all of them"
+                    f"{', '.join(named)} {'goes' if len(named) == 1 else 'go'} on from the checkpoints of "
+                    f"{one.run.name}, which was not removed: ddpctl rm {' '.join([one.run.name, *named])} "
+                    "removes all of them"
                 )
             )
     return tuple(removals), tuple(refused)
@@ -572,9 +589,10 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
     """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
-    if targets.may_leave(one.run, one.state) or one.state.state == "lost":  # processes that a killed ddprun left
+    may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
+    if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
         clear(context, one.run)
-    return _disk_usage_everywhere(context, one.run, dry_run=False)
+    return context.executor.perform(_disk_usage_everywhere(one.run, dry_run=False))
 
 
 def _check_ended(run: Run, state: RunStatus) -> None:
@@ -588,13 +606,20 @@ def _check_ended(run: Run, state: RunStatus) -> None:
         raise UsageError(f"{run.name} goes on ({state.state}), and was not removed: ddpctl stop {run.name} ends it")
 
 
-def _dependents(context: AppContext, one: Removal, going: Collection[str]) -> list[str]:
-    """The runs that stay and have their checkpoints in what would go: those that resumed it."""
-    staying = [other for other in run_store.load_all(context.root) if other.name not in going]
-    return sorted(other.name for other in staying if any(place.holds(other.checkpoint_dir) for place in one.left))
+def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
+    """By run, those whose checkpoints are in what would go with it: those that resumed it."""
+    owners: dict[str, set[str]] = {}
+    for one in removals:
+        for name in frozenset().union(*(place.names for place in one.left)):
+            owners.setdefault(name, set()).add(one.run.name)
+    users: dict[str, set[str]] = {one.run.name: set() for one in removals}
+    for run in every:
+        for folder in run_store.folders_above(run.checkpoint_dir):
+            for owner in owners.get(folder, ()):
+                users[owner].add(run.name)
+    return users
 
 
-def _disk_usage_everywhere(context: AppContext, run: Run, *, dry_run: bool) -> tuple[DiskUsage, ...]:
-    target = target_of(run)
-    there = context.executor.perform(target.remove(run, dry_run=dry_run))
-    return (*there, context.executor.perform(run_store.local_disk_usage(run.folder, dry_run=dry_run)))
+def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
+    there = yield from target_of(run).remove(run, dry_run=dry_run)
+    return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))

@@ -10,16 +10,16 @@ import json
 import os
 import random
 import re
-import shlex
 import shutil
+import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
-from ddpctl.command import UNREACHED, Command, Output, Verb
+from ddpctl.command import UNREACHED, Command, Output
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
 from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpctl.spec import JobSpec, check_nodes, fields_of
@@ -44,6 +44,7 @@ DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # ddptrain's
 ALIVE = 75  # the script's code where a node of the run holds its lock
+_HELD = "was not removed: a node that is alive has it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,8 @@ def has_checkpoint(run: Run) -> bool:
     if run.elsewhere:
         return True
     try:
-        return any(entry for entry in os.scandir(run.checkpoint_dir) if not entry.name.startswith("."))
+        with os.scandir(run.checkpoint_dir) as entries:
+            return any(not entry.name.startswith(".") for entry in entries)
     except OSError:
         return False
 
@@ -193,13 +195,26 @@ _LAUNCH = "launch.lock"
 def launching(folder: Path) -> Iterator[None]:
     """Hold the launch's lock. An error leaves the file: whoever handles it discards the folder."""
     path = folder / _LAUNCH
-    with path.open("w") as file:
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unwritable(path, error) from None
+    try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(file, fcntl.LOCK_EX)  # who looks at it holds it for a moment
-        file.write(f"{os.getpid()} {os.uname().nodename}\n")
-        file.flush()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # who looks at it holds it for a moment
+        try:
+            os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+        except OSError as error:
+            discard(folder)
+            raise _unwritable(path, error) from None
         yield
         path.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
+
+
+def _unwritable(path: Path, error: OSError) -> CannotWriteError:
+    return CannotWriteError(f"cannot write {path}: {error.strerror}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,7 +313,7 @@ def save(run: Run) -> None:
     try:
         write_atomic(Path(run.folder) / RECORD, (json.dumps(asdict(run), indent=1) + "\n").encode())
     except OSError as error:
-        raise CannotWriteError(f"cannot write {run.folder}/{RECORD}: {error.strerror}") from None
+        raise _unwritable(Path(run.folder, RECORD), error) from None
 
 
 def discard(folder: Path) -> None:
@@ -312,25 +327,31 @@ def load_all(root: Path) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
-def unreadable(root: Path) -> tuple[Path, ...]:
-    """Folders whose record is there and cannot be read."""
-    return tuple(folder for folder in _folders(root) if (folder / RECORD).exists() and not read(folder))
+def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, ...]:
+    """Folders whose record is there and cannot be read. ``runs``: what ``load_all`` has found."""
+    whole = {run.name for run in (load_all(root) if runs is None else runs)}
+    return tuple(folder for folder in _folders(root) if folder.name not in whole and (folder / RECORD).exists())
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
-    runs = load_all(root)
     if name == "":
         raise NoInputError("a run's name is not empty: name a run (ddpctl ps lists them)")
-    if name and (folder := root / name) in unreadable(root):
-        raise NoInputError(f"the record of {name} cannot be read: {folder / RECORD} is torn, or no run's")
+    if name and "/" in name:
+        raise NoInputError(
+            f"{name} is a folder, and a run's name is asked for here (ddpctl ps lists them)",
+            hint="status, logs, top, timeline and report take the folder of a run that was started by hand",
+        )
+    if name and (run := read(root / name)):
+        return run
+    if name and (record := root / name / RECORD).exists():
+        raise NoInputError(f"the record of {name} cannot be read: {record} is torn, or no run's")
+    runs = load_all(root)
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
     if name is None:
         return runs[0]
-    matches = [run for run in runs if run.name == name]
-    if not matches and not whole:
-        matches = [run for run in runs if run.name.startswith(name)]
+    matches = [] if whole else [run for run in runs if run.name.startswith(name)]
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -377,9 +398,9 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: what a run has left in one place, and the script that measures or removes it, the same for this machine,
-# an SSH host and a login node. It enters no symbolic link: a link is removed, and what it leads to stays. The run's
-# record goes last, so that an interrupted removal can be repeated.
+# Disk usage: what a run has left in one place, measured or removed: on an SSH host and a login node by a script, here
+# by the function that does the same without a process. Neither enters a symbolic link: a link is removed, and what it
+# leads to stays. The run's record goes last, so that an interrupted removal can be repeated.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -397,10 +418,18 @@ class DiskUsage:
 
     def holds(self, place: str) -> bool:
         """Whether a path, or HOST:PATH, is in it. Whichever host: one home may be that of many."""
-        found = [(self.path, place), (self.path, place.partition(":")[2])]
-        if not self.host:
-            found.append((os.path.realpath(self.path), os.path.realpath(place)))  # one folder has many names
-        return any(path.startswith(f"{folder}/") for folder, path in found)
+        return not self.names.isdisjoint(folders_above(place))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Its path; on this machine one folder has many."""
+        return frozenset({self.path} if self.host else {self.path, os.path.realpath(self.path)})
+
+
+def folders_above(place: str) -> set[str]:
+    """The folders that a path, or HOST:PATH, is in."""
+    paths = (place, place.partition(":")[2], os.path.realpath(place))
+    return {str(folder) for path in paths for folder in PurePath(path).parents}
 
 
 def disk_usage_script(word: str, *, dry_run: bool) -> str:
@@ -426,7 +455,7 @@ def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
     """What the script answered. Raises DdpctlError."""
     place = str(DiskUsage(path=path, host=host))
     if output.returncode == ALIVE:
-        raise UsageError(f"{place} was not removed: a node that is alive has it")
+        raise UsageError(f"{place} {_HELD}")
     if output.returncode:
         kind: type[DdpctlError] = UnavailableError if output.returncode == UNREACHED else CannotWriteError
         raise kind(f"{place} was not removed: {output.last_line()}")
@@ -441,13 +470,60 @@ def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
     )
 
 
-def local_disk_usage(path: str, *, dry_run: bool) -> Verb[DiskUsage]:
-    """Measure, or remove, a folder of this machine."""
-    (output,) = yield (disk_usage_command(shlex.quote(path), dry_run=dry_run),)
-    return read_disk_usage(output, path)
+def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
+    """Measure, or remove, a folder of this machine. Raises DdpctlError."""
+    folder = Path(path)
+    try:
+        if folder.is_symlink():
+            usage = DiskUsage(path=path, stays=(str(folder.readlink()),))
+            if not dry_run:
+                folder.unlink()
+            return usage
+        if not folder.is_dir():
+            return DiskUsage(path=path)
+        locks = (*folder.glob(f"node-*/{LOCK}"), *folder.glob(f"task-*/node-*/{LOCK}"))
+        if any(map(_is_locked, locks)):
+            raise UsageError(f"{path} {_HELD}")
+        usage = DiskUsage(
+            path=path,
+            size=_size(folder),
+            checkpoints=sum(map(_size, (folder / CHECKPOINTS, *folder.glob(f"task-*/{CHECKPOINTS}")))),
+            stays=tuple(str(entry.readlink()) for entry in folder.iterdir() if entry.is_symlink()),
+        )
+        if not dry_run:
+            _remove(folder)
+        return usage
+    except OSError as error:
+        raise CannotWriteError(f"{path} was not removed: {error.filename or path}: {error.strerror}") from None
+
+
+def _is_locked(path: Path) -> bool:
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # a file system without locks
+            return False
+    return False
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the disk that removing it would free."""
+    found = (Path(at, name).lstat() for at, _, names in os.walk(folder) for name in names)
+    return sum(file.st_blocks * 512 for file in found if stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
+
+
+def _remove(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        elif entry.name != RECORD:
+            entry.unlink()
+    shutil.rmtree(folder)
 
 
 def disk_usage_command(word: str, *, dry_run: bool) -> Command:
-    """The script, for this machine; for another one with its host."""
+    """The script, with the host to be added."""
     text = disk_usage_script(word, dry_run=dry_run)
     return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)

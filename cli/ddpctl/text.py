@@ -1,6 +1,7 @@
 """Texts for a terminal: one line for an error, the nearest allowed word, durations, tables. Pure."""
 
 import difflib
+import math
 import re
 from collections.abc import Collection, Sequence
 
@@ -87,3 +88,10 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
+
+
+def number(value: float) -> str:
+    """A loss: four digits that count."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"

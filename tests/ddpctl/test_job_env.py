@@ -3,17 +3,21 @@
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tests.ddpctl.slurm_standins import SYSTEM, StandIns
-from tests.ddpctl.ssh_answers import BARE, HOSTS, OPTIONS, facts
+from tests.ddpctl.ssh_answers import BARE, HOSTS, OK, OPTIONS, facts, play
 
+from ddpctl.command import Output
 from ddpctl.launch_plan import Plan
 from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
 from ddpctl.targets.local import LocalOptions, LocalTarget
 from ddpctl.targets.slurm.batch_script import render_script
 from ddpctl.targets.slurm.options import SlurmOptions
@@ -96,8 +100,45 @@ def through_slurm(job: JobSpec, folder: Path, *, runtime: Any) -> tuple[str, lis
     return render_script(plan, options), [call.env for call in calls]
 
 
+def through_a_launch(job: JobSpec, folder: Path) -> tuple[str, list[Env]]:
+    python = folder / "python"
+    python.write_text(
+        f"#!{sys.executable}\nimport os, sys\nsys.stdout.write('\\0'.join(map('='.join, os.environ.items())))\n"
+    )
+    python.chmod(0o755)
+    script = folder / "train.py"
+    script.touch()
+    plan = plan_of(replace(job, command=(str(script),)), folder)
+    port = Output(returncode=0, stdout='{"port": 61000}\n')
+    asked, _ = play(LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False),
+                    [(OK, port, OK), (OK, OK)])  # fmt: skip
+    given = []
+    for command in asked[1]:
+        done = subprocess.run(
+            command.argv, env={"PATH": SYSTEM, **command.env}, capture_output=True, text=True, timeout=60
+        )
+        given.append(dict(pair.split("=", 1) for pair in done.stdout.split("\0")))
+    return "", given
+
+
+def through_kubernetes(job: JobSpec, folder: Path) -> tuple[str, list[Env]]:
+    text = KubernetesTarget(KubernetesOptions(workload="job")).render(plan_of(job, folder))
+    (workload,) = [one for one in yaml.safe_load_all(text) if one and one["kind"] == "Job"]
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    seen: Env = {}
+    for one in container["env"]:  # as the kubelet expands it: a name that is known by then, and $$ is $
+        seen[one["name"]] = re.sub(
+            r"\$\$|\$\(([^)]*)\)",
+            lambda found: "$" if found[1] is None else seen.get(found[1], found[0]),
+            str(one.get("value", "")),
+        )
+    return "", [seen]
+
+
 THROUGH: dict[str, Callable[[JobSpec, Path], tuple[str, list[Env]]]] = {
     "local": through_local,
+    "local-launch": through_a_launch,
+    "kubernetes": through_kubernetes,
     "ssh": lambda job, folder: through_ssh(job, folder, bare=True),
     "ssh-docker": lambda job, folder: through_ssh(job, folder, bare=False),
     **{
@@ -115,6 +156,8 @@ def test_a_rank_sees_a_variable_of_any_name(target: str, tmp_path: Path) -> None
     (tmp_path / "after").mkdir()
     script, _ = THROUGH[target](job, tmp_path / "before")
     env = {name: f'{name}\'s "value"\n$({name})' for name in (*BASHS, *sorted(assigned(script)))}
+    if target == "kubernetes":
+        del env["HOSTNAME"]  # refused by name: Kubernetes sets it
     _, given = THROUGH[target](replace(job, env=env), tmp_path / "after")
     assert given
     for environ in given:

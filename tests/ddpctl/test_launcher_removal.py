@@ -3,6 +3,7 @@
 import fcntl
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,7 +114,18 @@ def run_script(folder: Path, *, dry_run: bool) -> subprocess.CompletedProcess[st
     return subprocess.run(command.argv, input=command.stdin, env=environ, capture_output=True, text=True, timeout=30)
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
+def by_script(folder: Path, *, dry_run: bool) -> DiskUsage:
+    done = run_script(Path(str(folder).replace("'", "'\\''")), dry_run=dry_run)
+    said = Output(returncode=done.returncode, stdout=done.stdout, stderr=done.stderr)
+    return run_store.read_disk_usage(said, str(folder))
+
+
+def here(folder: Path, *, dry_run: bool) -> DiskUsage:
+    return run_store.local_disk_usage(str(folder), dry_run=dry_run)
+
+
+@pytest.mark.parametrize("act", [by_script, here])
+def test_no_link_is_followed(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
     other, run = tmp_path / "other", tmp_path / "it's a run"
     (other / "deep").mkdir(parents=True)
     (other / "deep/kept.pt").write_bytes(b"x" * 10_000)
@@ -123,28 +135,27 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     (run / "node-0/twice").hardlink_to(other / "deep/kept.pt")
     (run / "checkpoints").symlink_to(other)
     (run / "-rf").write_text("")
-    word = str(run).replace("'", "'\\''")
-    looked = run_script(Path(word), dry_run=True)
-    assert (looked.returncode, looked.stderr) == (0, "")
-    assert looked.stdout == f"size 4\ncheckpoints 0\nstays {other}\n"
+    looked = act(run, dry_run=True)
+    assert looked == DiskUsage(path=str(run), size=4096, stays=(str(other),))
     assert run.exists()
-    assert run_script(Path(word), dry_run=False).returncode == 0
+    assert act(run, dry_run=False) == looked
     assert not run.exists()
     assert (other / "deep/kept.pt").read_bytes() == b"x" * 10_000
 
     run.symlink_to(other)
-    done = run_script(Path(word), dry_run=False)
-    assert (done.returncode, done.stdout) == (0, f"stays {other}\n")
+    assert act(run, dry_run=False) == DiskUsage(path=str(run), stays=(str(other),))
     assert (run.is_symlink(), (other / "deep/kept.pt").exists()) == (False, True)
-    assert run_script(Path(word), dry_run=False).stdout == ""
+    assert act(run, dry_run=False) == DiskUsage(path=str(run))
 
 
-def test_a_node_that_is_alive_keeps_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("act", [by_script, here])
+def test_a_node_that_is_alive_keeps_its_folder(act: Callable[..., DiskUsage], tmp_path: Path) -> None:
     (tmp_path / "night/node-0").mkdir(parents=True)
     lock = tmp_path / "night/node-0/ddprun.lock"
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert run_script(tmp_path / "night", dry_run=False).returncode == 75
+        with pytest.raises(UsageError, match="alive"):
+            act(tmp_path / "night", dry_run=False)
     assert lock.exists()
 
 

@@ -170,7 +170,7 @@ def test_whatever_a_run_says_is_text(wording: Wording) -> None:
     assert re.findall(r'<div class="tile"><b>(.*?)</b><span>(.*?)</span>', text) == [
         ("100 s", "from launch to end"),
         ("49", "steps"),
-        ("0.4", "loss"),
+        ("0.4000", "loss"),
         ("17.42", "samples a second, training"),
         ("90 %", "goodput"),
         ("0", "restarts"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -264,3 +265,16 @@ def test_a_record_that_is_too_large_is_passed_over(tmp_path: Path) -> None:
     with (tmp_path / "large/run.json").open("wb") as file:
         file.truncate(1 << 32)
     assert [path.name for path in run_store.unreadable(tmp_path)] == ["large"]
+
+
+def test_a_state_folder_that_takes_nothing_more_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as a full disk, without one
+    try:
+        done = ddpctl("launch", "--name", "night", "train.py", cwd=tmp_path, DDPCTL_STATE_DIR=str(tmp_path / "runs"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.returncode == 73
+    assert done.stderr == f"ddpctl: cannot write {tmp_path}/runs/night/launch.lock: File too large\n"
+    assert not (tmp_path / "runs/night").exists()

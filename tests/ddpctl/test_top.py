@@ -13,12 +13,13 @@ from tests.wording import Wording
 
 from ddpctl.command import Output
 from ddpctl.commands.top import document
-from ddpctl.commands.top_screen import duration, line, meter, number, screen, shares, sparkline
+from ddpctl.commands.top_screen import duration, line, meter, screen, shares, sparkline
 from ddpctl.errors import UnavailableError
 from ddpctl.executor import Executor
 from ddpctl.launcher import AppContext
 from ddpctl.node_probe import ProbeResult
 from ddpctl.run_status import RunStatus
+from ddpctl.text import number
 from ddpctl.watch.history import History
 from ddpctl.watch.snapshot import (
     Reading,
@@ -89,6 +90,26 @@ def snapshot(slow_s: float = 0.05) -> Snapshot:
     now = (node(0, 150, own_s=FAST, more=OF_RANK_0), node(1, 150, own_s=(0.05, grown / 150)))
     history = {"throughput": (None, 500.0, 600.0, 640.0), "losses": (None, None, 1.5, 0.5), "left_s": 170.0}
     return replace(empty_snapshot(TRAINING, 1030), **numbers(now, before), **history)  # type: ignore[arg-type]
+
+
+def test_a_slow_steps_pace_is_told_by_its_steps() -> None:
+    """Of steps of 8 s, readings 10 s apart see now one and now two."""
+
+    def at(time: float) -> Reading:
+        steps = int((time - 1000) // 8)
+        text = (
+            f'ddp_samples_total{{rank="0"}} {32 * steps}\nddp_last_step{{rank="0"}} {steps}\n'
+            f'ddp_last_step_timestamp_seconds{{rank="0"}} {1000 + 8 * steps}\n'
+        )
+        found = read_metrics(ProbeResult(node=0, time=time, metrics=text))
+        assert found is not None
+        return found
+
+    paces = [numbers((at(time + 10),), (at(time),))["samples_per_s"] for time in range(1010, 1100, 3)]
+    assert paces == [pytest.approx(4.0)] * len(paces)
+    stalled = at(1098)
+    later = replace(stalled, time=1298)
+    assert numbers((later,), (at(1090),))["samples_per_s"] == pytest.approx(32 / 202)
 
 
 def test_a_wait_in_the_queue_says_nothing_of_the_pace() -> None:

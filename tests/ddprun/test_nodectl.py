@@ -39,7 +39,10 @@ def test_show_and_signal_a_node(runs, wording):
     assert head == known[0]
     assert rows
     assert {*rows} <= {*known}
-    assert (code, found) == (0, {"dir": str(node.folder), "alive": True, "node": state, "outcome": None})
+    assert (code, found) == (
+        0,
+        {"dir": str(node.folder), "alive": True, "node": state, "outcome": None, "remains": False},
+    )
     assert (state["pid"], state["state"]) == (node.process.pid, "training")
     code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "5", node.folder)
     assert (code, json.loads(told)) == (0, {"dir": str(node.folder), "signalled": True, "alive": False})
@@ -62,7 +65,7 @@ def test_show_and_signal_a_node(runs, wording):
 def test_show_what_is_not_there(tmp_path):
     (tmp_path / "node.json").write_text("{torn")
     lines = nodectl("show", tmp_path, tmp_path / "none")[1].splitlines()
-    nothing = {"alive": False, "node": None, "outcome": None, "history": ""}
+    nothing = {"alive": False, "node": None, "outcome": None, "remains": False, "history": ""}
     assert [json.loads(line) for line in lines] == [
         {"dir": str(tmp_path), "gone": False} | nothing,
         {"dir": str(tmp_path / "none"), "gone": True} | nothing,

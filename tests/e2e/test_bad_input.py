@@ -52,6 +52,7 @@ TABLE = {
     "--device tpu": Bad(args="launch --device tpu", code=2),
     "--device cuda": Bad(args="launch --device cuda", code=78),
     "no such script": Bad(args="launch -- no.py", code=66),
+    "no such module": Bad(args="launch -- -m gone.sub", code=66),
     "no such file": Bad(args="launch -f no.yaml", code=66),
     "a folder as file": Bad(args="launch -f .", code=66),
     "unknown target": Bad(args="launch -t hpc", code=2),

@@ -6,6 +6,7 @@ quick: the standard library and ddpwire only.
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import re
@@ -199,7 +200,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line; its verbs are the functions below."""
     top = argparse.ArgumentParser(prog="nodectl", description="Ask and tell the ddpruns of this machine.")
     verbs = top.add_subparsers(dest="verb", required=True)
-    show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json")
+    show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json, what is left")
     show.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     see = verbs.add_parser("look", help="one JSON line a folder: what its endpoint and its files say")
     see.add_argument("--metrics", action="store_true", help="fetch what the node exports")
@@ -245,11 +246,14 @@ def last_rows(path: Path) -> str:
 
 def show(args: argparse.Namespace) -> int:
     """Print each folder's state."""
+    table = functools.cache(lambda: tuple(process_discovery.all_processes()))  # once for all folders
     for node_dir in args.node_dirs:
-        state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir)}
+        state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir, table)}
         # Check the lock first: a process that is gone by then has written everything.
         state |= {"node": read_json(node_dir / NODE), "outcome": read_json(node_dir / OUTCOME)}
         state["gone"] = not node_dir.is_dir()
+        left = not state["alive"] and not state["outcome"] and process_discovery.run_processes(node_dir.parent, table)
+        state["remains"] = any(left or ())
         print(json.dumps(state | {"history": last_rows(node_dir / HISTORY)}))
     return Exit.OK
 

@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ddprun import processes
@@ -56,30 +56,39 @@ def is_locked(node_dir: Path) -> bool:
     return False
 
 
-def is_alive(node_dir: Path) -> bool:
+def all_processes() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield each living process of any run with its environment; never the caller or its parent."""
+    mark = f"{names.RUN_DIR}=".encode()
+    for process in processes.list_processes():
+        if process.alive and process.pid not in (os.getpid(), os.getppid()):
+            with contextlib.suppress(OSError):
+                environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+                if mark in environ:
+                    yield process.pid, environ.split(b"\0")
+
+
+ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes, or what it has found
+
+
+def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
     """Whether the node's ddprun is alive, or has been started and not written a file yet."""
     if is_locked(node_dir):
         return True
     has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
-    return not has_written and any(starting_processes(node_dir))
+    return not has_written and any(starting_processes(node_dir, table))
 
 
-def starting_processes(node_dir: Path) -> Iterator[int]:
+def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> Iterator[int]:
     """Yield the pids of processes that were started as this node's ddprun."""
     match = re.fullmatch(r"node-(\d+)", node_dir.name)
     variable = f"{names.NODE_RANK}={match[1] if match else ''}".encode()
-    yield from (pid for pid, environ in run_processes(node_dir.parent) if variable in environ)
+    yield from (pid for pid, environ in run_processes(node_dir.parent, table) if variable in environ)
 
 
-def run_processes(run_dir: Path) -> Iterator[tuple[int, list[bytes]]]:
+def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterator[tuple[int, list[bytes]]]:
     """Yield each living process of the run with its environment; never the caller or its parent."""
     mark = f"{names.RUN_DIR}={run_dir}".encode()
-    for process in processes.list_processes():
-        if process.alive and process.pid not in (os.getpid(), os.getppid()):
-            with contextlib.suppress(OSError):
-                environ = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
-                if mark in environ:
-                    yield process.pid, environ
+    yield from ((pid, environ) for pid, environ in table() if mark in environ)
 
 
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> bool:

@@ -20,12 +20,11 @@ import torch.distributed as dist
 
 from ddptrain.distributed import RankInfo
 from ddpwire import names
+from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 EVERY_STEPS = 3  # steps
 COMPARISON_S = 0.8  # all-reduces are joined to one comparison until they span so long
 LASTING_S = 3.5  # of comparisons in a row: for a second or two other processes may hold one rank's core
-SLOW_RATIO = 2.0  # times the others' median; the metric shows less too
-SLOW_S = 0.005  # more than the others' median: less is the noise of a machine
 WELL_RATIO = 1.5  # below which a reported rank is no longer slow
 IN_A_ROW = 2  # comparisons at least
 FALSE_REPORTS = 1e-5  # expected number of healthy ranks that a comparison reports
@@ -98,7 +97,7 @@ class StragglerPolicy:
             self._in_a_row[rank] = 0
             return StragglerEvent(rank=rank)
         self._num_all += 1
-        if own_s < SLOW_RATIO * typical_s or own_s - typical_s < SLOW_S:
+        if own_s < STRAGGLER_RATIO * typical_s or own_s - typical_s < STRAGGLER_S:
             self._num_slow += self._in_a_row[rank]
             self._in_a_row[rank], self._slow_s[rank] = 0, 0.0
             return None

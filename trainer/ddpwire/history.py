@@ -34,6 +34,7 @@ _KEPT = (
     of_ranks.DEVICE_MEMORY,
     metrics.RANKS_ALIVE,
     metrics.RESTARTS,
+    metrics.STEPS_LOST,
     metrics.DEVICE_UTILIZATION,
 )
 

@@ -253,6 +253,9 @@ CHECKPOINT_FALLBACKS = Metric(
 )
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
+# A straggler: a rank whose own time of a step is so many times the ranks' median, and more than it by so much.
+STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005  # less is the noise of a machine; the metric of the skew shows less too
+
 
 def goodput(productive_s: float, unproductive_s: float) -> float | None:
     """Return the goodput of a run, 0 to 1; None: no step was taken yet.

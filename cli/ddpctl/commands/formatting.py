@@ -10,7 +10,7 @@ from ddpctl.launch_plan import command_line, title
 from ddpctl.run_folders import is_by_hand
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
-from ddpctl.text import format_duration, one_line, table
+from ddpctl.text import format_duration, number, one_line, table
 from ddpwire.exits import Exit
 
 
@@ -61,7 +61,7 @@ def progress_lines(state: RunStatus) -> list[str]:
         return []
     words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
     words += [] if at.epoch is None else [f"epoch {at.epoch}"]
-    words += [] if at.loss is None else [f"loss {at.loss:.4g}"]
+    words += [] if at.loss is None else [f"loss {number(at.loss)}"]
     if state.alive and at.steps_per_s:
         words.append(f"{at.steps_per_s:.3g} steps/s")
         words += [] if at.left_s is None else [f"{format_duration(at.left_s)} left"]
@@ -139,6 +139,8 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
     """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
+    if state.state == "unknown":
+        return [f"run {run.name} {state.state}{why}", *_places(run, state, can_resume=can_resume)]
     lines = [f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)

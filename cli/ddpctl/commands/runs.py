@@ -59,13 +59,14 @@ def ps(
     from ddpctl.commands import formatting
 
     context = launcher.open_context(os.environ)
-    found = launcher.in_folder(folder) if folder else run_store.load_all(context.root)
+    root = folder or context.root
+    found = launcher.in_folder(folder) if folder else run_store.load_all(root)
     shown = found[:limit] if limit else found
     rows = list(zip(shown, launcher.status(context, shown), strict=True))
     if as_json:
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
-    if torn := run_store.unreadable(folder or context.root):
+    if torn := run_store.unreadable(root, found):
         context.emit(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
@@ -113,6 +114,8 @@ def logs(
     from ddpctl.targets import LogQuery
 
     context, record = _find(run, task)
+    if launcher.is_unplaced(record):
+        raise NoInputError(f"{record.name} has no log yet: {launcher.status(context, (record,))[0].message}")
     if not rank and run_folders.is_by_hand(record):  # what its nodes said went to where it was started
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -314,6 +317,8 @@ def _set_suspended(name: str, *, again: bool) -> None:
     context = launcher.open_context(os.environ)
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
+    if not state.ended and launcher.is_unplaced(run):
+        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
     if state.ended:
         raise UsageError(
             f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} goes on from it"

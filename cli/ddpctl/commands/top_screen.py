@@ -3,7 +3,6 @@
 Apart from ``commands/top``, which ``ddpctl --help`` imports, because it imports rich.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpctl.commands.formatting import ago
-from ddpctl.text import one_line
+from ddpctl.text import number, one_line
 from ddpctl.watch.snapshot import RankRow, Snapshot
 from ddpwire.metrics import STEP_PHASES
 
@@ -217,13 +216,6 @@ def line(snapshot: Snapshot) -> str:
     parts += [] if snapshot.left_s is None else [f"{ago(snapshot.left_s)} left"]
     parts += [f"rank {row.rank} on node {row.node} {_mark(row).plain}" for row in snapshot.ranks if _mark(row).plain]
     return "  ".join([*parts, *map(one_line, snapshot.silent)])
-
-
-def number(value: float) -> str:
-    """A loss: four digits that count."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"
 
 
 def duration(seconds: float | None) -> str:

@@ -15,7 +15,7 @@ from ddpctl.launch_plan import command_line, title
 from ddpctl.report.svg import Mark, gantt_chart, history_plots, short
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpctl.text import format_duration, one_line, plain
+from ddpctl.text import format_duration, number, one_line, plain
 from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
@@ -86,7 +86,7 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
     if step is not None:
         tiles.append(("steps", f"{step:,.0f}" + (f" of {planned:,.0f}" if planned and planned != step else "")))
     loss, accuracy = history.last(of_ranks.LOSS.name), history.last(f"{of_ranks.EVAL_ACCURACY.name}:test")
-    tiles += [] if loss is None else [("loss", f"{loss:.4g}")]
+    tiles += [] if loss is None else [("loss", number(loss))]
     tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
     training_s = seconds.get("training", 0.0)
     if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
@@ -95,7 +95,7 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
     lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
     goodput = of_ranks.goodput(productive, lost)
     tiles += [] if goodput is None else [("goodput", f"{100 * goodput:.0f} %")]
-    tiles.append(("restarts", str(found.restarts)))
+    tiles.append(("restart" if found.restarts == 1 else "restarts", str(found.restarts)))
     return tiles
 
 
@@ -204,7 +204,8 @@ def configuration_table(run: Run, values: Iterable[str]) -> str:
         value = getattr(job, item.name)
         if item.name in ("command", "name", "env") or (value == getattr(plain, item.name) and item.name not in ALWAYS):
             continue
-        shown[item.name] = ", ".join(value) if isinstance(value, tuple) else str(value)
+        name = "ranks" if item.name == "gpus" and job.device == "cpu" else item.name
+        shown[name] = ", ".join(value) if isinstance(value, tuple) else str(value)
     shown |= {f"env {key}": value for key, value in secrets.redact_mapping(job.env, known).items()}
     shown |= {"target": run.target if run.target == run.kind else f"{run.target} ({run.kind})"}
     options = {key: value for key, value in run.options.items() if value not in (None, "", [], {}, ())}

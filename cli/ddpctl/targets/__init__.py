@@ -65,6 +65,7 @@ Capability = Literal[
     "interrupt",  # ddpctl can send its runs' ranks SIGINT, as Ctrl-C does
     "pull",  # what its runs write is fetched with `ddpctl pull`
     "queue",  # its runs wait in a queue before their nodes start
+    "remains",  # a run's status tells whether processes of one that was killed are left
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
     "sweep",  # what a run has left is found by its name, also where its record does not know of it

@@ -14,8 +14,18 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 from ddpctl.command import NO_GPU, TIMED_OUT, Command, Output, Verb
-from ddpctl.errors import CannotWriteError, ConfigError, UnavailableError
-from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, find_script, look_for_script, title
+from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError
+from ddpctl.launch_plan import (
+    Plan,
+    check_script,
+    contract,
+    counted,
+    ddprun_args,
+    find_script,
+    look_for_script,
+    package_of,
+    title,
+)
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
 from ddpctl.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.run_store import Run
@@ -28,6 +38,7 @@ from ddpwire.exits import Exit
 from ddpwire.machine import MIG, visible_devices
 from ddpwire.run_files import TARGETS
 
+MISSING = 66  # what the look for a module exits with; any other code is no answer
 YOUNG_S = 5.0  # how long a launch may take from its record to its first process
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
@@ -53,7 +64,7 @@ class LocalTarget(Target):
     """Nodes as processes of this machine."""
 
     kind = "local"
-    capabilities = frozenset[Capability]({"interrupt", "stop", "tethered"})
+    capabilities = frozenset[Capability]({"interrupt", "remains", "stop", "tethered"})
 
     def __init__(self, options: LocalOptions) -> None:
         super().__init__(options)
@@ -73,10 +84,12 @@ class LocalTarget(Target):
         yield from read_secrets(job)  # they are in the environment that a node inherits, or it is an error
         gpu_probes = () if job.device == "cpu" else GPU_PROBES
         answers = yield (*gpu_probes, *self._probes(plan))
-        torch, port, *script = answers[len(gpu_probes) :]
+        torch, port, *there = answers[len(gpu_probes) :]
         if torch.returncode:
             raise _no_torch(self._python, torch)
-        check_script(plan, *script)
+        if (package := package_of(job.command)) and there[0].returncode == MISSING:
+            raise NoInputError(f"-m {package}: no such module in {plan.cwd}, or for {self._python}")
+        check_script(plan, *there)
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
         gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
@@ -116,8 +129,15 @@ class LocalTarget(Target):
         return (
             Command(argv=(self._python, "-c", find_torch), probe=True),
             Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "port", *want), placeholder="<port>"),
+            *self._look_for_package(plan),
             *look_for_script(plan),
         )
+
+    def _look_for_package(self, plan: Plan) -> tuple[Command, ...]:
+        if not (package := package_of(plan.job.command)):
+            return ()
+        find = f"import sys, importlib.util as u; sys.exit({MISSING} * (u.find_spec(sys.argv[1]) is None))"
+        return (Command(argv=(self._python, "-c", find, package), env=plan.job.env, cwd=plan.cwd, probe=True),)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Ask every node's folder."""
@@ -126,14 +146,13 @@ class LocalTarget(Target):
         if shown.returncode:
             raise UnavailableError(f"cannot ask the nodes: {shown.last_line('nodectl failed')}")
         answers = _answers(shown, len(dirs))
-        return tuple(
-            fold_nodes(
-                run.name,
-                tuple(node_report(node, next(answers)) for node in range(run.job.max_nodes)),
-                young=now - run.created < YOUNG_S,
-            )
-            for run in runs
-        )
+        found = []
+        for run in runs:
+            nodes = [next(answers) for _ in range(run.job.max_nodes)]
+            reports = tuple(node_report(node, shown) for node, shown in enumerate(nodes))
+            status = fold_nodes(run.name, reports, young=now - run.created < YOUNG_S)
+            found.append(replace(status, remains=status.ended and any(shown.get("remains") for shown in nodes)))
+        return tuple(found)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the nodes' logs, or some ranks'."""

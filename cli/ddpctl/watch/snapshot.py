@@ -20,8 +20,8 @@ from ddpctl.watch.history import History
 from ddpwire import metrics as ddpwire_metrics
 from ddpwire import metrics as of_ranks
 from ddpwire.history import HISTORY, TIME, Row, fold, read_history
+from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
-SLOW, SLOW_S = 1.5, 0.005  # times the ranks' median, and more than it by: less is the noise of a machine
 SILENT_S, SILENT_STEPS = 30.0, 10
 
 # A node's own state, and the run's state by it; the first that any node has counts.
@@ -204,7 +204,7 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
 
 
 def _marked(row: RankRow, typical: float | None) -> RankRow:
-    if row.own_s is None or not typical or row.own_s < SLOW * typical or row.own_s - typical < SLOW_S:
+    if row.own_s is None or not typical or row.own_s < STRAGGLER_RATIO * typical or row.own_s - typical < STRAGGLER_S:
         return row
     return RankRow(**{**vars(row), "slow": row.own_s / typical})
 
@@ -243,8 +243,22 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
     for reading in now:
         before, ranks = earlier.get(reading.node), reading.by("rank", name)
         if before is not None and reading.time > before.time and any(ranks.values()):  # a script need not count them
-            found.append(sum(_grown(reading, before, name, rank) for rank in ranks) / (reading.time - before.time))
+            found += [_grown(reading, before, name, rank) / _stepping_s(reading, before, rank) for rank in ranks]
     return sum(found) if found else None
+
+
+def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
+    """The time of the steps between two readings: from the last step before each, or, if longer, since the last."""
+    ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
+    if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
+        return now.time - before.time
+    return max(ends[1] - ends[0], now.time - ends[1])
+
+
+def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
+    """Whether steps have ended between: else there is no pace yet. Also where nobody tells."""
+    name = of_ranks.LAST_STEP.name
+    return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
 
 def _largest(readings: Sequence[Reading], name: str) -> float | None:
@@ -308,7 +322,7 @@ class Watcher:
     def _probe_nodes(self, *, metrics: bool) -> tuple[ProbeResult, ...]:
         files = (HISTORY,) if self._rows is None or not metrics else ()
         probe = Probe(metrics=metrics, files=files)
-        seen = self._context.executor.perform(launcher.target_of(self._run).probe(self._run, probe))
+        seen = launcher.probe(self._context, self._run, probe)
         if files:
             self._rows = {one.node: list(read_history(one.files.get(HISTORY, ""))) for one in seen}
         return seen
@@ -339,6 +353,8 @@ class Watcher:
             loss=loss,
             accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
             goodput=of_ranks.goodput(productive, lost),
+            restarts=_counted(history, ddpwire_metrics.RESTARTS.name),
+            steps_lost=_counted(history, ddpwire_metrics.STEPS_LOST.name),
         )
         return replace(self._with_history(snapshot), left_s=None)
 
@@ -351,7 +367,7 @@ class Watcher:
     def _before(self, readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
         now = time.monotonic()
         self._window.append((now, readings))
-        while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_S:
+        while len(self._window) > 2 and now - self._window[1][0] >= WINDOW_S and _stepped(self._window[1][1], readings):
             self._window.popleft()
         return self._window[0][1] if len(self._window) > 1 else ()
 
@@ -392,6 +408,13 @@ def _requeued_s(history: History) -> float:
         for rows in history.nodes.values()
     )
     return max((sum_s / ranks for sum_s, ranks in nodes if ranks), default=0.0)
+
+
+def _counted(history: History, name: str) -> int:
+    """What every node counts for the whole run, under any label."""
+    found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
+             for rows in history.nodes.values()]  # fmt: skip
+    return int(max((sum(last.values()) for last in found), default=0))
 
 
 def _total(history: History, name: str) -> float:

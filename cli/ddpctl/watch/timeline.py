@@ -342,7 +342,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     """Ask the run's target. Raises DdpctlError where nobody can be asked at all."""
     (status,) = launcher.status(context, (run,))
     probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
-    seen = _probe_nodes(context, run, probe)
+    seen = launcher.probe(context, run, probe)
     history = History(nodes={one.node: read_history(one.files.get(HISTORY, "")) for one in seen})
     events = read_events(*(one.files.get(name, "") for one in seen for name in (EVENTS_BEFORE, EVENTS)))
     placed = {one.node: one.placed for one in seen}
@@ -375,10 +375,6 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
     )
 
 
-def _probe_nodes(context: AppContext, run: Run, probe: Probe) -> tuple[ProbeResult, ...]:
-    return context.executor.perform(launcher.target_of(run).probe(run, probe))
-
-
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
     """Who is to be heard of a run that went wrong, and what they said last."""
     outcome = status.outcome
@@ -386,7 +382,7 @@ def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, 
         return "", ""
     node = (outcome.node if outcome else None) or 0
     names = (NODE_LOG,) if outcome is None or outcome.rank is None else (rank_log(outcome.rank), NODE_LOG)
-    seen = next((one for one in _probe_nodes(context, run, Probe(metrics=False, files=names, max_bytes=LOG_BYTES))
+    seen = next((one for one in launcher.probe(context, run, Probe(metrics=False, files=names, max_bytes=LOG_BYTES))
                  if one.node == node), None)  # fmt: skip
     found = next((name for name in names if seen and seen.files.get(name, "").strip()), None)
     if seen is None or found is None:

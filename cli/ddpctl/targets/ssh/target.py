@@ -255,8 +255,8 @@ class SshTarget(Target):
             inside = argv or ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash || exec sh")
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
-        if tty and done.returncode == UNREACHED and done.stderr:
-            raise UnavailableError(f"{host}: {done.stderr}")
+        if done.returncode == UNREACHED and done.stderr:
+            raise UnavailableError(f"{host}: {done.stderr}" if tty else "")  # the stream has said it
         return done.returncode
 
     def _hosts(self, plan: Plan) -> tuple[SshHost, ...]:

@@ -1,0 +1,83 @@
+"""What ps, status and rm cost with many runs: how many processes are started and files opened, whatever the time."""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.in_process import ddpctl
+
+from ddpctl import run_store
+from ddpctl.run_store import Run
+from ddpctl.spec import JobSpec
+from ddpwire import history
+from ddpwire.run_files import Outcome
+
+counting: list[Counter[str]] = []
+OPENED = 20  # files a run, at the most
+sys.addaudithook(lambda event, _: counting[-1].update((event,)) if counting else None)
+
+
+def make_runs(root: Path, count: int) -> None:
+    for number in range(count):
+        folder = run_store.create(root, f"run-{number}")
+        (folder / "checkpoints/step-00000010.pt").write_bytes(b"x" * 10_000)
+        for node in (folder / "node-0", folder / "node-1"):
+            node.mkdir()
+            (node / "ddprun.lock").touch()
+            Outcome(code=0, cause="ok", message="every rank exited with 0").write(node)
+        run_store.save(
+            Run(
+                name=folder.name, created=1000.0 + number, target="local", kind="local", options={},
+                job=JobSpec(nodes="2", gpus=1, command=("train.py",)), cwd=str(root), folder=str(folder),
+                checkpoint_dir=str(folder / "checkpoints"), version="0.1.0", handle={"port": "1"},
+            )
+        )  # fmt: skip
+
+
+def cost(*words: str, root: Path) -> Counter[str]:
+    counting.append(Counter())
+    try:
+        done = ddpctl(*words, DDPCTL_STATE_DIR=str(root))
+        assert done.returncode == 0, done.stderr
+    finally:
+        found = counting.pop()
+    return found
+
+
+@pytest.mark.parametrize("verb", ["ps --last 0", "status run-7", "rm --older-than 0s --dry-run", "rm --older-than 0s"])
+def test_one_process_for_all_and_a_few_files_for_each(verb: str, tmp_path: Path) -> None:
+    costs = []
+    for count in (10, 20, 60):
+        root = tmp_path / str(count)
+        make_runs(root, count)
+        costs.append(cost(*verb.split(), root=root))
+        assert any(root.iterdir()) == (verb != "rm --older-than 0s")
+    _, few, many = costs  # the first imports what the verb needs
+    assert (few["subprocess.Popen"], many["subprocess.Popen"]) == (1, 1), "nodectl"
+    assert many["open"] - few["open"] <= (OPENED if verb.startswith("status") else 40 * OPENED)
+
+
+def test_a_run_that_others_resumed_is_kept_for_them(tmp_path: Path) -> None:
+    make_runs(tmp_path, 3)
+    run = run_store.load(tmp_path, "run-0")
+    for name in ("run-1", "run-2"):
+        run_store.save(replace(run_store.load(tmp_path, name), checkpoint_dir=run.checkpoint_dir))
+    refused = ddpctl("rm", "run-0", "run-1", DDPCTL_STATE_DIR=str(tmp_path))
+    assert refused.returncode == 2
+    assert refused.stderr.count("ddpctl rm run-0 run-2") == 1
+    assert ddpctl("rm", "run-0", "run-1", "run-2", DDPCTL_STATE_DIR=str(tmp_path)).returncode == 0
+    assert not any(tmp_path.iterdir())
+
+
+def test_top_of_a_run_that_has_ended_tells_its_restarts(tmp_path: Path) -> None:
+    make_runs(tmp_path, 1)
+    for node, lost in ((0, 7), (1, 3)):
+        counted = {"ddp_restarts_total:node_lost": 2.0, "ddp_restarts_total:oom": 1.0, "ddp_steps_lost_total": lost}
+        rows = [{"ddp_last_step": 1.0}, {"ddp_last_step": 40.0, **counted}]
+        lines = [history.HEADER, *(history.line(1000.0 + at, row) for at, row in enumerate(rows))]
+        (tmp_path / f"run-0/node-{node}/history.csv").write_text("\n".join(lines) + "\n")
+    seen = json.loads(ddpctl("top", "--once", "--json", DDPCTL_STATE_DIR=str(tmp_path)).stdout)
+    assert (seen["step"], seen["restarts"], seen["steps_lost"]) == (40, 3, 7)
