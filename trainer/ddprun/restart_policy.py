@@ -132,9 +132,26 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     )
 
 
-def may_restart(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script."""
-    return outcome.cause in EXTERNAL_CAUSES and outcome.code not in CRASH_CODES
+def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
+    """Return the outcome of an attempt that ended because ``node`` was stopped and another is started in its place."""
+    return Outcome(
+        code=Exit.SAVED_TERM,
+        cause="stopped",
+        message=f"node {node} was stopped by SIGTERM",
+        node=node,
+        step=step,
+        retry=True,
+        attempt=attempt,
+    )
+
+
+def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
+    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script.
+
+    ``leaves``: a stop was that of one node, in whose place another is started.
+    """
+    causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
+    return outcome.cause in causes and outcome.code not in CRASH_CODES
 
 
 def _was_requested(failure: Failure) -> bool:
@@ -171,16 +188,19 @@ class Decision:
         return asdict(self)
 
 
-def decide(attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False) -> Decision:
+def decide(
+    attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
+) -> Decision:
     """Decide after the failure of the last of ``attempts``, which are all attempts of the run.
 
-    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop.
+    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:
-        again = outcome.cause in (*EXTERNAL_CAUSES, "error") and outcome.code not in NEVER_AGAIN
+        again = may_restart(outcome, leaves=leaves) or outcome.cause in (*EXTERNAL_CAUSES, "error")
+        again = again and outcome.code not in NEVER_AGAIN
         return Decision(outcome=outcome, restart=again and len(attempts) <= max_restarts)
-    if not may_restart(outcome):
+    if not may_restart(outcome, leaves=leaves):
         return Decision(outcome=outcome)
     if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
         return Decision(outcome=replace(outcome, message=f"{outcome.message} (again)", retry=False))

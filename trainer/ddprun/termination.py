@@ -44,6 +44,7 @@ class Signals:
         self.on_resize: Callable[[], None] = lambda: None  # the terminal has another size
         self._listening = False
         self._stop_requested = False
+        self.stops_itself = False  # the stop was not asked for from outside: a deadline, the lifeline, a lost folder
         self._lifelines: list[int] = []
         self._read, write = socket.socketpair()
         write.setblocking(False)
@@ -64,6 +65,7 @@ class Signals:
         """Act as on a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
         if self._stop_requested:
             return
+        self.stops_itself = True
         self._write.send(bytes([signal.SIGTERM]))
 
     def _handle_now(self, number: int) -> None:
@@ -122,12 +124,17 @@ class Stop:
         self._deadline = 0.0
         self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
         self.requested = 0  # the signal that requested the stop; 0: none
+        self.leaves = False  # only this node stops: another is started in its place
+        self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
 
-    def request(self, number: int) -> None:
-        """Stop this node: with a grace period on the first request, at once on the second."""
+    def request(self, number: int, *, leaves: bool = False) -> None:
+        """Stop this node: with a grace period on the first request, at once on the second.
+
+        ``leaves``: the run is not to stop with it.
+        """
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")
@@ -135,6 +142,9 @@ class Stop:
             self._kill()
             return
         self.requested = self.forwarded = number
+        self.leaves = leaves
+        if leaves:
+            self.on_leave()
         timer = threading.Timer(self._grace_s, self._kill)
         timer.daemon = True
         timer.start()
@@ -159,7 +169,7 @@ class Stop:
     def check(self) -> None:
         """Raise NodeError if a stop was requested."""
         if self.requested:
-            raise NodeError(stopped_before_start(self.requested, self._node))
+            raise NodeError(stopped_before_start(self.requested, self._node), leaves=self.leaves)
 
     def new_attempt(self) -> None:
         """Start an attempt: its ranks have received no signal."""
