@@ -30,6 +30,7 @@ pytestmark = [
 TIMES = int(os.environ.get("DDPCTL_TEST_REPLACEMENTS", "2"))
 STEPS = 100 + 100 * TIMES
 NAME, NAME_SERVER = "run-0.pods", "10.77.0.1"
+LIMIT_S = 240.0
 LATE_S, OLD_S = 1.0, 5.0  # how late the name answers, and for how long with the old address
 REPLACED = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "DDP_NODE_REPLACED": "1"}
 SERVER = Path(__file__).parent / "scripts" / "name_server.py"
@@ -93,10 +94,10 @@ def test_survivors_stay_and_go_on_with_the_successor(how: signal.Signals, tmp_pa
     with fault_job.start_job(tmp_path / "run", environ=environ, **options) as job, name_server(job, names):
         began, best = time.time(), 0
         job.start()
-        job.until(lambda: job.reached(1), "the first step")
+        job.until(lambda: job.reached(1), "the first step", LIMIT_S)
         print(f"\nfirst start: {time.time() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
         for number, node in enumerate([1, 0] * TIMES, 1):
-            job.until(lambda best=best: job.reached(best + 1), f"a step after {best}")
+            job.until(lambda best=best: job.reached(best + 1), f"a step after {best}", LIMIT_S)
             survivor, old = job.processes[1 - node], {rank: job.pids(rank) for rank in WORLD}
             remove(job, node, how)
             address, created = f"10.77.0.{100 + number}", time.time()
@@ -106,7 +107,7 @@ def test_survivors_stay_and_go_on_with_the_successor(how: signal.Signals, tmp_pa
                     changes.write(f"{NAME} {address} {created + OLD_S}\n")
             best = max(step.step for rank in WORLD for step in job.steps(rank))
             job.start(node)
-            job.until(lambda old=old: job.first_steps_of_new(old), f"the first step after replacement {number}")
+            job.until(lambda old=old: job.first_steps_of_new(old), f"replacement {number}", LIMIT_S)
             firsts = job.first_steps_of_new(old) or []
             took_s, lost = max(first.at for first in firsts) - created, max(0, best - firsts[0].step + 1)
             load = os.getloadavg()[0]

@@ -42,6 +42,7 @@ from ddpwire.run_files import Outcome, read_outcome
 ELASTIC_KEYS = "torchelastic/"  # how the keys begin that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
 RESOLVE_S = 0.5  # between two questions for node 0's name, whose address changes with the node
+REACH_S = 1.0  # for an address that may be the one before
 NAME_INTERVAL_S = 5.0
 MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: the network may deliver them after it has healed
 
@@ -65,6 +66,8 @@ class NodeClaim:
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
+                if self._value["token"] != joining.TOKEN:
+                    raise self._replaced_error()
                 raise config_error(f"another node says that it is node {self._node}: give each its own --node-rank")
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
@@ -75,8 +78,11 @@ class NodeClaim:
     def keep(self) -> None:
         """Check that the claim is still ours, or take it again. Raises NodeError."""
         if not self._is_ours():
-            message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
-            raise node_error(Exit.KILLED, "node_lost", message, node=self._node)
+            raise self._replaced_error()
+
+    def _replaced_error(self) -> NodeError:
+        message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
+        return node_error(Exit.KILLED, "node_lost", message, node=self._node)
 
     def _is_ours(self) -> bool:
         key = f"claim/{self._node}"
@@ -153,8 +159,9 @@ class FixedRankRendezvous(RendezvousHandler):
     def _join(self) -> stores.TimeoutStore:
         wait, config = self._new_wait(), self._config
         while True:
+            left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s
             reason = self._resolve_again() if config.is_replaced else ""
-            reason = reason or joining.why_unreachable(config, self._route, wait.left_s)
+            reason = reason or joining.why_unreachable(config, self._route, left_s)
             if not reason:
                 try:
                     return stores.connect_to_node_0(self._route.address, config.master_port)
