@@ -349,7 +349,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
-        if last and last.cause == "node_lost":
+        if last and last.cause == "node_lost" and last.node in missing:
             return NodeError(replace(last, message=f"{last.message}, and did not come back in {limit_s:g} s"))
         return joining.absent_error(self._config, missing, why)
 
