@@ -28,7 +28,7 @@ pytestmark = [
     ),
 ]
 TIMES = int(os.environ.get("DDPCTL_TEST_REPLACEMENTS", "2"))
-STEPS = 100 + 100 * TIMES
+STEPS = 40 + 40 * TIMES
 NAME, NAME_SERVER = "run-0.pods", "10.77.0.1"
 LIMIT_S = 240.0
 LATE_S, OLD_S = 1.0, 5.0  # how late the name answers, and for how long with the old address
@@ -42,7 +42,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     options = {"prefix": "calm", "script_args": ("--steps", str(STEPS), "--pause", "0")}
     with fault_job.start_job(tmp_path_factory.mktemp("calm") / "run", **options) as job:
         job.start()
-        job.until(job.has_ended, "the end of an undisturbed run")
+        job.until(job.has_ended, "the end of an undisturbed run", LIMIT_S)
         (found,) = set(job.weights().values())
         return found
 
