@@ -42,6 +42,7 @@ from ddprun.restart_policy import (
     find_root_failure,
     outcome_of,
     outcome_of_leaving,
+    read_attempts,
 )
 from ddpwire.run_files import Outcome, read_outcome
 
@@ -72,15 +73,6 @@ def _read_decision(value: Any) -> Decision:
 def _read_post(value: Any) -> Failure | int:
     """Return a failure, or the node whose ranks are done."""
     return int(value["done"]) if "done" in value else Failure(**value["failure"])
-
-
-def read_history(store: Store) -> list[FailedAttempt]:
-    """Return the attempts of the run that failed, as far as the store has them."""
-
-    def read(value: Any) -> list[FailedAttempt]:
-        return [FailedAttempt(**one | {"outcome": read_outcome(json.dumps(one["outcome"]))}) for one in value]
-
-    return stores.decode("history", store.get("history"), read) if store.check(["history"]) else []
 
 
 class LivenessTracker:
@@ -352,9 +344,9 @@ class Consensus:
                 self._set_decision(self._decision or decision)
 
     def _read_history(self) -> None:
-        history = read_history(self._store)
-        if len(history) > len(self.history):
-            self.history = history
+        if self._store.check(["history"]):
+            history = stores.decode("history", self._store.get("history"), read_attempts)
+            self.history = max(self.history, history, key=len)
 
     def _encoded_history(self) -> str:
         return json.dumps([asdict(ended) for ended in self.history])

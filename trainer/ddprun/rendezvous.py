@@ -30,12 +30,12 @@ from torch.distributed import (  # type: ignore[attr-defined]  # public, but not
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from ddprun import compat, joining, network, stores
-from ddprun.consensus import read_history
 from ddprun.errors import NodeError, config_error, node_error, store_lost_error
 from ddprun.joining import Wait
 from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
 from ddprun.preflight import RETRY_S, Route
+from ddprun.restart_policy import read_attempts
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
@@ -286,8 +286,9 @@ class FixedRankRendezvous(RendezvousHandler):
         port = listener.getsockname()[1]
         self._attempt_store = stores.serve(host, listener)
         number, members = self.attempt, self._arrived()
-        failed = read_history(self.control) if self._config.is_replaced else []
-        self.attempt = max(number, failed[-1].outcome.attempt + 1 if failed else 0)
+        if self.control.check(["history"]):
+            failed = stores.decode("history", self.control.get("history"), read_attempts)
+            self.attempt = max(number, failed[-1].outcome.attempt + 1)
         group = json.dumps({"members": members, "port": port, "attempt": self.attempt})
         self.control.set(f"{self.attempt}/group", group)
         self.control.set("attempt", str(self.attempt))

@@ -9,13 +9,14 @@ training advances in between. Progress is a higher step in any rank's heartbeat 
 that sends no heartbeats has made progress if its ranks lived for a while. Node 0 decides, and all nodes follow.
 """
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddpwire.exits import Exit, of_status, worth_a_retry
-from ddpwire.run_files import Outcome
+from ddpwire.run_files import Outcome, read_outcome
 
 # How long to wait for the cause of such an exit: Python takes time to exit.
 SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
@@ -174,6 +175,11 @@ class FailedAttempt:
     outcome: Outcome
     step: int | None  # the highest in any rank's heartbeat; None: there was none
     lived_s: float
+
+
+def read_attempts(values: Any) -> list[FailedAttempt]:
+    """Return the attempts of which ``values`` are the fields."""
+    return [FailedAttempt(**value | {"outcome": read_outcome(json.dumps(value["outcome"]))}) for value in values]
 
 
 @dataclass(frozen=True, kw_only=True)
