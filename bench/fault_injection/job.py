@@ -215,10 +215,10 @@ class Job:
 
 
 @contextlib.contextmanager
-def start_job(folder: Path, *, prefix: str = "faults", **rest: object) -> Iterator[Job]:
-    """A job on machines of its own, of which nothing is left."""
+def start_job(folder: Path, *, prefix: str = "faults", spares: int = 0, **rest: object) -> Iterator[Job]:
+    """A job on machines of its own, of which nothing is left; ``spares``: those that it has besides."""
     folder.mkdir(parents=True, exist_ok=True)
-    with lab.machines(NODES, prefix=prefix) as machines:
+    with lab.machines(NODES + spares, prefix=prefix) as machines:
         made = Job(machines=machines, folder=folder, **rest)  # type: ignore[arg-type]
         try:
             yield made

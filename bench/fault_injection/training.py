@@ -1,4 +1,6 @@
-"""A DDP training through faults: a step takes --pause s, every tenth is a checkpoint, from which a start goes on.
+"""A DDP training through faults: a step takes --pause s; every tenth, and the last before a stop, is a checkpoint.
+
+A start goes on from the last one.
 
 Each process of a rank appends "TIME STEP" for each step to OUT/steps/RANK.PID, and at the end rank R writes the sha256
 of the weights to OUT/weights/R. The data, and so the weights, depend on nothing but the steps.
@@ -93,11 +95,12 @@ def main() -> None:
             time.sleep(args.pause)
             ddp.progress(step)
             steps.write(f"{time.time()} {step}\n")
-            if rank == 0 and step % SAVE_EVERY == 0:
+            stops = ddp.should_stop()
+            if rank == 0 and (stops or step % SAVE_EVERY == 0):
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                 torch.save(state, saved.with_suffix(".part"))
                 saved.with_suffix(".part").replace(saved)
-            if ddp.should_stop():
+            if stops:
                 ddp.stop()
     weights = b"".join(tensor.numpy().tobytes() for tensor in model.state_dict().values())
     (args.out / "weights" / str(rank)).write_text(hashlib.sha256(weights).hexdigest())

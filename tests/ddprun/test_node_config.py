@@ -48,6 +48,7 @@ ALONE = {
     "lifeline_fd": None,
     "local_addr": None,
     "retries_network": False,
+    "is_replaced": False,
     "check_only": False,
     "shown_local_ranks": None,
     "no_prefix": False,

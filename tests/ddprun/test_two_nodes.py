@@ -55,6 +55,25 @@ def test_a_stop_of_one_node_ends_both_with_its_code(runs, wording):
     assert first.log(0) == "ready\nsaved on SIGTERM\n"
 
 
+@pytest.mark.parametrize("leaver", [0, 1])
+def test_a_stop_of_a_node_that_is_replaced_ends_it_alone(runs, wording, leaver, monkeypatch):
+    """As when a pod is deleted; then the job is."""
+    monkeypatch.setenv("DDP_NODE_REPLACED", "1")
+    nodes = runs.pair("act.py", "all=save")
+    runs.wait_until_ready(*nodes)
+    other = nodes[1 - leaver]
+    nodes[leaver].process.send_signal(signal.SIGTERM)
+    assert nodes[leaver].end() == 143
+    expected = Outcome(code=143, cause="stopped", message="", node=leaver, retry=True)
+    assert nodes[leaver].facts() == expected
+    wording(nodes[leaver].outcome().message)
+    runs.until(lambda: other.state().state == "rendezvous")
+    assert other.log(1 - leaver) == "ready\nsaved on SIGTERM\n"
+    other.process.send_signal(signal.SIGTERM)
+    assert other.end() == 143
+    assert runs.nothing_is_left()
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_lost_node_is_named_by_the_other(runs, wording, lost):
     nodes = runs.pair("act.py", "all=family", options=NEVER_AGAIN)

@@ -8,12 +8,13 @@ share; the decision says whether there is a restart.
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -87,7 +88,14 @@ class NodeContext:
 class NodeAgent(SimpleElasticAgent):
     """Runs the ranks of one node, attempt after attempt, until all nodes share a final outcome."""
 
-    def __init__(self, node: NodeContext, rendezvous: FixedRankRendezvous, consensus: Consensus) -> None:
+    def __init__(
+        self,
+        node: NodeContext,
+        rendezvous: FixedRankRendezvous,
+        consensus: Consensus,
+        start_consensus: Callable[..., Consensus],
+    ) -> None:
+        """``start_consensus`` makes another one, for the store of another node 0."""
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -100,7 +108,8 @@ class NodeAgent(SimpleElasticAgent):
         )
         self._node = node
         self._rendezvous_handler = rendezvous
-        self._consensus = consensus
+        self.consensus = consensus
+        self._start_consensus = start_consensus
         self._first_rank = 0
         self._num_succeeded = 0
         self._log_at = 0.0
@@ -115,6 +124,8 @@ class NodeAgent(SimpleElasticAgent):
         self._spawn_watch: SpawnWatch | None = None
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
+        node.stop.on_leave = lambda: self.consensus.post_leaving()
+        rendezvous.on_join = self._join
         node.workers.log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
         node.workers.on_exec_fallback = lambda why: node.journal.log(
@@ -129,14 +140,34 @@ class NodeAgent(SimpleElasticAgent):
         self._node.series.state("restarting" if self._is_restart else "rendezvous")
         self._node.journal.update(state="rendezvous", attempt=self._rendezvous_handler.attempt + 1)
         self._rendezvous_handler.previous_outcome = self.outcome
-        try:
-            super()._rendezvous(worker_group)
-        except RuntimeError:  # torch's DistError: a store, or a key in it, did not appear in time
-            raise node_error(Exit.KILLED, "node_lost", "a node was lost while the ranks were being numbered") from None
+        is_first = not self._rendezvous_handler.attempt
+        is_store_lost = self.consensus.node_0_lost
+        while True:
+            if self._node.stop.leaves:
+                self._node.stop.check()
+            try:
+                if is_store_lost and self._node.config.is_replaced:
+                    self._rendezvous_handler.join_anew()
+                super()._rendezvous(worker_group)
+                break
+            except RuntimeError:  # torch's DistError: a store, or a key in it, did not appear in time
+                if not self._node.config.is_replaced:
+                    message = "a node was lost while the ranks were being numbered"
+                    raise node_error(Exit.KILLED, "node_lost", message) from None
+                is_store_lost = self._rendezvous_handler.is_store_lost()
+        self._node.journal.update(attempt=self._rendezvous_handler.attempt)
         self._recovery.end_phase("rendezvous")
         took_s, num_nodes = time.monotonic() - began, len(self._rendezvous_handler.members)
         self._node.journal.emit("rendezvous_done", seconds=took_s, nodes=num_nodes)
-        self._consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
+        self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
+        for ended in self.consensus.history:
+            self._recovery.reached(ended.step)
+            if is_first and self._node.previous_step is None:  # this node has not counted them
+                self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
+
+    def _join(self, store: Store) -> None:
+        """Agree with the others over the store of another node 0."""
+        self.consensus = self._start_consensus(store, history=self.consensus.history)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         node = self._node
@@ -150,7 +181,7 @@ class NodeAgent(SimpleElasticAgent):
         node.stop.new_attempt()
         with node.stop.starting:
             if node.stop.requested:
-                self._consensus.post_failure(self._unstarted())
+                self.consensus.post_failure(self._unstarted())
                 return {}
             for worker in worker_group.workers:
                 info = rank_environment.rank_info(
@@ -210,7 +241,7 @@ class NodeAgent(SimpleElasticAgent):
     def _gives_up_start(self) -> bool:
         """Whether the ranks are not to be started any more: a stop was requested. It is posted for all nodes."""
         if number := self._node.stop.requested:
-            self._consensus.post_failure(self._unstarted())
+            self.consensus.post_failure(self._unstarted())
         return bool(number)
 
     def _unstarted(self) -> Failure:
@@ -238,7 +269,7 @@ class NodeAgent(SimpleElasticAgent):
         rank = self._first_rank + local_rank
         failure = self._failure(rank, status)
         cause = "oom" if failure.oom else EXIT_CAUSES.get(status, "error" if status > 0 else "other")
-        if decision := self._consensus.decision:
+        if decision := self.consensus.decision:
             is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
         # Before the failure is posted: another thread logs the decision, and events must be in order.
@@ -246,12 +277,12 @@ class NodeAgent(SimpleElasticAgent):
         if not decision and attempt == self._rendezvous_handler.attempt:
             if status or self._was_stopped(rank):
                 self._recovery.failed(failure.step)
-                self._consensus.post_failure(failure)
+                self.consensus.post_failure(failure)
             else:
                 self._num_succeeded += 1
                 if self._num_succeeded == node.config.local_world_size:
                     self._log_at = time.monotonic() + PROGRESS_INTERVAL_S
-                    self._consensus.post_done()
+                    self.consensus.post_done()
         metrics.set_gauges_aside(node.node_dir / METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
         # A scrape between the two must not find a rank missing.
@@ -281,7 +312,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        decision = self._consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
+        decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
         self._node.workers.continue_supervisor()
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
@@ -298,13 +329,14 @@ class NodeAgent(SimpleElasticAgent):
             if self._no_group():
                 self._node.journal.log(outcome.message)
             self._node.workers.clear()
-            self._consensus.post_gone()
+            self.consensus.post_gone()
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(w.global_rank for w in worker_group.workers))
         self._recovery.failed(outcome.step)
         self._recovery.end_phase("detect")
         (journal := self._node.journal).emit_failure(outcome)
-        self._is_restart, self._remaining_restarts = decision.restart, int(decision.restart)
-        if decision.restart:
+        restart = decision.restart and not (self._node.stop.leaves and outcome.cause == "stopped")
+        self._is_restart, self._remaining_restarts = restart, int(restart)
+        if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
             journal.log(
                 f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; starting all ranks anew"
@@ -345,7 +377,7 @@ class NodeAgent(SimpleElasticAgent):
         if self._spawn_watch and (why := self._spawn_watch.find()):
             self._spawn_watch = None
             node, rank = self._node.config.node_rank, self._first_rank
-            self._consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=why))
+            self.consensus.post_failure(Failure(node=node, rank=rank, status=1, refused=why))
 
     def _report_first_heartbeat(self) -> None:
         if self._waits_for_heartbeat and (beats := self._node.heartbeats.beats()):
@@ -362,15 +394,16 @@ class NodeAgent(SimpleElasticAgent):
             path = node.node_dir / stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs)
             node.journal.log(f"the stacks of this node's ranks are in {path}")
-        if cause in ("hang", "node_lost") or self._is_restart:
+        if cause in ("hang", "node_lost") or (self._is_restart and cause != "stopped"):
             node.workers.clear()
         else:
-            node.journal.update(state="stopping")
+            if not self._is_restart:
+                node.journal.update(state="stopping")
             node.stop.end_ranks(node.config.grace_s if cause == "stopped" else PEER_GRACE_S)
         node.logs.close_attempt(restarting=self._is_restart)
         self._recovery.end_phase("teardown")
         node.downtime.ended(time.monotonic(), hung=cause == "hang", beats=node.heartbeats.beats().values())
-        self._consensus.post_gone()
+        self.consensus.post_gone()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:  # noqa: ARG002
         self._node.workers.clear()

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 
 from ddprun import metrics, node_facts, preflight, progress
 from ddprun.console import Console
@@ -57,7 +58,7 @@ def bring_up(
     series = node_metrics.series
     node_metrics.serve(config, route.own)
     stop = Stop(workers, node=config.node_rank, grace_s=config.grace_s, log=journal.log)
-    route_signals(signals, stop, series, journal)
+    route_signals(config, signals, stop, series, journal)
     series.state("rendezvous")
     journal.update(state="rendezvous")
     journal.emit("preflight_done", seconds=time.time() - journal.state.started)
@@ -70,8 +71,8 @@ def bring_up(
         rendezvous.next_rendezvous()
         checks.leave(rendezvous.control)
         return Outcome(code=0, cause="ok", message="the preflight found nothing that stops a run")
-    consensus = Consensus(
-        rendezvous.control,
+    start_consensus = partial(
+        Consensus.started,
         node=config.node_rank,
         max_nodes=config.max_nodes,
         max_restarts=config.max_restarts,
@@ -79,8 +80,9 @@ def bring_up(
         hang_timeout_s=config.hang_timeout_s,
         read_statuses=heartbeats.statuses,
         requeues=folder.requeues,
+        is_replaced=config.is_replaced,
     )
-    consensus.start()
+    consensus = start_consensus(rendezvous.control)
     node_facts.write_inventory(node_dir, config, environ)
     node_metrics.history.start()
     logs = RankLogs(console, config)
@@ -101,7 +103,7 @@ def bring_up(
         downtime=downtime,
         previous_step=folder.previous_run.step if folder.previous_run else None,
     )
-    agent = NodeAgent(node, rendezvous, consensus)
+    agent = NodeAgent(node, rendezvous, consensus, start_consensus)
     try:
         agent.run()
     finally:
@@ -110,11 +112,13 @@ def bring_up(
     logs.drain(DRAIN_S)
     series.state("failed" if agent.outcome.code else "succeeded")
     node_metrics.write_snapshot(node_dir)
-    consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
+    agent.consensus.wait_until_all_gone(config.grace_s + DRAIN_S)
     return agent.outcome
 
 
-def route_signals(signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal) -> None:
+def route_signals(
+    config: NodeConfig, signals: Signals, stop: Stop, series: metrics.NodeSeries, journal: Journal
+) -> None:
     """Forward signals to the ranks from now on."""
 
     def on_stop(number: int) -> None:
@@ -123,7 +127,7 @@ def route_signals(signals: Signals, stop: Stop, series: metrics.NodeSeries, jour
         journal.update(state="stopping")
         journal.emit("signal", signal=signal.Signals(number).name)
         stop.reason = signals.stop_reason
-        stop.request(number)
+        stop.request(number, leaves=config.is_replaced and number == signal.SIGTERM and not stop.reason)
 
     def on_forward(number: int) -> None:
         series.count(ddpwire_metrics.TERMINATION_SIGNALS, signal=signal.Signals(number).name)

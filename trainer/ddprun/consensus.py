@@ -7,6 +7,9 @@ agent acts on the decision.
 Keys of attempt N: ``N/news`` counts the posts and so orders them, ``N/news/I`` is one post: a failure, or a node whose
 ranks all ended with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it. ``beat/NODE``
 is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its ranks.
+
+Where nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` has all attempts that failed.
+Each node keeps a copy of it: after the loss of node 0 the others write it into the store of the next one.
 """
 
 import json
@@ -14,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -38,10 +41,13 @@ from ddprun.restart_policy import (
     decide,
     find_root_failure,
     outcome_of,
+    outcome_of_leaving,
+    read_attempts,
 )
 from ddpwire.run_files import Outcome, read_outcome
 
 HEARTBEAT_INTERVAL_S = 0.25
+LEAVE_TIMEOUT_S = 2.0
 POLL_S = 0.05
 
 
@@ -144,8 +150,14 @@ class Consensus:
         hang_timeout_s: float,
         read_statuses: Callable[[], Sequence[RankStatus]],
         requeues: Requeues | None = None,
+        is_replaced: bool = False,
+        history: Sequence[FailedAttempt] = (),
     ) -> None:
-        """``read_statuses`` returns the status of this node's ranks. Raises NodeError."""
+        """``read_statuses`` returns the status of this node's ranks. Raises NodeError.
+
+        ``is_replaced``: another node is started in the place of one that ends. ``history``: the attempts that failed
+        while an earlier node 0 served the store.
+        """
         try:
             self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
         except RuntimeError:
@@ -157,6 +169,7 @@ class Consensus:
         self._hang_timeout_s = hang_timeout_s
         self._read_statuses = read_statuses
         self._requeues = requeues
+        self._is_replaced = is_replaced
         self.describe_success: Callable[[], str] = lambda: "every rank exited with 0"
         self._liveness = LivenessTracker(self._store, max_nodes) if self._is_leader else None
         self._posting = threading.Lock()
@@ -164,8 +177,11 @@ class Consensus:
         self._decided = threading.Event()
         self._num_loops = 0
         self._heartbeat_due = 0.0
-        self._node_0_lost = False  # and the store with it
-        self._history: list[FailedAttempt] = []  # all attempts that failed; on node 0 only
+        self.node_0_lost = False  # and the store with it
+        self._leaves = False  # this node was stopped, and another is started in its place
+        self.history = [*history]  # all attempts that failed; of other nodes than node 0 only if these are replaced
+        self._step: int | None = None  # the highest of this node's ranks in the attempt
+        self._deciding = threading.Lock()
         self._attempt = 0
         self._members: tuple[int, ...] = ()
         self._decision: Decision | None = None
@@ -173,24 +189,33 @@ class Consensus:
         self._done: set[int] = set()
         self._num_posts = 0
         self._began_at = self._failed_at = 0.0
+        if history:
+            self._try_store(lambda: self._store.compare_set("history", "", self._encoded_history()))
         self._try_store(self._send_heartbeat)
 
-    def start(self) -> None:
-        """Send heartbeats from now on, until the process ends."""
-        threading.Thread(target=self._run, name="consensus", daemon=True).start()
-        if not self._is_leader:
-            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+    @classmethod
+    def started(cls, store: Store, **rest: Any) -> "Consensus":
+        """Return one that sends heartbeats until the process ends, or node 0 is lost. Raises NodeError."""
+        consensus = cls(store, **rest)
+        threading.Thread(target=consensus._run, name="consensus", daemon=True).start()
+        if not consensus._is_leader:
+            threading.Thread(target=consensus._watch, name="watch", daemon=True).start()
+        return consensus
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
         """Start an attempt and forget the one before."""
         with self._posting:
             self._attempt, self._members, self._decision = attempt, members, None
-            self._failures, self._done, self._num_posts = [], set(), 0
+            self._failures, self._done, self._num_posts, self._step = [], set(), 0, None
             self._began_at = time.monotonic()
             self._decided.clear()
             if self._liveness:
                 self._liveness.begin_attempt(attempt, members)
-        if self._node_0_lost:
+        if self._is_replaced:
+            self._try_store(self._read_history)
+        if self._leaves:
+            self.post_leaving()
+        if self.node_0_lost:
             self._mark_node_0_lost()
         self._wake.set()
 
@@ -211,6 +236,14 @@ class Consensus:
     def post_done(self) -> None:
         """Post that all ranks of this node ended with 0."""
         self._try_store(lambda: self._post({"done": self._node}))
+
+    def post_leaving(self) -> None:
+        """Post that this node was stopped, before its ranks end; return after a moment if node 0 does not answer."""
+        self._leaves = True
+        key = f"{self._attempt}/leaving/{self._node}"
+        posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
+        posting.start()
+        posting.join(LEAVE_TIMEOUT_S)
 
     def post_gone(self) -> None:
         """Post that this node's ranks have ended after the decision."""
@@ -233,7 +266,7 @@ class Consensus:
 
     def _try_store(self, act: Callable[[], object]) -> None:
         """Call ``act``, which uses the store; do nothing once node 0, which serves it, is lost."""
-        if self._node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
+        if self.node_0_lost or not self._posting.acquire(timeout=NODE_LOST_S):
             return
         try:
             act()
@@ -243,9 +276,18 @@ class Consensus:
             self._posting.release()
 
     def _mark_node_0_lost(self) -> None:
-        self._node_0_lost = True
-        lost = Failure(node=0, rank=None, status=-signal.SIGKILL)
-        self._set_decision(self._decision or Decision(outcome=outcome_of(lost, attempt=max(1, self._attempt))))
+        self.node_0_lost = True
+        lost = outcome_of(Failure(node=0, rank=None, status=-signal.SIGKILL), attempt=max(1, self._attempt))
+        with self._deciding:
+            if self._decision:
+                return
+            if self._is_replaced and self._attempt:
+                lost = replace(lost, message="node 0 was lost, and with it the store of the run")
+                lived_s = time.monotonic() - self._began_at
+                self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
+                self._set_decision(self._decide_on_history())
+            else:
+                self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
         """Detect a node 0 that vanished without closing its connections (power, cable): then every call blocks.
@@ -253,7 +295,7 @@ class Consensus:
         It counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
         """
         last, num_stalled = -1, 0
-        while not self._node_0_lost:
+        while not self.node_0_lost:
             num_stalled = num_stalled + 1 if last == self._num_loops else 0
             last = self._num_loops
             if num_stalled * HEARTBEAT_INTERVAL_S > NODE_LOST_S:
@@ -261,7 +303,7 @@ class Consensus:
             time.sleep(HEARTBEAT_INTERVAL_S)
 
     def _run(self) -> None:
-        while not self._node_0_lost:
+        while not self.node_0_lost:
             self._num_loops += 1
             if time.monotonic() >= self._heartbeat_due:
                 self._heartbeat_due = time.monotonic() + HEARTBEAT_INTERVAL_S
@@ -285,6 +327,8 @@ class Consensus:
 
     def _send_heartbeat(self) -> None:
         statuses = [asdict(status) for status in self._read_statuses()]
+        steps = (self._step, *(status["step"] for status in statuses))
+        self._step = max((step for step in steps if step is not None), default=None)
         self._store.set(
             f"beat/{self._node}", json.dumps({"at": time.monotonic(), "attempt": self._attempt, "signs": statuses})
         )
@@ -293,7 +337,29 @@ class Consensus:
 
     def _receive_decision(self) -> None:
         if self._store.check([key := f"{self._attempt}/verdict"]):
-            self._set_decision(stores.decode(key, self._store.get(key), _read_decision))
+            decision = stores.decode(key, self._store.get(key), _read_decision)
+            if self._is_replaced:
+                self._read_history()
+            with self._deciding:
+                self._set_decision(self._decision or decision)
+
+    def _read_history(self) -> None:
+        if self._store.check(["history"]):
+            history = stores.decode("history", self._store.get("history"), read_attempts)
+            self.history = max(self.history, history, key=len)
+
+    def _encoded_history(self) -> str:
+        return json.dumps([asdict(ended) for ended in self.history])
+
+    def _leaving(self) -> tuple[int, ...]:
+        """Return the members that were stopped, if others are started in their places."""
+        members = self._members if self._is_replaced else ()
+        return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
+
+    def _decide_on_history(self, *, leaves: bool = False) -> Decision:
+        return decide(
+            self.history, max_restarts=self._max_restarts, restarts_errors=self._restarts_errors, leaves=leaves
+        )
 
     def _decide(self) -> None:
         assert self._liveness is not None, "only node 0 decides"  # noqa: S101
@@ -313,13 +379,17 @@ class Consensus:
         if failure:
             now = time.monotonic()
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
-            ended = FailedAttempt(
-                outcome=outcome_of(failure, attempt=self._attempt),
-                step=max(steps, default=None),
-                lived_s=now - self._began_at,
-            )
-            self._history.append(ended)
-            decision = decide(self._history, max_restarts=self._max_restarts, restarts_errors=self._restarts_errors)
+            outcome, step = outcome_of(failure, attempt=self._attempt), max(steps, default=None)
+            leaving = self._leaving()
+            if leaving:  # its end explains whatever the other ranks make of it
+                outcome = outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
+            self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=now - self._began_at))
+            decision = self._decide_on_history(leaves=bool(leaving))
+            if self._is_replaced:
+                self._store.set("history", self._encoded_history())
+            for node in leaving if decision.restart else ():
+                if node:  # its successor does not have to wait until the node is silent
+                    self._store.delete_key(f"claim/{node}")
             if self._requeues and not decision.restart:
                 decision = Decision(outcome=self._requeues.limit(decision.outcome))
             self._publish(decision)

@@ -75,6 +75,10 @@ class PeerChecks:
         check_program(self._config)
         self._report.begin("meet")
 
+    def compare_again(self) -> None:
+        """Let the next ``compare`` be with another node 0."""
+        self._has_compared = False
+
     def report_members(self, members: tuple[int, ...]) -> None:
         """Report that all members have arrived."""
         if self._has_reported:

@@ -22,6 +22,7 @@ StepResult = Literal["ok", "warning", "failed"]
 SLOW_STEP_S = 1.0  # a step that takes longer is logged
 RETRY_S = 3.0  # for how long a name, or a route, may be missing
 POLL_S = 0.2
+OLD_NAME_S = 60.0  # for how long the name of a new node 0 may still have the address of the one before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +124,16 @@ def node_label(node: int, own: str | None = None) -> str:
 
 
 def _resolve(config: NodeConfig) -> str:
-    host = config.master_addr
-    return _retry(
-        config,
-        lambda left_s: network.resolve(host, timeout_s=min(RETRY_S, left_s)),
-        lambda error: f"{node_label(config.node_rank)}: {network.describe_unresolved(host, error)}",
-    )
+    host, began = config.master_addr, time.monotonic()
+
+    def ask(left_s: float) -> str:
+        address = network.resolve(host, timeout_s=min(RETRY_S, left_s))
+        may_be_old = config.is_replaced and not config.node_rank and time.monotonic() < began + OLD_NAME_S
+        if may_be_old and network.interface_of(address) is None:
+            raise OSError(errno.EADDRNOTAVAIL, f"{address} is no address of this machine")
+        return address
+
+    return _retry(config, ask, lambda e: f"{node_label(config.node_rank)}: {network.describe_unresolved(host, e)}")
 
 
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:

@@ -63,6 +63,7 @@ NOT_FOR_RANKS = (
     names.LIFELINE_FD,
     names.METRICS_HOST,
     names.METRICS_PORT,
+    names.NODE_REPLACED,
     names.NODES_HERE,
     names.PUSHGATEWAY,
     names.TARGETS_DIR,

@@ -60,7 +60,7 @@ class Recovery:
 
     def failed(self, step: int | None) -> None:
         """Start the measurement, on the failure of a rank after ``step`` or on the decision, whichever is first."""
-        self._reached(step)
+        self.reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
@@ -98,9 +98,10 @@ class Recovery:
             self._series.count(metrics.STEPS_LOST, lost)
             self._journal.emit("recovered", step=step, seconds=passed_s, steps_lost=lost)
             self._journal.log(f"training again at step {step}, {passed_s:.1f} s after the failure; {lost} steps lost")
-        self._reached(step)
+        self.reached(step)
 
-    def _reached(self, step: int | None) -> None:
+    def reached(self, step: int | None) -> None:
+        """Take a step that ranks of the run have reached."""
         if step is not None:
             self.best = step if self.best is None else max(self.best, step)
 

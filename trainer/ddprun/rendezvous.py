@@ -6,14 +6,20 @@ master port for as long as the run lives; every attempt has a number and a store
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, deleted when it is lost; ``attempt``
 is the number N of the latest attempt; ``N/here/NODE``: a node has come to attempt N; ``N/group``: the members and the
 port of the attempt's store; ``N/left``: the outcome of a node that gave up.
+
+Where nodes are replaced, the others join the store of the next node 0. It counts attempts from 1; the group has the
+number that follows those of the ``history`` (consensus.py) that they have written there.
 """
 
+import contextlib
 import json
+import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
     DistNetworkError,
@@ -28,12 +34,17 @@ from ddprun.errors import NodeError, config_error, node_error, store_lost_error
 from ddprun.joining import Wait
 from ddprun.node_config import NodeConfig
 from ddprun.peer_checks import PeerChecks
-from ddprun.preflight import Route
+from ddprun.preflight import RETRY_S, Route
+from ddprun.restart_policy import read_attempts
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
 ELASTIC_KEYS = "torchelastic/"  # how the keys begin that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
+RESOLVE_S = 0.5  # between two questions for node 0's name, whose address changes with the node
+REACH_S = 1.0  # for an address that may be the one before
+NAME_INTERVAL_S = 5.0
+MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: the network may deliver them after it has healed
 
 
 class NodeClaim:
@@ -43,17 +54,20 @@ class NodeClaim:
     that, unless its owner is alive.
     """
 
-    def __init__(self, control: Store, node: int, facts: dict[str, str]) -> None:
-        """``facts``: what all nodes must agree on, stored with the claim."""
+    def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
+        """``facts``: what all nodes must agree on, stored with the claim. ``token``: no other claim has it."""
         self._control = control
         self._node = node
-        self._value = {"token": joining.TOKEN} | facts  # a node that was not numbered has it already
+        self._value = {"token": token} | facts
 
     def take(self, is_over: Callable[[str], bool]) -> None:
         """Take the claim; ``is_over`` sleeps a little, or returns True at its limit. Raises NodeError."""
-        first = self._heartbeat()
+        heartbeats = {self._heartbeat()}
         while not self._is_ours():
-            if first != self._heartbeat():
+            heartbeats.add(self._heartbeat())
+            if len(heartbeats) > MAX_LATE_HEARTBEATS:
+                if self._value["token"] != joining.TOKEN:
+                    raise self._replaced_error()
                 raise config_error(f"another node says that it is node {self._node}: give each its own --node-rank")
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
@@ -64,8 +78,11 @@ class NodeClaim:
     def keep(self) -> None:
         """Check that the claim is still ours, or take it again. Raises NodeError."""
         if not self._is_ours():
-            message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
-            raise node_error(Exit.KILLED, "node_lost", message, node=self._node)
+            raise self._replaced_error()
+
+    def _replaced_error(self) -> NodeError:
+        message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
+        return node_error(Exit.KILLED, "node_lost", message, node=self._node)
 
     def _is_ours(self) -> bool:
         key = f"claim/{self._node}"
@@ -89,7 +106,7 @@ def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
 
 
 def _read_group(value: Any) -> dict[str, Any]:
-    return {"members": tuple(map(int, value["members"])), "port": int(value["port"])}
+    return {name: int(value[name]) for name in ("port", "attempt")} | {"members": tuple(map(int, value["members"]))}
 
 
 class FixedRankRendezvous(RendezvousHandler):
@@ -115,11 +132,14 @@ class FixedRankRendezvous(RendezvousHandler):
         self.attempt = 0
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the attempt before
+        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of another node 0
         self.control: TCPStore | stores.TimeoutStore = self._host() if self._is_leader else self._join()
         try:
-            self._claim = self._claim_node()
+            self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
         except RuntimeError:
             raise store_lost_error() from None
+        if self._is_leader and config.is_replaced:
+            threading.Thread(target=self._watch_name, name="node-0", daemon=True).start()
 
     @property
     def master(self) -> str:
@@ -137,16 +157,66 @@ class FixedRankRendezvous(RendezvousHandler):
             ) from None
 
     def _join(self) -> stores.TimeoutStore:
-        wait = self._new_wait()
-        while reason := joining.why_unreachable(self._config, self._route, wait.left_s):
+        wait, config = self._new_wait(), self._config
+        while True:
+            left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s
+            reason = self._resolve_again() if config.is_replaced else ""
+            reason = reason or joining.why_unreachable(config, self._route, left_s)
+            if not reason:
+                try:
+                    return stores.connect_to_node_0(self._route.address, config.master_port)
+                except NodeError as error:
+                    if not config.is_replaced:  # else the address may be that of the one before
+                        raise
+                    reason = error.message
             if wait.is_over((0,), reason):
-                raise joining.absent_error(self._config, (0,), reason)
-        return stores.connect_to_node_0(self._route.address, self._config.master_port)
+                raise self._absent_error((0,), reason)
+            if config.is_replaced:
+                time.sleep(RESOLVE_S)
 
-    def _claim_node(self) -> NodeClaim:
+    def _resolve_again(self) -> str:
+        """Look up node 0's address, which changes with the node. Return why there is none; empty: there is one."""
+        host = self._config.master_addr
+        try:
+            self._route = replace(self._route, address=network.resolve(host, timeout_s=RETRY_S))
+        except OSError as error:
+            return network.describe_unresolved(host, error)
+        return ""
+
+    def join_anew(self) -> None:
+        """Join the store of the next node 0, after the loss of the last one. Raises NodeError, and RuntimeError."""
+        self.control = self._join()
+        self._claim = self._claim_node(uuid.uuid4().hex)
+        self._checks.compare_again()
+        self.attempt = 0
+        self.on_join(self.control)
+
+    def is_store_lost(self) -> bool:
+        """Whether the control store does not answer any more."""
+        try:
+            self.control.check(["attempt"])
+        except RuntimeError:
+            return True
+        return False
+
+    def _watch_name(self) -> None:
+        """On node 0, in a thread: raise NodeError, which ends this node, as soon as another node 0 has its name."""
+        config = self._config
+        while True:
+            time.sleep(NAME_INTERVAL_S)
+            with contextlib.suppress(OSError, RuntimeError, NodeError):
+                address = network.resolve(config.master_addr, timeout_s=RETRY_S)
+                if network.interface_of(address) is None:
+                    claim = stores.connect(address, config.master_port).get("claim/0")
+                    if stores.decode("claim/0", claim, dict).items() >= joining.run_facts(config).items():
+                        break
+        message = f"another ddprun has taken the place of node 0, on {address}"
+        raise node_error(Exit.KILLED, "node_lost", message, node=0)
+
+    def _claim_node(self, token: str) -> NodeClaim:
         node, config = self._config.node_rank, self._config
         facts = joining.run_facts(config)
-        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts)
+        wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token)
         if self._is_leader:
             claim.take(lambda why: wait.is_over((node,), why))
         first = stores.decode(
@@ -164,20 +234,31 @@ class FixedRankRendezvous(RendezvousHandler):
             self.attempt = next_attempt(self.control, self.attempt, is_leader=self._is_leader)
             group = self._meet()
         except RuntimeError:
-            raise store_lost_error() from None
+            self._raise_store_lost()
         if self._config.node_rank not in group["members"]:
             message = f"node {self._config.node_rank} came when the run had begun without"
             raise node_error(Exit.ABSENT, "absent", message, node=self._config.node_rank)
         self.members = tuple(group["members"])
         self._checks.report_members(self.members)
-        host, port = self._config.master_addr, int(group["port"])
+        self.attempt = group["attempt"]
+        host, port = self._host_of_ranks, group["port"]
         try:
             store = self._attempt_store if self._is_leader else stores.connect(host, port)
         except RuntimeError:
-            raise store_lost_error() from None
+            self._raise_store_lost()
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
         rank = self.members.index(self._config.node_rank)
         return RendezvousInfo(store, rank, len(self.members), RendezvousStoreInfo(host, port))
+
+    @property
+    def _host_of_ranks(self) -> str:
+        """Node 0, as ranks are told it: its name may have the address of the one before."""
+        return self._route.address if self._config.is_replaced else self._config.master_addr
+
+    def _raise_store_lost(self) -> NoReturn:
+        if self._config.is_replaced:
+            raise  # the agent joins the next node 0
+        raise store_lost_error() from None
 
     def _meet(self) -> dict[str, Any]:
         try:
@@ -187,7 +268,8 @@ class FixedRankRendezvous(RendezvousHandler):
                 self._gather()
             return self._group()
         except NodeError as error:
-            self._post_failure(error)
+            if not error.fields.get("leaves"):  # else the others wait for the next one
+                self._post_failure(error)
             raise
 
     def _gather(self) -> None:
@@ -199,11 +281,19 @@ class FixedRankRendezvous(RendezvousHandler):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
                 raise self._absent_error(missing)
-        host = self._config.master_addr
+        host = self._host_of_ranks
         listener = network.listen_on_free_port(host)
         port = listener.getsockname()[1]
         self._attempt_store = stores.serve(host, listener)
-        self.control.set(f"{self.attempt}/group", json.dumps({"members": self._arrived(), "port": port}))
+        number, members = self.attempt, self._arrived()
+        if self.control.check(["history"]):
+            failed = stores.decode("history", self.control.get("history"), read_attempts)
+            self.attempt = max(number, failed[-1].outcome.attempt + 1)
+        group = json.dumps({"members": members, "port": port, "attempt": self.attempt})
+        self.control.set(f"{self.attempt}/group", group)
+        self.control.set("attempt", str(self.attempt))
+        if number != self.attempt:
+            self.control.set(f"{number}/group", group)
 
     def _arrived(self) -> tuple[int, ...]:
         """Return the nodes that have come to this attempt and are not lost."""
@@ -261,11 +351,11 @@ class FixedRankRendezvous(RendezvousHandler):
         except DistStoreError:
             pass  # not yet
 
-    def _absent_error(self, missing: tuple[int, ...]) -> NodeError:
+    def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
-        if last and last.cause == "node_lost":
+        if last and last.cause == "node_lost" and last.node in missing:
             return NodeError(replace(last, message=f"{last.message}, and did not come back in {limit_s:g} s"))
-        return joining.absent_error(self._config, missing)
+        return joining.absent_error(self._config, missing, why)
 
     def ranks_have_met(self) -> bool | None:
         """On node 0: whether ranks have used the attempt's store; None: it is not known."""

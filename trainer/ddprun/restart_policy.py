@@ -9,13 +9,14 @@ training advances in between. Progress is a higher step in any rank's heartbeat 
 that sends no heartbeats has made progress if its ranks lived for a while. Node 0 decides, and all nodes follow.
 """
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ddpwire.exits import Exit, of_status, worth_a_retry
-from ddpwire.run_files import Outcome
+from ddpwire.run_files import Outcome, read_outcome
 
 # How long to wait for the cause of such an exit: Python takes time to exit.
 SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
@@ -145,9 +146,26 @@ def describe_stop(number: int, reason: str = "") -> str:
     return f"stopped because {reason}" if reason else f"stopped by {_signal_name(number)}"
 
 
-def may_restart(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script."""
-    return outcome.cause in EXTERNAL_CAUSES and outcome.code not in CRASH_CODES
+def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
+    """Return the outcome of an attempt that ended because ``node`` was stopped and another is started in its place."""
+    return Outcome(
+        code=Exit.SAVED_TERM,
+        cause="stopped",
+        message=f"node {node} was stopped by SIGTERM",
+        node=node,
+        step=step,
+        retry=True,
+        attempt=attempt,
+    )
+
+
+def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
+    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script.
+
+    ``leaves``: a stop was that of one node, in whose place another is started.
+    """
+    causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
+    return outcome.cause in causes and outcome.code not in CRASH_CODES
 
 
 def _was_requested(failure: Failure) -> bool:
@@ -172,6 +190,11 @@ class FailedAttempt:
     lived_s: float
 
 
+def read_attempts(values: Any) -> list[FailedAttempt]:
+    """Return the attempts of which ``values`` are the fields."""
+    return [FailedAttempt(**value | {"outcome": read_outcome(json.dumps(value["outcome"]))}) for value in values]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Decision:
     """How an attempt ended, and whether there is another."""
@@ -184,16 +207,19 @@ class Decision:
         return asdict(self)
 
 
-def decide(attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False) -> Decision:
+def decide(
+    attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
+) -> Decision:
     """Decide after the failure of the last of ``attempts``, which are all attempts of the run.
 
-    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop.
+    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:
-        again = outcome.cause in (*EXTERNAL_CAUSES, "error") and outcome.code not in NEVER_AGAIN
+        again = may_restart(outcome, leaves=leaves) or outcome.cause in (*EXTERNAL_CAUSES, "error")
+        again = again and outcome.code not in NEVER_AGAIN
         return Decision(outcome=outcome, restart=again and len(attempts) <= max_restarts)
-    if not may_restart(outcome):
+    if not may_restart(outcome, leaves=leaves):
         return Decision(outcome=outcome)
     if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
         return Decision(outcome=replace(outcome, message=f"{outcome.message} (again)", retry=False))

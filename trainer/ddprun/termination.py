@@ -125,12 +125,17 @@ class Stop:
         self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
         self.requested = 0  # the signal that requested the stop; 0: none
         self.reason = ""  # why, where no signal came
+        self.leaves = False  # only this node stops: another is started in its place
+        self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
         self.requested_again = False
 
-    def request(self, number: int) -> None:
-        """Stop this node: with a grace period on the first request, at once on the second."""
+    def request(self, number: int, *, leaves: bool = False) -> None:
+        """Stop this node: with a grace period on the first request, at once on the second.
+
+        ``leaves``: the run is not to stop with it.
+        """
         name = signal.Signals(number).name
         if self.requested:
             self._log(f"{name} again: the ranks are killed")
@@ -138,6 +143,9 @@ class Stop:
             self._kill()
             return
         self.requested = self.forwarded = number
+        self.leaves = leaves
+        if leaves:
+            self.on_leave()
         timer = threading.Timer(self._grace_s, self._kill)
         timer.daemon = True
         timer.start()
@@ -162,7 +170,7 @@ class Stop:
     def check(self) -> None:
         """Raise NodeError if a stop was requested."""
         if self.requested:
-            raise NodeError(stopped_before_start(self.requested, self._node, self.reason))
+            raise NodeError(stopped_before_start(self.requested, self._node, self.reason), leaves=self.leaves)
 
     def new_attempt(self) -> None:
         """Start an attempt: its ranks have received no signal."""

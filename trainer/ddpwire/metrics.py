@@ -15,7 +15,7 @@ STEP_PHASES = ("data", "h2d", "forward", "backward", "comm_exposed", "optimizer"
 JOB_STATES = ("rendezvous", "training", "restarting", "stopping", "succeeded", "failed")
 PREFLIGHT_STEPS = ("resolve", "address", "port", "reach", "limits", "compare", "clock", "meet")
 EXIT_CAUSES = ("ok", "error", "sigkill", "sigterm", "sigsegv", "sigabrt", "oom", "hang_killed", "stopped", "other")
-RESTART_REASONS = ("killed", "oom", "hang", "node_lost", "error", "requeue")
+RESTART_REASONS = ("killed", "oom", "hang", "node_lost", "error", "stopped", "requeue")
 RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_step")
 
 
@@ -333,7 +333,8 @@ RANK_EXITS = Metric(
 RESTARTS = Metric(
     name="ddp_restarts_total",
     kind="counter",
-    help="Starts of all ranks after a failure, by what had failed; requeue: ddprun itself was started again.",
+    help="Starts of all ranks after a failure, by what had failed; stopped: a node that another replaces; requeue: "
+    "ddprun itself was started again.",
     set_by="ddprun",
     labels={"reason": RESTART_REASONS},
 )

@@ -35,6 +35,7 @@ CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
+NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller starts another node in the place of one that ends
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
 DEADLINE: Final = "DDP_DEADLINE"  # seconds from the start, or an ISO time: when a node must have ended
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks

@@ -107,7 +107,7 @@ def metadata_of(draft: Draft) -> Object:
 
 
 def backoff_limit(draft: Draft) -> int:
-    """Restarts of all pods together: every lost pod costs one on each survivor."""
+    """Restarts of all pods together."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 

@@ -190,6 +190,7 @@ def _environment(draft: Draft) -> list[Object]:
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         names.METRICS_PORT: str(options.metrics_port),
         **({names.IMAGE: job.image} if draft.plan.uid else {}),  # of a spec by itself, kustomize may change the image
+        **({names.NODE_REPLACED: "1"} if job.max_nodes > 1 and options.restart != "Never" else {}),
         **({names.DEVICE: job.device} if job.device != "auto" else {}),
     }
     theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the one folder of its own that every user may write to
