@@ -5,6 +5,7 @@ Nothing in a step waits for the device. Shapes: B batch, K classes.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,9 @@ from torch.nn import functional
 
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.data.augment import Batch, lay_out
+from ddptrain.data.base import ImageDataset
 from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
+from ddptrain.data.text import TextBatches
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -26,6 +29,26 @@ from ddpwire.exits import Exit
 
 MAX_EVAL_IMAGES = 1000  # in a forward pass
 MAX_EVAL_PIXELS = 4_000_000
+MAX_EVAL_BYTES = 1 << 15  # of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model predicts of the test set: classes of images, or bytes of a text."""
+
+    num_correct: int
+    num_predicted: int
+    loss: float  # the mean cross entropy of a prediction, in nats
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions."""
+        return self.num_correct / self.num_predicted
+
+    @property
+    def bits(self) -> float:
+        """The loss in bits."""
+        return self.loss / math.log(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +57,7 @@ class TrainResult:
 
     step: int
     exit_code: int = 0  # other than 0: a stop was requested
-    num_correct: int | None = None  # test samples that the final weights classify correctly; None: not counted
+    evaluation: Evaluation | None = None  # of the final weights; None: not evaluated
     num_images: int = 0  # trained by this process, over all ranks
     seconds: float = 0.0  # spent on them, without evaluation
 
@@ -49,7 +72,7 @@ def train(
 ) -> TrainResult:
     """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way. Raises NonFinite."""
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
-    step, images, seconds, num_correct = first_step, 0, 0.0, None
+    step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
         start = time.monotonic()
         loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
@@ -80,9 +103,9 @@ def train(
         seconds += epoch_seconds
         evaluation_start = time.monotonic()
         with callbacks.goodput.time_lost("evaluation"):
-            num_correct = count_correct(state)
+            evaluation = evaluate(state)
         callbacks.heartbeat.beat(step)
-        accuracy = num_correct / len(state.test)
+        accuracy = evaluation.accuracy
         speed_of_epoch = (images - images_before) / epoch_seconds
         callbacks.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=callbacks.guard.last_norm)
         callbacks.events.emit(
@@ -96,12 +119,13 @@ def train(
             evaluation_s=round(time.monotonic() - evaluation_start, 4),
         )
         state.tensorboard.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed_of_epoch)
+        bits = "" if isinstance(state.data, ImageDataset) else f"{evaluation.bits:.4f} bits a byte  "
         callbacks.progress.log(
-            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
-            f"{speed_of_epoch:6.0f} images/s  lr {lr:.4f}"
+            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
+            f"{speed_of_epoch:6.0f} {state.data.noun}/s  lr {lr:.4f}"
         )
         save(step, accuracy)
-    return TrainResult(step=step, num_correct=num_correct, num_images=images, seconds=seconds)
+    return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
 
 
 def train_step(
@@ -143,7 +167,7 @@ def compute_gradients(
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
     """Return the weighted loss of a rank's batch, by ``state.ddp`` or, without the other ranks, by ``state.model``."""
     with state.precision.autocast(state.world.device):
-        logits_BK = model(batch.images_BCHW)
+        logits_BK = model(batch.inputs)
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
 
 
@@ -169,6 +193,9 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Return the cross entropy, summed over the shard and weighted as BatchShard says."""
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
+    if batch.labels_B.ndim > 1:  # each position of a window has a label
+        weight /= batch.labels_B[0].numel()
+        logits_BK, batch = logits_BK.flatten(0, 1), Batch(inputs=batch.inputs, labels_B=batch.labels_B.flatten())
     if batch.others_B is None or batch.own_B is None:
         total = functional.cross_entropy(logits_BK, batch.labels_B, reduction="sum", label_smoothing=label_smoothing)
         return weight * total
@@ -185,10 +212,10 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
         yield batch
         return
     count = min(count, len(batch.labels_B))
-    images, labels = batch.images_BCHW.tensor_split(count), batch.labels_B.tensor_split(count)
+    images, labels = batch.inputs.tensor_split(count), batch.labels_B.tensor_split(count)
     others, own = ([None] * count if row is None else row.tensor_split(count) for row in (batch.others_B, batch.own_B))
     for part in zip(images, labels, others, own, strict=True):
-        yield Batch(images_BCHW=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
+        yield Batch(inputs=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
 
 
 def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -198,30 +225,49 @@ def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @torch.no_grad()
-def count_correct(state: TrainingState) -> int:
-    """Return how many of all test samples the model classifies correctly; the same on every rank.
+def evaluate(state: TrainingState) -> Evaluation:
+    """Return how well the model predicts the test set; the same on every rank.
 
-    The evaluation is exact: every test sample is counted once, on any number of ranks. The model is not wrapped in DDP.
+    The evaluation is exact: every test sample is counted once, on any number of ranks. Every rank makes the same number
+    of forward passes, in which sharded ranks exchange weights; one that has no samples left evaluates the first again.
     """
-    model, world, test = state.evaluated, state.world, state.test
+    model, world, num_samples = state.evaluated, state.world, len(state.test)
     _broadcast_buffers(model, world)
     was_training = model.training
     model.eval()
-    num_correct = torch.zeros((), dtype=torch.int64, device=world.device)
-    size_px = state.data.shape.size_px
-    count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // size_px**2))
-    rank, size = world.rank_info.rank, world.rank_info.size
-    first, last = (len(test) * number // size for number in (rank, rank + 1))
-    for start in range(first, last, count):
-        part = slice(start, min(start + count, last))
-        labels = test.labels_N[part].to(world.device)
-        pixels = lay_out(test.images_NHWC[part].to(world.device), crop_px=size_px, shift_px=0, mirrored=False)
-        images = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(labels), device=world.device)))
+    totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
+    count, rank, size = _num_evaluated_at_once(state), world.rank_info.rank, world.rank_info.size
+    first, last = (num_samples * number // size for number in (rank, rank + 1))
+    for start in range(first, first + -(-num_samples // size), count):
+        index_B = torch.arange(start, min(start + count, last))
+        batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
-            logits = _logits(model, images, flip=state.options.training.test_flip)
-        num_correct += (logits.argmax(1) == labels).sum()
+            logits = _logits(model, batch.inputs, flip=state.options.training.test_flip)
+        if len(index_B):
+            logits_PK, labels_P = logits.flatten(0, -2).float(), batch.labels_B.flatten()
+            loss = functional.cross_entropy(logits_PK, labels_P, reduction="none").double().sum()
+            num_correct = (logits_PK.argmax(1) == labels_P).sum()
+            totals += torch.stack([num_correct.double(), torch.full_like(loss, len(labels_P)), loss])
     model.train(was_training)
-    return int(sum_over_ranks(world.rank_info, num_correct))
+    num_correct, num_predicted, loss = sum_over_ranks(world.rank_info, totals).tolist()
+    return Evaluation(num_correct=int(num_correct), num_predicted=int(num_predicted), loss=loss / num_predicted)
+
+
+def _num_evaluated_at_once(state: TrainingState) -> int:
+    if isinstance(state.data, ImageDataset):
+        return min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
+    return max(1, MAX_EVAL_BYTES // state.data.context)
+
+
+def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
+    """Return samples of the test set on the device, not augmented."""
+    device = state.world.device
+    if isinstance(state.batch_builder, TextBatches):
+        return state.batch_builder.test_batch(index_B)
+    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), state.data.test
+    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=state.data.shape.size_px, shift_px=0, mirrored=False)
+    inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
+    return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
 
 def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
