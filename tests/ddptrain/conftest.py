@@ -41,11 +41,13 @@ class Ended:
 class World:
     """The ranks of one training, running."""
 
-    def __init__(self, command: Sequence[str], *, size: int, cwd: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], *, size: int, node_size: int, cwd: Path, environ: Mapping[str, str]
+    ) -> None:
         port = _free_port()
         self.ranks = []
         for rank in range(size):
-            of_rank = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+            of_rank = {"RANK": rank, "LOCAL_RANK": rank % node_size, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": node_size}
             master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} if size > 1 else {}
             variables = {name: str(value) for name, value in (of_rank | master).items()}
             self.ranks.append(
@@ -109,10 +111,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_ranks(
         *options: str,
         size: int = 1,
+        node_size: int | None = None,
         command: Sequence[str] = ("-m", "ddptrain"),
         environ: Mapping[str, str] | None = None,
     ) -> World:
-        worlds.append(World([*command, *options], size=size, cwd=tmp_path, environ=environ or {}))
+        worlds.append(
+            World([*command, *options], size=size, node_size=node_size or size, cwd=tmp_path, environ=environ or {})
+        )
         return worlds[-1]
 
     yield start_ranks

@@ -20,6 +20,7 @@ from ddpwire.run_files import write_error
 DATA = tuple(RECIPES)
 MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet")
 TEXT_MODEL = "gpt"
+SHARDED = ("fsdp", "hybrid")  # strategies
 SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 DEVICES = ("auto", "cuda", "cpu")
 COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
@@ -185,7 +186,7 @@ class ModelOptions:
     """The model and its initial weights."""
 
     name: str = option(
-        f"{', '.join(MODELS)}, {TEXT_MODEL} for --data text, or a classifier of torchvision by its name: resnet50, torchvision:resnet18",
+        f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a classifier of torchvision: resnet50, torchvision:resnet18",
         flag="--model",
         shapes=True,
         metavar="NAME",
@@ -388,8 +389,9 @@ class RankOptions:
         metavar="SECONDS",
     )
     strategy: str = option(
-        "ddp: DistributedDataParallel; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
-        choices=("ddp", "dp", "single"),
+        "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
+        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
+        choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
     backend: str = option(
@@ -525,7 +527,7 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     if machine.deterministic:
         precision = "fp32" if machine.precision == "auto" else machine.precision
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
-        values |= {"bucket_mb": options.ranks.bucket_mb}
+        values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
 
 

@@ -75,7 +75,7 @@ def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]
     name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
     if name not in found.parts:
         raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
-    return name, dict(found.parts[name]), found
+    return name, dict(checkpoint.whole(found.parts[name])), found
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> Path:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ddptrain import debugging
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, ProgressDisplay, StopVote, open_progress
-from ddptrain.checkpoint_directory import CheckpointDirectory
+from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
 from ddptrain.config import Options
 from ddptrain.data.base import ImageDataset
@@ -30,6 +30,7 @@ from ddptrain.distributed import (
     check_strategy,
     gather,
     is_lost_peer,
+    is_sharded,
     is_timeout,
     join_ranks,
     make_world,
@@ -124,6 +125,8 @@ def _train(
     )
     if directory is not None:
         resources.callback(directory.unlock)
+    if is_sharded(options.ranks, rank_info):
+        check_shared(options.checkpoints.folder, rank_info)
     options = replace(options, machine=same_precision(options.machine, world))
     options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
     data = _load_data(options, rank_info, metrics)
@@ -131,7 +134,9 @@ def _train(
     progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
     progress.log(start_message(state))
 
-    guard, heartbeat = NonFiniteGuard(world.device), _open_heartbeat(environ)
+    # A sharded optimizer has no flag on the GPU that keeps it from a step: each step's norm is waited for.
+    guard = NonFiniteGuard(world.device if state.sharding is None else torch.device("cpu"))
+    heartbeat = _open_heartbeat(environ)
     events = events_of(environ) if rank_info.is_first else EventLog(None, node=0)
     rank_hosts = gather_rank_hosts(rank_info, environ)
     manager = CheckpointManager(state, directory, metrics, goodput, events, on_wait=heartbeat.beat)
@@ -152,7 +157,9 @@ def _train(
         heartbeat=heartbeat,
         metrics=metrics,
         goodput=goodput,
-        phases=measure_phases(world.device, state.model.parameters(), alone=rank_info.size == 1),
+        phases=measure_phases(
+            world.device, state.model.parameters(), alone=rank_info.size == 1 or state.sharding is not None
+        ),
         guard=guard,
         stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
         tracer=Tracer(

@@ -75,6 +75,12 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
     return GPT(layers=options.layers, width=options.width, heads=options.heads, context=context)
 
 
+def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the layers of a model that are sharded one by one: those of its nn.Sequentials."""
+    children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
+    return tuple(child for child in children if any(True for _ in child.parameters()))
+
+
 def _ours(name: str, shape: ImageShape, choice: _Layers) -> nn.Module:
     if name == "resnet18":
         return ResNet18(shape, norm=choice.norm, small_stem=choice.small_stem)

@@ -1,6 +1,5 @@
 """``ddptrain sample``: write text with a GPT that was trained on ``--data text``."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from itertools import islice

@@ -9,12 +9,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.data.augment import Batch, lay_out
 from ddptrain.data.base import ImageDataset
@@ -178,10 +180,10 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
         scaler.unscale_(state.optimizer)
+    norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+    norm = compat.whole_tensor(norm)
     if clip:
-        norm = nn.utils.clip_grad_norm_(state.model.parameters(), clip)
-    else:
-        norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+        nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
     guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         state.optimizer.step()
@@ -264,8 +266,9 @@ def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
     device = state.world.device
     if isinstance(state.batch_builder, TextBatches):
         return state.batch_builder.test_batch(index_B)
-    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), state.data.test
-    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=state.data.shape.size_px, shift_px=0, mirrored=False)
+    data: Any = state.data
+    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), data.test
+    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=data.shape.size_px, shift_px=0, mirrored=False)
     inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
     return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
@@ -287,7 +290,7 @@ class RankFinding:
     """What a rank finds in its own shard of the batch, before anything is summed over the ranks."""
 
     loss: float
-    gradient_finite: bool
+    gradient_finite: bool | None  # None: not known, since a sharded gradient is summed before it is seen
 
     @property
     def loss_finite(self) -> bool:
@@ -304,7 +307,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     mine = _recompute_step(state, step)
     if not mine.loss_finite:
         metrics.nonfinite("loss")
-    elif not mine.gradient_finite:
+    elif mine.gradient_finite is False:
         metrics.nonfinite("grad")
     findings = gather(rank_info, mine)
     return TrainError(
@@ -315,13 +318,15 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
     """Return the error message. ``findings``: by rank."""
     losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
-    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and not one.gradient_finite]
+    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and one.gradient_finite is False]
     parts = []
     if losses:
         values = "/".join(sorted({str(findings[rank].loss) for rank in losses}))
         parts.append(f"the loss is {values} on {_rank_list(losses, len(findings))}")
     if gradients:
         parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
+    if not parts and findings[0].gradient_finite is None:
+        parts.append("the gradient is not finite, and not known on which ranks: it is sharded")
     what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
     return (
         f"step {step} of {num_steps} was not taken: {what} (lr {lr:g}); the weights are those of step {step - 1}, "
@@ -342,6 +347,8 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=rank_info.rank)
     loss = local_loss(state, state.model, batch, shard.weight)
+    if state.sharding is not None:
+        return RankFinding(loss=loss.item(), gradient_finite=None)
     gradients = torch.autograd.grad(
         loss, [one for one in state.model.parameters() if one.requires_grad], allow_unused=True
     )

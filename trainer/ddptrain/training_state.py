@@ -1,7 +1,8 @@
-# ruff: noqa: N803, N806 - tensors carry their shape in their name
+# ruff: noqa: N806 - tensors carry their shape in their name
 """All that a rank trains with: model, optimizer, data, precision, TensorBoard. Gradient checkpointing and FLOPs."""
 
 import contextlib
+import copy
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,11 +23,14 @@ from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from ddptrain.sharding import Sharding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward pass
@@ -147,6 +151,7 @@ class TrainingState:
     model: nn.Module
     fresh: tuple[str, ...]  # the model's modules that pretrained weights did not fill
     ddp: nn.Module
+    sharding: "Sharding | None"  # None: every rank has the whole model
     optimizer: torch.optim.Optimizer
     ema: WeightAverage | None
     tensorboard: TensorBoard
@@ -222,11 +227,19 @@ def build_training_state(
     model_options = options.model
     model = initial_model(options, data)
     fresh = load_pretrained(model, model_options) if model_options.pretrained else ()
-    memory_format = torch.channels_last if options.machine.channels_last else torch.preserve_format
-    model = model.to(world.device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
+    sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
+    channels_last = options.machine.channels_last and sharding is None  # shards are contiguous
+    memory_format = torch.channels_last if channels_last else torch.preserve_format
+    device = world.device if sharding is None else torch.device("cpu")  # a whole model may not fit on the device
+    model = model.to(device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
     if model_options.recompute:
         enable_recompute(model)
-    ema = WeightAverage(model, options.training.ema) if options.training.ema else None
+    average = copy.deepcopy(model).requires_grad_(requires_grad=False) if options.training.ema else None
+    if sharding is not None:
+        for one in (model, average):
+            if one is not None:
+                sharding.apply(one, precision)
+    ema = WeightAverage(model, options.training.ema, average) if average is not None else None
     return TrainingState(
         options=options,
         world=world,
@@ -235,7 +248,10 @@ def build_training_state(
         precision=precision,
         model=model,
         fresh=fresh,
-        ddp=compile_model(
+        sharding=sharding,
+        ddp=model
+        if sharding is not None
+        else compile_model(
             wrap_model(
                 WithAutocast(model, partial(precision.autocast, world.device))
                 if options.ranks.strategy == "dp"
@@ -251,6 +267,15 @@ def build_training_state(
         tensorboard=open_tensorboard(options.training.tensorboard, world.rank_info),
         batch_size=batch_size,
     )
+
+
+def _make_sharding(options: Options, world: World, precision: Precision) -> "Sharding":
+    from ddptrain.sharding import make_sharding
+
+    if precision.scaler is not None:
+        message = f"--strategy {options.ranks.strategy} does not go with --precision fp16"
+        raise TrainError(Exit.CONFIG, message, hint="give --precision bf16 or fp32")
+    return make_sharding(options.ranks, world)
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
@@ -276,11 +301,15 @@ def _make_batches(
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes."""
+    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes.
+
+    Every rank makes this call: the tensors of a sharded training are gathered, one at a time.
+    """
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        whole = compat.whole_tensor(tensor.detach())
+        digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -359,6 +388,9 @@ def step_flops(state: TrainingState) -> int:
     else:
         channels, size_px = data.shape.channels, data.shape.size_px
         inputs = torch.zeros(1, channels, size_px, size_px, device=device, dtype=state.precision.compute)
+    if state.sharding is not None:  # its forward pass needs the other ranks
+        with torch.device("meta"):
+            return sample_flops(initial_model(state.options, data), inputs.to("meta", non_blocking=True))
     with state.precision.autocast(device):
         return sample_flops(state.model, inputs)
 
