@@ -42,17 +42,17 @@ class Ended:
 class World:
     """The ranks of one training, running."""
 
-    def __init__(self, command: Sequence[str], *, size: int, cwd: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], *, cwd: Path, environs: Sequence[Mapping[str, str]]) -> None:
         self.ranks = [
             subprocess.Popen(
                 [sys.executable, *command],
                 cwd=cwd,
-                env=env,
+                env=environ,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
             )
-            for env in _environs(size, environ)
+            for environ in environs
         ]
 
     def wait_for(self, start: str) -> None:
@@ -105,10 +105,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_ranks(
         *options: str,
         size: int = 1,
+        node_size: int | None = None,
         command: Sequence[str] = ("-m", "ddptrain"),
         environ: Mapping[str, str] | None = None,
     ) -> World:
-        worlds.append(World([*command, *options], size=size, cwd=tmp_path, environ=environ or {}))
+        environs = _environs(size, node_size or size, environ or {})
+        worlds.append(World([*command, *options], cwd=tmp_path, environs=environs))
         return worlds[-1]
 
     yield start_ranks
@@ -121,26 +123,27 @@ def train(start: Start, tmp_path: Path) -> Callable[..., list[Ended]]:
     """Start ranks and wait for their end. Those of plain ddptrain are forks."""
 
     def train_to_the_end(
-        *options: str, size: int = 1, command: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        *options: str,
+        size: int = 1,
+        node_size: int | None = None,
+        command: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
     ) -> list[Ended]:
         if command or "PYTHONPATH" in (environ or {}):  # of modules, which a fork has already
-            return start(*options, size=size, command=command or ("-m", "ddptrain"), environ=environ).end()
-        folder = tmp_path  # as of the others
-        codes = forked_ranks.train(options, _environs(size, environ or {}), folder, TIMEOUT_S)
-        texts = [[(folder / f"{rank}.{stream}").read_text() for stream in ("out", "err")] for rank in range(size)]
-        for rank in range(size):
-            for stream in ("out", "err"):
-                (folder / f"{rank}.{stream}").unlink()
-        return [Ended(code=code, out=out, err=err) for code, (out, err) in zip(codes, texts, strict=True)]
+            words = command or ("-m", "ddptrain")
+            return start(*options, size=size, node_size=node_size, command=words, environ=environ).end()
+        environs = _environs(size, node_size or size, environ or {})
+        ended = forked_ranks.train(options, environs, tmp_path, TIMEOUT_S)
+        return [Ended(code=code, out=out, err=err) for code, out, err in ended]
 
     return train_to_the_end
 
 
-def _environs(size: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
+def _environs(size: int, node_size: int, environ: Mapping[str, str]) -> list[dict[str, str]]:
     """The environment of each rank."""
     master = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())} if size > 1 else {}
-    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), **master}
-    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+    world = {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(node_size), **master}
+    ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank % node_size)} for rank in range(size)]
     return [{**os.environ, **world, **of_rank, **environ} for of_rank in ranks]
 
 

@@ -151,7 +151,7 @@ def test_both_paths_give_the_same_batches(augmentations: tuple[str, ...], wordin
         order = epoch_order(64, seed=0, epoch=epoch)
         for batch in torch.split(order, 20)[first:]:
             one, other = (each.batch_builder.batch(batch, epoch=epoch) for each in (device, loader))
-            assert torch.equal(one.images_BCHW, other.images_BCHW)
+            assert torch.equal(one.inputs, other.inputs)
             assert torch.equal(one.labels_B, other.labels_B)
             assert (one.own_B is None) == ("--mixup=0.4" not in augmentations)
             if one.own_B is not None and one.others_B is not None:
@@ -165,15 +165,15 @@ def test_a_sample_is_changed_the_same_way_on_every_rank() -> None:
     at_once = whole.batch(batch, epoch=3)
     shares = [shard_of(batch, rank=rank, world_size=3).indices_N for rank in range(3)]
     parts = [state(*ALL, rank=rank, size=3).batch_builder.batch(shares[rank], epoch=3) for rank in range(3)]
-    assert torch.equal(torch.cat([part.images_BCHW for part in parts]), at_once.images_BCHW)
+    assert torch.equal(torch.cat([part.inputs for part in parts]), at_once.inputs)
     assert torch.equal(torch.cat([part.own_B for part in parts]), at_once.own_B)
-    assert not torch.equal(whole.batch(batch, epoch=4).images_BCHW, at_once.images_BCHW)
+    assert not torch.equal(whole.batch(batch, epoch=4).inputs, at_once.inputs)
 
 
 def test_without_changes_a_batch_is_the_images() -> None:
     plain = state("--no-augment", "--precision=fp32")
     batch = plain.batch_builder.batch(torch.arange(20), epoch=0)
     images = plain.train.images_NHWC[:20].permute(0, 3, 1, 2).float()
-    back = (batch.images_BCHW - plain.batch_builder.normalise.offset) / plain.batch_builder.normalise.scale
+    back = (batch.inputs - plain.batch_builder.normalise.offset) / plain.batch_builder.normalise.scale
     assert torch.allclose(back.float(), images, atol=1e-2)
-    assert batch.images_BCHW.is_contiguous(memory_format=torch.channels_last)
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)

@@ -74,7 +74,7 @@ def batch_of(state: TrainingState) -> Any:
 
 def logits_dtype(state: TrainingState) -> torch.dtype:
     with state.precision.autocast(state.world.device):
-        logits: torch.Tensor = state.ddp(batch_of(state).images_BCHW)
+        logits: torch.Tensor = state.ddp(batch_of(state).inputs)
     assert logits.device == CUDA
     return logits.dtype
 
@@ -88,7 +88,7 @@ def test_batch_forward_loss_and_step(precision: str, model: str, channels_last: 
         batch = batch_of(state)
         wide = torch.float64 if precision == "fp64" else torch.float32
         assert {(one.device, one.dtype) for one in state.model.parameters()} == {(CUDA, wide)}
-        assert (batch.images_BCHW.device, batch.images_BCHW.dtype) == (CUDA, DTYPES[precision])
+        assert (batch.inputs.device, batch.inputs.dtype) == (CUDA, DTYPES[precision])
         assert {batch.labels_B.device, batch.others_B.device, batch.own_B.device} == {CUDA}
         assert logits_dtype(state) == DTYPES[precision]
         loss = local_loss(state, state.ddp, batch, 1.0)
@@ -111,7 +111,7 @@ def test_batch_forward_loss_and_step(precision: str, model: str, channels_last: 
 def test_data_parallel_computes_in_the_dtype_that_was_asked_for() -> None:
     with gpu():
         state = build("--precision=bf16", "--model=convnet", "--strategy=dp")
-        images = batch_of(state).images_BCHW
+        images = batch_of(state).inputs
         with torch.autocast("cuda", torch.float16):  # as in a replica's thread: on, with CUDA's default
             assert state.ddp(images).dtype == torch.bfloat16
 

@@ -32,7 +32,7 @@ class Infinite(torch.autograd.Function):
 
 def poisoned(state, model, batch, weight):
     # On rank 1 at step 17, also when it is computed once more.
-    seen.add(float(batch.images_BCHW.sum()))
+    seen.add(float(batch.inputs.sum()))
     loss = local_loss(state, model, batch, weight)
     if state.world.rank_info.rank == 1 and len(seen) == 17:
         loss = loss + (float("nan") if kind == "loss" else Infinite.apply(next(model.parameters())))

@@ -15,7 +15,11 @@ from ddpwire.exits import Exit
 from ddpwire.signals import Signals
 from ddpwire.streams import open_closed
 
-VERBS = {"export": "ddptrain.export", "fit": "ddptrain.memory_estimate"}  # modules whose main takes arguments
+VERBS = {
+    "export": "ddptrain.export",
+    "fit": "ddptrain.memory_estimate",
+    "sample": "ddptrain.sample",
+}  # modules whose main takes arguments
 
 
 def main() -> NoReturn:

@@ -203,7 +203,8 @@ class NoProgress:
 class ProgressLines:
     """For a file or a pipe: whole lines, and in a long epoch one every LOG_EVERY_S."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "images") -> None:
+        self._noun = noun  # what a sample is
         self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
@@ -219,7 +220,7 @@ class ProgressLines:
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
         """Print a line if the last one is older than LOG_EVERY_S."""
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
-            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} images/s")
+            self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
 
     def close(self) -> None:
         """Do nothing."""
@@ -228,14 +229,14 @@ class ProgressLines:
 class ProgressBar:
     """For a terminal: the lines, and a progress bar below them."""
 
-    def __init__(self) -> None:
+    def __init__(self, noun: str = "images") -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
         self._progress: Progress = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             TextColumn("step {task.completed:.0f} of {task.total:.0f}"),
-            TextColumn("{task.fields[speed]:.0f} images/s"),
+            TextColumn("{task.fields[speed]:.0f} " + f"{noun}/s"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             refresh_per_second=4,
@@ -273,16 +274,16 @@ def _closed_terminal_ignored() -> Iterator[None]:
         leave_lost()
 
 
-def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ) -> ProgressDisplay:
+def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
     """Return the display for this rank and its stdout."""
     if not first:
         return NoProgress()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
         try:
-            return ProgressBar()
+            return ProgressBar(noun)
         except ImportError:  # rich is optional
             pass
-    return ProgressLines()
+    return ProgressLines(noun)
 
 
 @dataclass(frozen=True, kw_only=True)

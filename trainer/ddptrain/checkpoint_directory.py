@@ -5,6 +5,7 @@ import errno
 import fcntl
 import os
 import re
+import secrets
 import socket
 import stat
 import struct
@@ -13,7 +14,15 @@ import time
 import weakref
 from pathlib import Path
 
-from ddptrain.checkpoint import UnusableCheckpoint, create_file, finish_write, manifest_path, read_manifest
+from ddptrain.checkpoint import (
+    UnusableCheckpoint,
+    create_file,
+    data_files,
+    finish_write,
+    manifest_path,
+    read_manifest,
+)
+from ddptrain.distributed import RankInfo, agree, broadcast
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
@@ -47,7 +56,7 @@ class CheckpointDirectory:
 
     def path(self, step: int) -> Path:
         """Return the path of a step's checkpoint."""
-        return _path(self.folder, step)
+        return checkpoint_path(self.folder, step)
 
     def checkpoints(self) -> list[Path]:
         """Return the checkpoints, complete or not, newest first. Raises OSError."""
@@ -60,7 +69,7 @@ class CheckpointDirectory:
     def set_aside(self, path: Path) -> str:
         """Rename a corrupt checkpoint. Return what was done, for a message."""
         try:
-            for file in (path, manifest_path(path)):
+            for file in (*data_files(path), manifest_path(path)):
                 if file.exists():
                     file.replace(file.with_name(file.name + SUFFIX_BAD))
         except OSError as error:
@@ -77,8 +86,8 @@ class CheckpointDirectory:
         best = best_checkpoint(paths) if keep_best and old else None
         for path in old:
             if path not in (best, written) and not (keep_best and _may_be_best(path)):
-                path.unlink(missing_ok=True)
-                manifest_path(path).unlink(missing_ok=True)
+                for file in (*data_files(path), manifest_path(path)):
+                    file.unlink(missing_ok=True)
                 paths.remove(path)
         return len(paths)
 
@@ -113,10 +122,34 @@ class CheckpointDirectory:
 
     def _clean_up(self) -> None:
         """Complete or remove the writes that a kill has interrupted."""
-        for part in self.folder.glob(".step-*.pt.part"):
-            finish_write(part.with_name(part.name.removeprefix(".").removesuffix(".part")))
         for torn in self.folder.glob(".step-*.json.*"):
             torn.unlink(missing_ok=True)
+        for name in {part.name.split(".")[1] for part in self.folder.glob(".step-*.part")}:
+            finish_write(self.folder / f"{name}.pt")
+
+
+def check_shared(folder: Path, rank_info: RankInfo) -> None:
+    """Raise TrainError unless all ranks see the same folder, where each writes its shard. Every rank calls it."""
+    token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
+
+    def make() -> None:
+        if rank_info.is_first:
+            token.touch()
+
+    def look() -> None:
+        if not token.exists():
+            raise TrainError(
+                Exit.CONFIG,
+                f"rank {rank_info.rank} does not see rank 0's --checkpoint-dir {folder}, where each rank writes",
+                hint="give a folder that all nodes share, or --strategy ddp",
+            )
+
+    try:
+        agree(rank_info, make)
+        agree(rank_info, look)
+    finally:
+        if rank_info.is_first:
+            token.unlink(missing_ok=True)
 
 
 def try_lock(descriptor: int) -> bool:
@@ -143,7 +176,7 @@ def try_lock(descriptor: int) -> bool:
 def list_checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, complete or not, newest first. Raises OSError."""
     steps = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
-    return [_path(folder, step) for step in sorted(steps, reverse=True)]
+    return [checkpoint_path(folder, step) for step in sorted(steps, reverse=True)]
 
 
 def step_of(path: Path) -> int | None:
@@ -174,5 +207,6 @@ def _may_be_best(path: Path) -> bool:
     return False
 
 
-def _path(folder: Path, step: int) -> Path:
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Return the path of a step's checkpoint."""
     return folder / f"step-{step:08d}.pt"

@@ -1,9 +1,10 @@
 """Saving and resuming: which checkpoint to resume from, when to save, and writing in the background.
 
-Rank 0 reads and writes; all ranks agree on the result.
+Rank 0 reads, and writes unless the training is sharded: then each rank writes its shard. All ranks agree on the result.
 """
 
 import errno
+import math
 import os
 import sys
 import threading
@@ -22,15 +23,19 @@ from ddptrain.checkpoint import (
     Checkpoint,
     CorruptCheckpoint,
     OtherFormat,
+    Shard,
     UnusableCheckpoint,
+    data_files,
     load_checkpoint,
     manifest_path,
+    map_tensors,
     parse_checkpoint,
+    whole,
     write_checkpoint,
 )
-from ddptrain.checkpoint_directory import SUFFIX_BAD, CheckpointDirectory, step_of
+from ddptrain.checkpoint_directory import SUFFIX_BAD, CheckpointDirectory, checkpoint_path, step_of
 from ddptrain.config import CheckpointOptions, shaping_options
-from ddptrain.distributed import agree, broadcast, broadcast_state
+from ddptrain.distributed import agree, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
@@ -72,11 +77,15 @@ class CheckpointManager:
         self._events = events
         self._finder: CheckpointFinder | None = None
         self._saver: CheckpointSaver | None = None
-        options = state.options.checkpoints
+        self._sharding, options = state.sharding, state.options.checkpoints
+        self._path = partial(checkpoint_path, options.folder)
         if directory is not None:
             self._finder = CheckpointFinder(directory=directory, options=options, metrics=metrics, warn=log_warning)
-            self._saver = CheckpointSaver(directory, options, metrics, events=events, warn=log_warning, on_wait=on_wait)
-            self._path = directory.path
+        shard = None if self._sharding is None else self._sharding.shard
+        if directory is not None or shard is not None:
+            self._saver = CheckpointSaver(
+                directory, options, metrics, events=events, warn=log_warning, on_wait=on_wait, shard=shard
+            )
 
     def resume(self) -> tuple[Path, int, int | None] | None:
         """Load the checkpoint that ``--resume`` selects on every rank.
@@ -101,7 +110,11 @@ class CheckpointManager:
             path, step, shaping = head
             self._resumed = path
             for name, part in self._state.parts.items():
-                values = broadcast_state(rank_info, parts.pop(name, None))
+                values = parts.pop(name, None)
+                if self._sharding is None:
+                    values = broadcast_state(rank_info, whole(values))
+                else:
+                    values = self._sharding.distribute(part, values)
                 agree(rank_info, partial(_load_part, path, name, part, values))
                 del values
             if self._saver:
@@ -110,16 +123,30 @@ class CheckpointManager:
         return path, step, shaping.get("epochs")
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step, in the middle of an epoch; False on all ranks but 0."""
-        return self._saver is not None and self._saver.is_due(step)
+        """Return whether to save after this step, in the middle of an epoch; False on ranks that do not write."""
+        options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
+        if self._sharding is not None and (options.every or options.minutes):
+            due = broadcast(self._state.world.rank_info, due)
+        return due
 
     def save(self, step: int, accuracy: float | None) -> None:
-        """Write a checkpoint in the background on rank 0, unless there is one of this step."""
-        if self._saver and self._saver.newest != self._path(step):
-            with self._goodput.time_lost("checkpoint"):
+        """Write a checkpoint in the background, unless there is one of this step."""
+        saver, sharding, rank_info = self._saver, self._sharding, self._state.world.rank_info
+        with self._goodput.time_lost("checkpoint"):
+            stuck = False
+            if sharding is not None:  # all ranks write, or none
+                stuck = any(gather(rank_info, saver is not None and not saver.wait_for_write(step)))
+            wanted = saver is not None and saver.newest != self._path(step)
+            if sharding is not None:
+                wanted = broadcast(rank_info, wanted)
+            if saver is not None and stuck:
+                saver.skip(step)
+            elif saver is not None and wanted:
                 parts = {name: part.state_dict() for name, part in self._state.parts.items()}
+                if sharding is not None:
+                    parts = sharding.own_rows(parts)
                 # The epochs shape the learning rate; a resumed training may change them, and reports it.
-                self._saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
+                saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
         """Save the last step, and return its file. Raises TrainError when it cannot be saved.
@@ -128,13 +155,13 @@ class CheckpointManager:
         """
         if not self._epochs:
             return self._resumed
-        problem, path = "", Path()
-        if self._saver:
-            path = self._path(step)
+        problem, path = "", self._path(step)
+        written = self.wait_for_write(step)
+        again = written and self._saver is not None and self._saver.newest != path
+        if broadcast(self._state.world.rank_info, again):  # not started, or the disk has space again
+            self.save(step, accuracy)
             written = self.wait_for_write(step)
-            if written and self._saver.newest != path:  # not started, or the disk has space again
-                self.save(step, accuracy)
-                written = self.wait_for_write(step)
+        if self._saver is not None:
             if not written:
                 problem = f"step {step} could not be saved: the disk has not taken {path} for {STUCK_S:g} s"
             elif self._saver.newest != path:
@@ -264,7 +291,7 @@ class CheckpointFinder:
         began = time.monotonic()
         try:
             checkpoint = _read_again(lambda: load_checkpoint(path))
-            written = path.stat()
+            written, size_bytes = path.stat(), sum(file.stat().st_size for file in data_files(path))
             if step_of(path) not in (None, checkpoint.step):
                 raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
         except (UnusableCheckpoint, OSError) as error:
@@ -274,7 +301,7 @@ class CheckpointFinder:
             raise
         seconds = time.monotonic() - began
         self.metrics.checkpoint_loaded(
-            seconds=seconds, step=checkpoint.step, written_at=written.st_mtime, size_bytes=written.st_size
+            seconds=seconds, step=checkpoint.step, written_at=written.st_mtime, size_bytes=size_bytes
         )
         return checkpoint
 
@@ -328,19 +355,21 @@ class CheckpointSaver:
     """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes it to the disk.
 
     ``warn`` is called with a line when a write fails: the training goes on, and the previous checkpoint is complete.
-    ``on_wait`` is called with the step while the loop waits for the disk.
+    ``on_wait`` is called with the step while the loop waits for the disk. ``directory``: None on all ranks but 0.
     """
 
     def __init__(
         self,
-        directory: CheckpointDirectory,
+        directory: CheckpointDirectory | None,
         options: CheckpointOptions,
         metrics: Metrics,
         *,
         events: EventLog,
         warn: Callable[[str], None],
         on_wait: Callable[[int], None] = lambda _: None,
+        shard: Shard | None = None,
     ) -> None:
+        self._shard = None if shard is None else Shard(number=shard.number, gather=partial(self._gather, shard))
         self._directory = directory
         self._options = options
         self._metrics = metrics
@@ -362,8 +391,7 @@ class CheckpointSaver:
     def save(self, step: int, parts: Mapping[str, Any], shaping: Mapping[str, Any], accuracy: float | None) -> None:
         """Copy the state, and start writing it."""
         if not self.wait_for_write(step):
-            self._metrics.checkpoint_failed(op="save", reason="io")
-            self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
+            self.skip(step)
             return
         began = self._saved_at = time.monotonic()
         checkpoint = Checkpoint(step=step, shaping=shaping, parts=self._snapshot.take(parts), accuracy=accuracy)
@@ -371,6 +399,11 @@ class CheckpointSaver:
         self._waited_s = time.monotonic() - began
         self._writing = threading.Thread(target=self._write, args=(checkpoint, began), daemon=True, name="checkpoint")
         self._writing.start()
+
+    def skip(self, step: int) -> None:
+        """Report that there is no checkpoint of this step, since a disk is stuck."""
+        self._metrics.checkpoint_failed(op="save", reason="io")
+        self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
         """Wait until what is being written is on the disk, or has failed. Return False when the disk is stuck.
@@ -387,11 +420,14 @@ class CheckpointSaver:
         return True
 
     def _write(self, checkpoint: Checkpoint, began: float) -> None:
-        path = self._directory.path(checkpoint.step)
+        folder = self._options.folder if self._directory is None else self._directory.folder
+        path = checkpoint_path(folder, checkpoint.step)
         try:
             self._snapshot.wait()
-            size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write)
+            size_bytes = write_checkpoint(path, checkpoint, on_write=self._on_write, shard=self._shard)
             self.newest = path
+            if self._directory is None:
+                return
             retained = self._directory.delete_old(
                 keep=self._options.keep, keep_best=self._options.keep_best, written=path
             )
@@ -413,6 +449,14 @@ class CheckpointSaver:
                 bytes=size_bytes,
                 path=str(path),
             )
+
+    def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
+        """Exchange what the writers have written. The disk is not stuck meanwhile; the group has its own time-out."""
+        self._written_at = math.inf
+        try:
+            return shard.gather(value)
+        finally:
+            self._on_write()
 
     def _failed(self, step: int, reason: str) -> None:
         self._warn(f"no checkpoint of step {step}: {reason}")
@@ -436,7 +480,13 @@ class Snapshot:
         """Return the state with its tensors copied. From a GPU they are complete after ``wait``."""
         sources: list[Tensor] = []
         copies: list[Tensor] = []
-        copy = self._copy(state, (), sources, copies)
+
+        def copy_of(path: tuple[Any, ...], tensor: Tensor) -> Tensor:
+            sources.append(tensor.detach())
+            copies.append(self._buffer(path, sources[-1]))
+            return copies[-1]
+
+        copy = map_tensors(state, copy_of)
         if sources:
             # In the training's own stream: the next step cannot change a tensor before it is copied.
             compat.copy_all(copies, sources)
@@ -449,17 +499,6 @@ class Snapshot:
         """Wait until the copies are complete. May be called from any thread."""
         if self._copied is not None:
             self._copied.synchronize()
-
-    def _copy(self, value: Any, path: tuple[object, ...], sources: list[Tensor], copies: list[Tensor]) -> Any:
-        if isinstance(value, Tensor):
-            sources.append(value.detach())
-            copies.append(self._buffer(path, sources[-1]))
-            return copies[-1]
-        if isinstance(value, Mapping):
-            return {key: self._copy(item, (*path, key), sources, copies) for key, item in value.items()}
-        if isinstance(value, (list, tuple)):
-            return type(value)(self._copy(item, (*path, index), sources, copies) for index, item in enumerate(value))
-        return value
 
     def _buffer(self, path: tuple[object, ...], source: Tensor) -> Tensor:
         kept = self._buffers.get(path)

@@ -1,5 +1,6 @@
 """Every private interface of torch that ddptrain uses, each with a check and a plain fallback."""
 
+import sys
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -70,6 +71,18 @@ def flight_recorder_dump() -> Callable[[], Any] | None:
         return None
     dump: Callable[[], Any] = _dump_fr_trace_json
     return dump
+
+
+def sharded_type() -> type | tuple[type, ...]:
+    """Return the type of sharded tensors, () where torch's module for them, which takes 1 s, was not imported."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return () if module is None else module.DTensor
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor gathered from its shards, or added up from the ranks' parts; itself if it is not sharded."""
+    sharded: Any = tensor
+    return sharded.full_tensor() if isinstance(tensor, sharded_type()) else tensor
 
 
 def storage_id(tensor: Tensor) -> int:

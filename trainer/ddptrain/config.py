@@ -19,6 +19,8 @@ from ddpwire.run_files import write_error
 
 DATA = tuple(RECIPES)
 MODELS = ("simple", "convnet", "imageclassifier", "resnet18", "digitsnet")
+TEXT_MODEL = "gpt"
+SHARDED = ("fsdp", "hybrid")  # strategies
 SCHEDULES = ("one-cycle", "cosine", "steps", "constant")
 DEVICES = ("auto", "cuda", "cpu")
 COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
@@ -104,7 +106,7 @@ class DataOptions:
     name: str = option("data set: %(choices)s", flag="--data", shapes=True, default="digits", choices=DATA)
     folder: Path = option(
         "where mnist, cifar10 and cifar100 are read, and downloaded to if they are not there; for folder: holds "
-        "CLASS/*.png or *.jpg, or these under train and val",
+        "CLASS/*.png or *.jpg, or these under train and val; for text: a file, or a folder of *.txt",
         flag="--data-dir",
         type=Path,
         default=Path("data"),
@@ -127,6 +129,9 @@ class DataOptions:
         "their channels, height and width", shapes=True, type=image_shape, default=(1, 28, 28), metavar="CxHxW"
     )
     synthetic_classes: int = option("their classes", shapes=True, type=whole(2), default=10, metavar="N")
+    context: int = option(
+        "for text: bytes that the model sees at once", shapes=True, type=whole(1), default=256, metavar="N"
+    )
     input: str = option(
         "device: all images on the device as bytes; loader: read by worker processes; auto: on the device where they "
         "fit. The order and the augmentation are the same",
@@ -181,7 +186,7 @@ class ModelOptions:
     """The model and its initial weights."""
 
     name: str = option(
-        f"{', '.join(MODELS)}, or a classifier of torchvision by its name: resnet50, torchvision:resnet18",
+        f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a classifier of torchvision: resnet50, torchvision:resnet18",
         flag="--model",
         shapes=True,
         metavar="NAME",
@@ -205,6 +210,9 @@ class ModelOptions:
         choices=("batch", "group"),
         default="batch",
     )
+    layers: int = option("of gpt", shapes=True, type=whole(1), default=4, metavar="N")
+    width: int = option("of gpt: numbers a position", shapes=True, type=whole(1), default=128, metavar="N")
+    heads: int = option("of gpt's attention; they divide --width", shapes=True, type=whole(1), default=4, metavar="N")
     recompute: bool = option("keep fewer activations and compute them again in the backward pass", default=False)
 
 
@@ -381,8 +389,9 @@ class RankOptions:
         metavar="SECONDS",
     )
     strategy: str = option(
-        "ddp: DistributedDataParallel; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
-        choices=("ddp", "dp", "single"),
+        "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
+        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
+        choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
     backend: str = option(
@@ -426,6 +435,7 @@ Examples:
   ddptrain --recipe folder-resnet18-pretrained --data-dir photos
   ddptrain --profile 5                            a trace of five steps, for https://ui.perfetto.dev
   ddptrain export checkpoints weights.pt          the weights alone; ddptrain export --help
+  ddptrain --data text --data-dir corpus.txt --layers 6 --width 256 --context 256
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
@@ -517,7 +527,7 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     if machine.deterministic:
         precision = "fp32" if machine.precision == "auto" else machine.precision
         values |= {"precision": precision, "channels_last": machine.channels_last, "compile": machine.compile}
-        values |= {"bucket_mb": options.ranks.bucket_mb}
+        values |= {"bucket_mb": options.ranks.bucket_mb, "strategy": options.ranks.strategy}
     return values | {"batch_size": batch_size, "deterministic": machine.deterministic}
 
 
@@ -539,8 +549,9 @@ def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str,
 def _parser(*, quiet: bool) -> Parser:
     parser = Parser(
         prog="ddptrain",
-        usage="ddptrain [OPTIONS]\n       ddptrain export SOURCE TARGET\n       ddptrain fit [OPTIONS]",
-        description="Train an image classifier with DistributedDataParallel: one rank of it, or all in one process.",
+        usage="ddptrain [OPTIONS]\n       ddptrain export SOURCE TARGET\n       ddptrain fit [OPTIONS]\n"
+        "       ddptrain sample SOURCE",
+        description="Train an image classifier or a GPT: one rank of it, or all in one process.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

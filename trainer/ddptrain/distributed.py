@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ddptrain.config import Options, RankOptions
+from ddptrain.config import SHARDED, Options, RankOptions
 from ddptrain.errors import TrainError
 from ddpwire import names
 from ddpwire.exits import Exit
@@ -442,7 +442,9 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
     """Raise TrainError for options that cannot be combined. Every rank prints it: they have not met yet."""
     ranks = options.ranks
-    if ranks.strategy != "ddp" and rank_info.size > 1:
+    if ranks.strategy in SHARDED:
+        _check_sharded(options)
+    elif ranks.strategy != "ddp" and rank_info.size > 1:
         raise TrainError(
             Exit.CONFIG,
             f"--strategy {ranks.strategy} is for one process, this is one of {rank_info.size} ranks",
@@ -462,6 +464,24 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
     if options.machine.compile != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
         message = f"--bucket-mb {ranks.bucket_mb:g} does not go with --compile, which needs buckets of 1 MB"
         raise TrainError(Exit.CONFIG, message, hint="give at least 1, or --compile off", rank=None)
+
+
+def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
+    """Return whether the ranks share the weights; a single rank has all of them."""
+    return options.strategy in SHARDED and rank_info.size > 1
+
+
+def _check_sharded(options: Options) -> None:
+    ranks = options.ranks
+    given = {
+        "--compile": options.machine.compile != "off",
+        "--compress": ranks.compress != "none",
+        "--sync-bn": ranks.sync_bn,
+        "--static-graph": ranks.static_graph,
+    }
+    if wrong := next((flag for flag, value in given.items() if value), None):
+        message = f"--strategy {ranks.strategy} does not go with {wrong}"
+        raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave it out", rank=None)
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:

@@ -5,12 +5,15 @@ import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddptrain.config import Parser
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, RECORD, write_atomic
+
+if TYPE_CHECKING:
+    from ddptrain.checkpoint import Checkpoint
 
 EPILOG = """\
 Examples:
@@ -44,21 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.target.suffix not in (".pt", ".safetensors"):
         parser.error(f"{given.target} is neither .pt nor .safetensors")
 
-    from ddptrain import checkpoint  # imports torch
-
-    path = _choose(given.source, best=given.best)
-    try:
-        found = checkpoint.load_checkpoint(path)
-    except checkpoint.OtherFormat as error:
-        raise TrainError(Exit.CONFIG, f"{path}: {error.message}", hint="install the version that wrote it") from None
-    except checkpoint.CorruptCheckpoint as error:
-        raise TrainError(Exit.DATA, f"{path}: {error.message}") from None
-    except OSError as error:
-        raise TrainError(Exit.NO_INPUT, f"{path}: {error.strerror}") from None
-    name = ("ema" if "ema" in found.parts else "model") if given.part == "auto" else given.part
-    if name not in found.parts:
-        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
-    weights = dict(found.parts[name])
+    path = choose_checkpoint(given.source, best=given.best)
+    name, weights, found = read_part(path, given.part)
     _write(given.target, weights)
     # Averaged weights are the ones that are evaluated.
     accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
@@ -67,8 +57,29 @@ def main(arguments: Sequence[str]) -> int:
     return Exit.OK
 
 
-def _choose(source: Path, *, best: bool) -> Path:
-    """Return the checkpoint to export. Raises TrainError."""
+def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]:
+    """Return the name and the tensors of a part, and the checkpoint. Raises TrainError.
+
+    ``part``: auto is the averaged weights, where there are any, else the model's.
+    """
+    from ddptrain import checkpoint  # imports torch
+
+    try:
+        found = checkpoint.load_checkpoint(path)
+    except checkpoint.OtherFormat as error:
+        raise TrainError(Exit.CONFIG, f"{path}: {error.message}", hint="install the version that wrote it") from None
+    except checkpoint.CorruptCheckpoint as error:
+        raise TrainError(Exit.DATA, f"{path}: {error.message}") from None
+    except OSError as error:
+        raise TrainError(Exit.NO_INPUT, f"{path}: {error.strerror}") from None
+    name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
+    if name not in found.parts:
+        raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
+    return name, dict(checkpoint.whole(found.parts[name])), found
+
+
+def choose_checkpoint(source: Path, *, best: bool) -> Path:
+    """Return the checkpoint that SOURCE names. Raises TrainError."""
     from ddptrain.checkpoint_directory import best_checkpoint, list_checkpoints
 
     if source.is_file():

@@ -17,18 +17,20 @@ import torch.distributed as dist
 
 from ddptrain import debugging
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, ProgressDisplay, StopVote, open_progress
-from ddptrain.checkpoint_directory import CheckpointDirectory
+from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
 from ddptrain.config import Options
 from ddptrain.data.base import ImageDataset
 from ddptrain.data.datasets import SOURCES
 from ddptrain.data.kaggle import locate
+from ddptrain.data.text import TextDataset
 from ddptrain.distributed import (
     RankInfo,
     agree,
     check_strategy,
     gather,
     is_lost_peer,
+    is_sharded,
     is_timeout,
     join_ranks,
     make_world,
@@ -42,7 +44,7 @@ from ddptrain.metrics import Metrics, TrainingInfo, open_metrics
 from ddptrain.models import fetch_pretrained
 from ddptrain.step_timing import Overlap, Tracer, measure_phases
 from ddptrain.straggler import StragglerDetector, StragglerEvent, gather_rank_hosts, straggler_message
-from ddptrain.train_loop import TrainResult, count_correct, diagnose_nonfinite, train
+from ddptrain.train_loop import Evaluation, TrainResult, diagnose_nonfinite, evaluate, train
 from ddptrain.training_state import (
     TrainingState,
     build_training_state,
@@ -124,14 +126,18 @@ def _train(
     )
     if directory is not None:
         resources.callback(directory.unlock)
+    if is_sharded(options.ranks, rank_info):
+        check_shared(options.checkpoints.folder, rank_info)
     options = replace(options, machine=same_precision(options.machine, world))
     options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
     data = _load_data(options, rank_info, metrics)
     state = agree(rank_info, lambda: build_training_state(options, world, data, batch_size=batch_size))
-    progress = open_progress(first=rank_info.is_first, environ=environ)
+    progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
     progress.log(start_message(state))
 
-    guard, heartbeat = NonFiniteGuard(world.device), _open_heartbeat(environ)
+    # A sharded optimizer has no flag on the GPU that keeps it from a step: each step's norm is waited for.
+    guard = NonFiniteGuard(world.device if state.sharding is None else torch.device("cpu"))
+    heartbeat = _open_heartbeat(environ)
     events = events_of(environ) if rank_info.is_first else EventLog(None, node=0)
     rank_hosts = gather_rank_hosts(rank_info, environ)
     manager = CheckpointManager(state, directory, metrics, goodput, events, on_wait=heartbeat.beat)
@@ -152,7 +158,9 @@ def _train(
         heartbeat=heartbeat,
         metrics=metrics,
         goodput=goodput,
-        phases=measure_phases(world.device, state.model.parameters(), alone=rank_info.size == 1),
+        phases=measure_phases(
+            world.device, state.model.parameters(), alone=rank_info.size == 1 or state.sharding is not None
+        ),
         guard=guard,
         stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
         tracer=Tracer(
@@ -207,7 +215,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
         return Heart(None)
 
 
-def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset:
+def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset | TextDataset:
     """Return the dataset, after fetching it and the pretrained weights. Raises TrainError.
 
     Rank 0 downloads first, which is enough where nodes share a folder, then one rank of each node.
@@ -220,7 +228,7 @@ def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> Image
         raise
 
 
-def _fetch_and_load(options: Options, rank_info: RankInfo) -> ImageDataset:
+def _fetch_and_load(options: Options, rank_info: RankInfo) -> ImageDataset | TextDataset:
     source = SOURCES[options.data.name]
     fetches = [partial(source.prepare, options.data)] if source.prepare else []
     if options.model.pretrained:
@@ -241,19 +249,19 @@ def _save_and_report(
     stop: StopVote,
 ) -> None:
     """Save the last step, and report how the training ended. Raises TrainError when it cannot be saved."""
-    accuracy = None if result.num_correct is None else result.num_correct / len(state.test)
+    accuracy = None if result.evaluation is None else result.evaluation.accuracy
     path = manager.save_last(result.step, accuracy)
     if result.exit_code:
         progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
     else:
-        num_correct = result.num_correct
-        if num_correct is None:
+        evaluation = result.evaluation
+        if evaluation is None:
             with callbacks.goodput.time_lost("evaluation"):
-                num_correct = count_correct(state)
+                evaluation = evaluate(state)
         callbacks.flush_metrics()
         mine = callbacks.metrics.time_totals() or callbacks.goodput.totals()
         progress.log(cost_message(state, gather(state.world.rank_info, mine), callbacks.phases.totals))
-        progress.log(summary_message(state, result, num_correct=num_correct, checkpoint=path))
+        progress.log(summary_message(state, result, evaluation=evaluation, checkpoint=path))
     callbacks.flush_metrics()
     lost = {cause: round(seconds, 3) for cause, seconds in callbacks.goodput.lost_s.items() if seconds}
     callbacks.events.emit(
@@ -287,7 +295,7 @@ def start_message(state: TrainingState) -> str:
     where = f"{world.backend} on {world.device.type}" if world.rank_info.size > 1 else world.device.type
     text = (
         f"{options.model.name} ({parameters:,} parameters) on {state.data.name} "
-        f"({len(state.train):,} images to train, {len(state.test):,} to test): "
+        f"({len(state.train):,} {state.data.noun} to train, {len(state.test):,} to test): "
         f"{_count(world.rank_info.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
         f"batch {state.batch_size}, {_count(epochs, 'epoch')} of {_count(state.steps_per_epoch, 'step')}; "
         f"{state.precision.name}, {state.batch_builder.feed.description}"
@@ -333,14 +341,18 @@ def stop_message(
     return f"{where}: saved {checkpoint}{how}"
 
 
-def summary_message(state: TrainingState, result: TrainResult, *, num_correct: int, checkpoint: Path | None) -> str:
+def summary_message(
+    state: TrainingState, result: TrainResult, *, evaluation: Evaluation, checkpoint: Path | None
+) -> str:
     """Return the results of a training that is complete."""
     speed = f"{result.num_images / result.seconds:.0f}" if result.seconds else "nothing was trained"
+    images, counts = isinstance(state.data, ImageDataset), f"{evaluation.num_correct} of {evaluation.num_predicted}"
     return "\n".join(
         (
             f"world size     {state.world.rank_info.size}",
-            f"test accuracy  {100 * num_correct / len(state.test):.2f} % ({num_correct} of {len(state.test)} images)",
-            f"images/s       {speed}",
+            f"test accuracy  {100 * evaluation.accuracy:.2f} % ({counts} {'images' if images else 'bytes'})",
+            *([] if images else [f"bits a byte    {evaluation.bits:.4f}"]),
+            f"{state.data.noun + '/s':14} {speed}",
             *([f"checkpoint     {checkpoint}"] if checkpoint else []),
             f"weights sha256 {fingerprint(state.model.state_dict())}",
         )

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ddptrain.config import MODELS, ModelOptions
+from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape
 from ddptrain.errors import TrainError
+from ddptrain.gpt import GPT
 from ddpwire.exits import Exit
 
 Norm = Callable[[int], nn.Module]
@@ -49,6 +50,8 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
         raise TrainError(
             Exit.CONFIG, f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out"
         )
+    if name == TEXT_MODEL:
+        raise TrainError(Exit.CONFIG, "--model gpt is for --data text, not for images", hint="give another model")
     if name not in MODELS:
         return build_torchvision_model(name, shape, small_stem=stem == "small")
     smallest_px = SMALLEST_PX[name]
@@ -61,6 +64,21 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
         )
     small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
     return _ours(name, shape, _Layers(norm=_group_norm if norm == "group" else nn.BatchNorm2d, small_stem=small_stem))
+
+
+def build_gpt(options: ModelOptions, *, context: int) -> GPT:
+    """Return the model of ``--data text``, freshly initialised. Raises TrainError."""
+    if options.name != TEXT_MODEL:
+        raise TrainError(Exit.CONFIG, f"--model {options.name} is for images, not for --data text", hint="give gpt")
+    if options.width % options.heads:
+        raise TrainError(Exit.CONFIG, f"--heads {options.heads} does not divide --width {options.width}")
+    return GPT(layers=options.layers, width=options.width, heads=options.heads, context=context)
+
+
+def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the layers of a model that are sharded one by one: those of its nn.Sequentials."""
+    children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
+    return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 def _ours(name: str, shape: ImageShape, choice: _Layers) -> nn.Module:

@@ -16,7 +16,10 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return a fused optimizer. Norms and biases have no weight decay, which does not regularise them."""
+    """Return a fused optimizer, if torch has it for these weights.
+
+    Norms and biases have no weight decay, which does not regularise them.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [one for one in parameters if one.ndim >= 2], "weight_decay": options.weight_decay},
@@ -25,7 +28,8 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
     groups = [group for group in groups if group["params"]]
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, betas=(options.momentum, 0.999), fused=True)
-    sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0, fused=True)
+    kind = {"foreach" if isinstance(parameters[0], compat.sharded_type()) else "fused": True}
+    sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0, **kind)
     if options.momentum:
         # torch leaves the buffers uninitialised until a step is taken, which fp16's first steps may not be. Beginning
         # with 0 gives the same first step.
@@ -85,11 +89,11 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 class WeightAverage:
     """An exponential moving average of the weights, evaluated instead of them. In the first steps it decays faster.
 
-    ``decay``: the share of the average that a step keeps.
+    ``decay``: the share of the average that a step keeps. ``average``: a copy of the model; None: one is made.
     """
 
-    def __init__(self, model: nn.Module, decay: float) -> None:
-        self.model = copy.deepcopy(model).requires_grad_(requires_grad=False)
+    def __init__(self, model: nn.Module, decay: float, average: nn.Module | None = None) -> None:
+        self.model = average or copy.deepcopy(model).requires_grad_(requires_grad=False)
         self._decay = decay
         self._weights = _float_tensors(model)
         self._averages = _float_tensors(self.model)

@@ -5,18 +5,23 @@ Nothing in a step waits for the device. Shapes: B batch, K classes.
 """
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ddptrain import compat
 from ddptrain.callbacks import Callbacks, NonFiniteGuard
 from ddptrain.data.augment import Batch, lay_out
+from ddptrain.data.base import ImageDataset
 from ddptrain.data.sampling import BatchShard, batches, epoch_order, seed_step, shard_of
+from ddptrain.data.text import TextBatches
 from ddptrain.distributed import World, find_ddp, gather, sum_over_ranks
 from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
@@ -26,6 +31,26 @@ from ddpwire.exits import Exit
 
 MAX_EVAL_IMAGES = 1000  # in a forward pass
 MAX_EVAL_PIXELS = 4_000_000
+MAX_EVAL_BYTES = 1 << 15  # of text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What a model predicts of the test set: classes of images, or bytes of a text."""
+
+    num_correct: int
+    num_predicted: int
+    loss: float  # the mean cross entropy of a prediction, in nats
+
+    @property
+    def accuracy(self) -> float:
+        """The share of correct predictions."""
+        return self.num_correct / self.num_predicted
+
+    @property
+    def bits(self) -> float:
+        """The loss in bits."""
+        return self.loss / math.log(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +59,7 @@ class TrainResult:
 
     step: int
     exit_code: int = 0  # other than 0: a stop was requested
-    num_correct: int | None = None  # test samples that the final weights classify correctly; None: not counted
+    evaluation: Evaluation | None = None  # of the final weights; None: not evaluated
     num_images: int = 0  # trained by this process, over all ranks
     seconds: float = 0.0  # spent on them, without evaluation
 
@@ -49,7 +74,7 @@ def train(
 ) -> TrainResult:
     """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way. Raises NonFinite."""
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
-    step, images, seconds, num_correct = first_step, 0, 0.0, None
+    step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
         start = time.monotonic()
         loss_sum = torch.zeros((), dtype=torch.float64, device=state.world.device)
@@ -80,9 +105,9 @@ def train(
         seconds += epoch_seconds
         evaluation_start = time.monotonic()
         with callbacks.goodput.time_lost("evaluation"):
-            num_correct = count_correct(state)
+            evaluation = evaluate(state)
         callbacks.heartbeat.beat(step)
-        accuracy = num_correct / len(state.test)
+        accuracy = evaluation.accuracy
         speed_of_epoch = (images - images_before) / epoch_seconds
         callbacks.metrics.epoch(loss=loss_mean, accuracy=accuracy, grad_norm=callbacks.guard.last_norm)
         callbacks.events.emit(
@@ -96,12 +121,13 @@ def train(
             evaluation_s=round(time.monotonic() - evaluation_start, 4),
         )
         state.tensorboard.epoch(step=step, loss=loss_mean, accuracy=accuracy, lr=lr, images_per_s=speed_of_epoch)
+        bits = "" if isinstance(state.data, ImageDataset) else f"{evaluation.bits:.4f} bits a byte  "
         callbacks.progress.log(
-            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  "
-            f"{speed_of_epoch:6.0f} images/s  lr {lr:.4f}"
+            f"epoch {epoch + 1:2}/{epochs}  loss {loss_mean:.4f}  test {100 * accuracy:6.2f} %  {bits}"
+            f"{speed_of_epoch:6.0f} {state.data.noun}/s  lr {lr:.4f}"
         )
         save(step, accuracy)
-    return TrainResult(step=step, num_correct=num_correct, num_images=images, seconds=seconds)
+    return TrainResult(step=step, evaluation=evaluation, num_images=images, seconds=seconds)
 
 
 def train_step(
@@ -143,7 +169,7 @@ def compute_gradients(
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
     """Return the weighted loss of a rank's batch, by ``state.ddp`` or, without the other ranks, by ``state.model``."""
     with state.precision.autocast(state.world.device):
-        logits_BK = model(batch.images_BCHW)
+        logits_BK = model(batch.inputs)
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
 
 
@@ -154,10 +180,10 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
     if scaler is not None:
         scaler.unscale_(state.optimizer)
+    norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+    norm = compat.whole_tensor(norm)
     if clip:
-        norm = nn.utils.clip_grad_norm_(state.model.parameters(), clip)
-    else:
-        norm = nn.utils.get_total_norm([one.grad for one in state.model.parameters() if one.grad is not None])
+        nn.utils.clip_grads_with_norm_(state.model.parameters(), clip, norm)
     guard.check(norm, state.optimizer, step=step, scaled=scaler is not None)
     if scaler is None:
         state.optimizer.step()
@@ -169,6 +195,9 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
     """Return the cross entropy, summed over the shard and weighted as BatchShard says."""
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
+    if batch.labels_B.ndim > 1:  # each position of a window has a label
+        weight /= batch.labels_B[0].numel()
+        logits_BK, batch = logits_BK.flatten(0, 1), Batch(inputs=batch.inputs, labels_B=batch.labels_B.flatten())
     if batch.others_B is None or batch.own_B is None:
         total = functional.cross_entropy(logits_BK, batch.labels_B, reduction="sum", label_smoothing=label_smoothing)
         return weight * total
@@ -185,10 +214,10 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
         yield batch
         return
     count = min(count, len(batch.labels_B))
-    images, labels = batch.images_BCHW.tensor_split(count), batch.labels_B.tensor_split(count)
+    images, labels = batch.inputs.tensor_split(count), batch.labels_B.tensor_split(count)
     others, own = ([None] * count if row is None else row.tensor_split(count) for row in (batch.others_B, batch.own_B))
     for part in zip(images, labels, others, own, strict=True):
-        yield Batch(images_BCHW=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
+        yield Batch(inputs=part[0], labels_B=part[1], others_B=part[2], own_B=part[3])
 
 
 def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
@@ -198,30 +227,50 @@ def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
 
 
 @torch.no_grad()
-def count_correct(state: TrainingState) -> int:
-    """Return how many of all test samples the model classifies correctly; the same on every rank.
+def evaluate(state: TrainingState) -> Evaluation:
+    """Return how well the model predicts the test set; the same on every rank.
 
-    The evaluation is exact: every test sample is counted once, on any number of ranks. The model is not wrapped in DDP.
+    The evaluation is exact: every test sample is counted once, on any number of ranks. Every rank makes the same number
+    of forward passes, in which sharded ranks exchange weights; one that has no samples left evaluates the first again.
     """
-    model, world, test = state.evaluated, state.world, state.test
+    model, world, num_samples = state.evaluated, state.world, len(state.test)
     _broadcast_buffers(model, world)
     was_training = model.training
     model.eval()
-    num_correct = torch.zeros((), dtype=torch.int64, device=world.device)
-    size_px = state.data.shape.size_px
-    count = min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // size_px**2))
-    rank, size = world.rank_info.rank, world.rank_info.size
-    first, last = (len(test) * number // size for number in (rank, rank + 1))
-    for start in range(first, last, count):
-        part = slice(start, min(start + count, last))
-        labels = test.labels_N[part].to(world.device)
-        pixels = lay_out(test.images_NHWC[part].to(world.device), crop_px=size_px, shift_px=0, mirrored=False)
-        images = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(labels), device=world.device)))
+    totals = torch.zeros(3, dtype=torch.float64, device=world.device)  # correct predictions, predictions, their loss
+    count, rank, size = _num_evaluated_at_once(state), world.rank_info.rank, world.rank_info.size
+    first, last = (num_samples * number // size for number in (rank, rank + 1))
+    for start in range(first, first + -(-num_samples // size), count):
+        index_B = torch.arange(start, min(start + count, last))
+        batch = _test_batch(state, index_B if len(index_B) else torch.zeros(1, dtype=torch.int64))
         with state.precision.autocast(world.device):
-            logits = _logits(model, images, flip=state.options.training.test_flip)
-        num_correct += (logits.argmax(1) == labels).sum()
+            logits = _logits(model, batch.inputs, flip=state.options.training.test_flip)
+        if len(index_B):
+            logits_PK, labels_P = logits.flatten(0, -2).float(), batch.labels_B.flatten()
+            loss = functional.cross_entropy(logits_PK, labels_P, reduction="none").double().sum()
+            num_correct = (logits_PK.argmax(1) == labels_P).sum()
+            totals += torch.stack([num_correct.double(), torch.full_like(loss, len(labels_P)), loss])
     model.train(was_training)
-    return int(sum_over_ranks(world.rank_info, num_correct))
+    num_correct, num_predicted, loss = sum_over_ranks(world.rank_info, totals).tolist()
+    return Evaluation(num_correct=int(num_correct), num_predicted=int(num_predicted), loss=loss / num_predicted)
+
+
+def _num_evaluated_at_once(state: TrainingState) -> int:
+    if isinstance(state.data, ImageDataset):
+        return min(MAX_EVAL_IMAGES, max(1, MAX_EVAL_PIXELS // state.data.shape.size_px**2))
+    return max(1, MAX_EVAL_BYTES // state.data.context)
+
+
+def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
+    """Return samples of the test set on the device, not augmented."""
+    device = state.world.device
+    if isinstance(state.batch_builder, TextBatches):
+        return state.batch_builder.test_batch(index_B)
+    data: Any = state.data
+    part, test = slice(int(index_B[0]), int(index_B[-1]) + 1), data.test
+    pixels = lay_out(test.images_NHWC[part].to(device), crop_px=data.shape.size_px, shift_px=0, mirrored=False)
+    inputs = state.batch_builder.normalise(pixels.centre_crops(torch.arange(len(index_B), device=device)))
+    return Batch(inputs=inputs, labels_B=test.labels_N[part].to(device))
 
 
 def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
@@ -241,7 +290,7 @@ class RankFinding:
     """What a rank finds in its own shard of the batch, before anything is summed over the ranks."""
 
     loss: float
-    gradient_finite: bool
+    gradient_finite: bool | None  # None: not known, since a sharded gradient is summed before it is seen
 
     @property
     def loss_finite(self) -> bool:
@@ -258,7 +307,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     mine = _recompute_step(state, step)
     if not mine.loss_finite:
         metrics.nonfinite("loss")
-    elif not mine.gradient_finite:
+    elif mine.gradient_finite is False:
         metrics.nonfinite("grad")
     findings = gather(rank_info, mine)
     return TrainError(
@@ -269,13 +318,15 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
     """Return the error message. ``findings``: by rank."""
     losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
-    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and not one.gradient_finite]
+    gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and one.gradient_finite is False]
     parts = []
     if losses:
         values = "/".join(sorted({str(findings[rank].loss) for rank in losses}))
         parts.append(f"the loss is {values} on {_rank_list(losses, len(findings))}")
     if gradients:
         parts.append(f"the gradient is not finite on {_rank_list(gradients, len(findings))}")
+    if not parts and findings[0].gradient_finite is None:
+        parts.append("the gradient is not finite, and not known on which ranks: it is sharded")
     what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
     return (
         f"step {step} of {num_steps} was not taken: {what} (lr {lr:g}); the weights are those of step {step - 1}, "
@@ -296,6 +347,8 @@ def _recompute_step(state: TrainingState, step: int) -> RankFinding:
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch)
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=rank_info.rank)
     loss = local_loss(state, state.model, batch, shard.weight)
+    if state.sharding is not None:
+        return RankFinding(loss=loss.item(), gradient_finite=None)
     gradients = torch.autograd.grad(
         loss, [one for one in state.model.parameters() if one.requires_grad], allow_unused=True
     )

@@ -1,7 +1,8 @@
-# ruff: noqa: N803, N806 - tensors carry their shape in their name
+# ruff: noqa: N806 - tensors carry their shape in their name
 """All that a rank trains with: model, optimizer, data, precision, TensorBoard. Gradient checkpointing and FLOPs."""
 
 import contextlib
+import copy
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +22,15 @@ from ddptrain.data.augment import BatchBuilder, normalisation_of_imagenet, norma
 from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
-from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, wrap_model
+from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
+from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError
-from ddptrain.models import build_model, load_pretrained
+from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
+
+if TYPE_CHECKING:
+    from ddptrain.sharding import Sharding
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward pass
@@ -140,24 +145,25 @@ class TrainingState:
 
     options: Options
     world: World
-    data: ImageDataset
-    batch_builder: BatchBuilder  # of training images
+    data: ImageDataset | TextDataset
+    batch_builder: BatchBuilder | TextBatches  # of training images
     precision: Precision
     model: nn.Module
     fresh: tuple[str, ...]  # the model's modules that pretrained weights did not fill
     ddp: nn.Module
+    sharding: "Sharding | None"  # None: every rank has the whole model
     optimizer: torch.optim.Optimizer
     ema: WeightAverage | None
     tensorboard: TensorBoard
     batch_size: int  # over all ranks
 
     @property
-    def train(self) -> Samples:
+    def train(self) -> Samples | Windows:
         """The training set."""
         return self.data.train
 
     @property
-    def test(self) -> Samples:
+    def test(self) -> Samples | Windows:
         """The test set."""
         return self.data.test
 
@@ -212,34 +218,40 @@ def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
     return options.batch_size
 
 
-def build_training_state(options: Options, world: World, data: ImageDataset, *, batch_size: int) -> TrainingState:
+def build_training_state(
+    options: Options, world: World, data: ImageDataset | TextDataset, *, batch_size: int
+) -> TrainingState:
     """Build model, optimizer and input on the device; the seed gives the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
     torch.manual_seed(options.training.seed)
     model_options = options.model
-    model = build_model(model_options.name, data.shape, stem=model_options.stem, norm=model_options.norm)
+    model = initial_model(options, data)
     fresh = load_pretrained(model, model_options) if model_options.pretrained else ()
-    memory_format = torch.channels_last if options.machine.channels_last else torch.preserve_format
-    model = model.to(world.device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
+    sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
+    channels_last = options.machine.channels_last and sharding is None  # shards are contiguous
+    memory_format = torch.channels_last if channels_last else torch.preserve_format
+    device = world.device if sharding is None else torch.device("cpu")  # a whole model may not fit on the device
+    model = model.to(device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
     if model_options.recompute:
         enable_recompute(model)
-    ema = WeightAverage(model, options.training.ema) if options.training.ema else None
-    normalise = (
-        normalisation_of_imagenet(data.shape.channels)
-        if model_options.pretrained
-        else normalisation_of_images(data.train.images_NHWC)
-    )
+    average = copy.deepcopy(model).requires_grad_(requires_grad=False) if options.training.ema else None
+    if sharding is not None:
+        for one in (model, average):
+            if one is not None:
+                sharding.apply(one, precision)
+    ema = WeightAverage(model, options.training.ema, average) if average is not None else None
     return TrainingState(
         options=options,
         world=world,
         data=data,
-        batch_builder=make_batch_builder(
-            options, data, world, normalise.to(world.device, precision.compute), batch_size=batch_size
-        ),
+        batch_builder=_make_batches(options, world, data, precision, batch_size=batch_size),
         precision=precision,
         model=model,
         fresh=fresh,
-        ddp=compile_model(
+        sharding=sharding,
+        ddp=model
+        if sharding is not None
+        else compile_model(
             wrap_model(
                 WithAutocast(model, partial(precision.autocast, world.device))
                 if options.ranks.strategy == "dp"
@@ -257,12 +269,47 @@ def build_training_state(options: Options, world: World, data: ImageDataset, *, 
     )
 
 
+def _make_sharding(options: Options, world: World, precision: Precision) -> "Sharding":
+    from ddptrain.sharding import make_sharding
+
+    if precision.scaler is not None:
+        message = f"--strategy {options.ranks.strategy} does not go with --precision fp16"
+        raise TrainError(Exit.CONFIG, message, hint="give --precision bf16 or fp32")
+    return make_sharding(options.ranks, world)
+
+
+def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
+    """Return the model with its initial weights. Raises TrainError."""
+    if isinstance(data, TextDataset):
+        return build_gpt(options.model, context=data.context)
+    return build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
+
+
+def _make_batches(
+    options: Options, world: World, data: ImageDataset | TextDataset, precision: Precision, *, batch_size: int
+) -> BatchBuilder | TextBatches:
+    if isinstance(data, TextDataset):
+        refuse_image_options(options)
+        return TextBatches(options, data, world.device)
+    normalise = (
+        normalisation_of_imagenet(data.shape.channels)
+        if options.model.pretrained
+        else normalisation_of_images(data.train.images_NHWC)
+    )
+    normalise = normalise.to(world.device, precision.compute)
+    return make_batch_builder(options, data, world, normalise, batch_size=batch_size)
+
+
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes."""
+    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes.
+
+    Every rank makes this call: the tensors of a sharded training are gathered, one at a time.
+    """
     digest = hashlib.sha256()
     for name, tensor in state.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        whole = compat.whole_tensor(tensor.detach())
+        digest.update(whole.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -335,22 +382,29 @@ def count_flops(name: str, args: Any, result: Any) -> int:
 
 def step_flops(state: TrainingState) -> int:
     """Return the floating-point operations of a training step for one sample; 0: not known."""
-    shape = state.data.shape
-    images_BCHW = torch.zeros(1, shape.channels, shape.size_px, shape.size_px, device=state.world.device)
-    with state.precision.autocast(state.world.device):
-        return sample_flops(state.model, images_BCHW.to(state.precision.compute))
+    device, data = state.world.device, state.data
+    if isinstance(data, TextDataset):
+        inputs = torch.zeros(1, data.context, dtype=torch.int64, device=device)
+    else:
+        channels, size_px = data.shape.channels, data.shape.size_px
+        inputs = torch.zeros(1, channels, size_px, size_px, device=device, dtype=state.precision.compute)
+    if state.sharding is not None:  # its forward pass needs the other ranks
+        with torch.device("meta"):
+            return sample_flops(initial_model(state.options, data), inputs.to("meta", non_blocking=True))
+    with state.precision.autocast(device):
+        return sample_flops(state.model, inputs)
 
 
-def sample_flops(model: nn.Module, images_BCHW: Tensor) -> int:
+def sample_flops(model: nn.Module, inputs: Tensor) -> int:
     """Return the floating-point operations of a training step of this model for one sample; 0: not known."""
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
     counter = FlopCounter()
     try:
         with torch.enable_grad(), counter:
-            model(images_BCHW)
+            model(inputs)
     except (RuntimeError, ValueError):  # a model that cannot take a single image
         return 0
     finally:
         model.train(was_training)
-    return (1 + BACKWARD_RATIO) * counter.total // len(images_BCHW)
+    return (1 + BACKWARD_RATIO) * counter.total // len(inputs)

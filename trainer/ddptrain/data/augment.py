@@ -226,9 +226,9 @@ def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Images and labels. A mixed image has label ``others_B`` too; ``own_B`` is the share of its own label."""
+    """Inputs and their labels. A mixed image has label ``others_B`` too; ``own_B`` is the share of its own label."""
 
-    images_BCHW: Tensor
+    inputs: Tensor  # images, of shape (B, C, H, W), or the bytes of a text, of shape (B, T)
     labels_B: Tensor
     others_B: Tensor | None = None
     own_B: Tensor | None = None
@@ -284,12 +284,12 @@ class BatchBuilder:
         fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
         images_BCHW = self._images(fetched.pixels, fetched.index_B[:count], bits_B)
-        batch = Batch(images_BCHW=images_BCHW, labels_B=fetched.labels_B[:count])
+        batch = Batch(inputs=images_BCHW, labels_B=fetched.labels_B[:count])
         if self.augmentations.mixing is not None:
             other_bits_B = sample_hash(mixing_partners(bits_B, self.num_samples), seed=self.seed, epoch=epoch)
             others_BCHW = self._images(fetched.pixels, fetched.index_B[count:], other_bits_B)
             mixed, own_B = mix_images(self.augmentations.mixing, images_BCHW, others_BCHW, bits_B)
-            batch = Batch(images_BCHW=mixed, labels_B=batch.labels_B, others_B=fetched.labels_B[count:], own_B=own_B)
+            batch = Batch(inputs=mixed, labels_B=batch.labels_B, others_B=fetched.labels_B[count:], own_B=own_B)
         return self._blanked(batch, bits_B)
 
     def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
@@ -309,11 +309,11 @@ class BatchBuilder:
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
         """Return the batch with rectangles of the mean colour."""
-        images, size_px = batch.images_BCHW, batch.images_BCHW.shape[2]
+        images, size_px = batch.inputs, batch.inputs.shape[2]
         if self.augmentations.cutout_px:
             images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)
         if self.augmentations.erase:
             images = images.masked_fill(erase_mask(bits_B, self.augmentations.erase, size_px), 0)
-        if images is batch.images_BCHW:
+        if images is batch.inputs:
             return batch
-        return Batch(images_BCHW=images, labels_B=batch.labels_B, others_B=batch.others_B, own_B=batch.own_B)
+        return Batch(inputs=images, labels_B=batch.labels_B, others_B=batch.others_B, own_B=batch.own_B)

@@ -58,6 +58,7 @@ class ImageDataset:
     test: Samples
     crop_px: int | None = None
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    noun = "images"  # what a sample is
 
     @property
     def shape(self) -> ImageShape:

@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""The datasets by name: digits, MNIST, CIFAR, a folder of images, synthetic images.
+"""The datasets by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
 
 A new dataset is a function that loads it and a line in SOURCES.
 """
@@ -24,6 +24,7 @@ from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
 from ddptrain.data.base import Augmentation, ImageDataset, Samples
 from ddptrain.data.sampling import sample_hash
+from ddptrain.data.text import TextDataset, load_text
 from ddptrain.errors import TrainError
 from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
@@ -242,7 +243,7 @@ def _check_memory(options: DataOptions, *, num_images: int) -> None:
 class DatasetSource:
     """How a dataset is loaded. Both functions raise TrainError."""
 
-    load: Callable[[DataOptions, int], ImageDataset]  # (options, seed); the seed is for synthetic images
+    load: Callable[[DataOptions, int], ImageDataset | TextDataset]  # (options, seed); the seed is for synthetic images
     prepare: Callable[[DataOptions], None] | None = None  # once a node, before ``load``: downloads or decodes files
 
 
@@ -253,4 +254,5 @@ SOURCES = {
     "cifar100": DatasetSource(load=load_cifar, prepare=prepare_cifar),
     "folder": DatasetSource(load=image_folder.load_image_folder, prepare=image_folder.prepare_image_folder),
     "synthetic": DatasetSource(load=load_synthetic),
+    "text": DatasetSource(load=load_text),
 }

@@ -17,6 +17,7 @@ RECIPES = {
     "cifar100": "cifar100-resnet18",
     "folder": "folder-resnet18",
     "synthetic": "synthetic-convnet",
+    "text": "text-gpt",
 }
 
 

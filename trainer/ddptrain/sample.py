@@ -1,0 +1,47 @@
+"""``ddptrain sample``: write text with a GPT that was trained on ``--data text``."""
+
+import sys
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from ddptrain.config import TEXT_MODEL, ModelOptions, Parser, real, whole
+from ddptrain.errors import TrainError
+from ddptrain.export import choose_checkpoint, read_part
+from ddpwire.exits import Exit
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, and return its exit code. Raises TrainError."""
+    parser = Parser(
+        prog="ddptrain sample",
+        description="Write text with a GPT of a checkpoint, on the CPU.",
+        epilog="Example: ddptrain sample checkpoints --prompt 'The ' --bytes 500",
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="a run's folder, a checkpoint folder or a file")
+    parser.add_argument("--best", action="store_true", help="of the highest test accuracy, instead of the newest")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="what comes before it (default: a line's end)")
+    parser.add_argument("--bytes", type=whole(1), default=300, metavar="N", help="how many (default: 300)")
+    parser.add_argument(
+        "--temperature", type=real(0.0), default=0.8, metavar="X", help="0: the most probable byte (default: 0.8)"
+    )
+    parser.add_argument("--seed", type=whole(0), default=0, metavar="N", help="(default: 0)")
+    given = parser.parse_args(arguments)
+
+    from ddptrain.gpt import generate  # imports torch
+    from ddptrain.models import build_gpt
+
+    path = choose_checkpoint(given.source, best=given.best)
+    _, weights, found = read_part(path, "auto")
+    shaping = found.shaping
+    if shaping.get("model") != TEXT_MODEL:
+        raise TrainError(Exit.CONFIG, f"{path} holds {shaping.get('model')}", hint="only a gpt writes text")
+    options = ModelOptions(name=TEXT_MODEL, **{name: shaping[name] for name in ("layers", "width", "heads")})
+    model = build_gpt(options, context=shaping["context"])
+    model.load_state_dict(weights)
+    prompt = given.prompt.encode(errors="surrogateescape")
+    text = generate(model.float().eval(), prompt, temperature=given.temperature, seed=given.seed)
+    sys.stdout.buffer.write(prompt + bytes(islice(text, given.bytes)) + b"\n")
+    sys.stdout.buffer.flush()
+    return Exit.OK
