@@ -6,7 +6,6 @@ torch's flight recorder, then where their Python code is. What cannot be told is
 
 import itertools
 import re
-import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import PurePath
 from typing import Any, Literal
 
 from ddpctl.text import format_duration, one_line
+from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
 Cause = Literal[
@@ -27,12 +27,15 @@ Cause = Literal[
     "missing",  # a rank has not entered a collective
     "no_group",  # a rank has not made the process group
     "data_loader",  # what is waited for is the data of a rank, or of all
+    "unused_parameters",  # DDP waits for gradients that do not come
+    "disk_full",
     "checkpoint",  # a rank is saving while others wait
     "straggler",
     "peer_to_peer",  # ranks wait in send or recv, which the flight recorder does not have
     "unknown",
 ]
 HANG_S = 30.0  # a shorter wait may be that of an evaluation or a checkpoint
+LOG_LINES = 5  # of the rank that failed
 NOT_YET = f"; less than {HANG_S:g} s may be an evaluation or a checkpoint"
 MIN_WAIT_S, PACES = 2.0, 5  # a wait is noteworthy after so long, and so many times the usual
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
@@ -53,6 +56,8 @@ WAITS = (
     (re.compile(r"futex"), "waits for a lock"),
     (re.compile(r"flock|lock_file|locks_"), "waits for the lock of a file"),
     (re.compile(r"pipe_read|pipe_wait"), "reads from a pipe"),
+    (re.compile(r"wait_for_partner"), "waits for the other end of a pipe"),
+    (re.compile(r"wait_woken|n_tty"), "waits for the network or a terminal"),
     (re.compile(r"do_wait|kernel_wait"), "waits for a process that it has started"),
     (re.compile(r"sk_wait|tcp|inet|skb|unix_|accept"), "waits for the network"),
     (re.compile(r"poll|select|ep_"), "waits for a pipe or the network"),
@@ -147,10 +152,10 @@ class RankView:
         spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
         return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
 
-    def share(self, *paths: str) -> float:
-        """The share of its samples that have a frame in one of these files."""
+    def share(self, path: str) -> float:
+        """The share of its samples that have a frame in this file."""
         known = [stack for stack in self.stacks if stack]
-        return sum(any(frame[0].endswith(paths) for frame in stack) for stack in known) / len(known) if known else 0.0
+        return sum(has_file(stack, path) for stack in known) / len(known) if known else 0.0
 
     @property
     def saves(self) -> bool:
@@ -195,6 +200,11 @@ class RankView:
             if inner and (place := place_of(stack[:inner])):
                 return f"{kernel_wait(state, busy=state.get('state') == 'R')} in {place}"
         return ""
+
+
+def has_file(stack: Sequence[Frame], path: str) -> bool:
+    """Whether a frame is in the file whose path ends so."""
+    return any(file.endswith(path) for file, _, _ in stack)
 
 
 def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
@@ -244,8 +254,13 @@ def _main_stack(threads: Sequence[Sequence[Sequence[Any]]] | None) -> tuple[Fram
     return tuple((str(file), int(line), str(function)) for file, line, function in threads[0]) if threads else ()
 
 
-def explain_outcome(outcome: Outcome, kept: Sequence[RankView], world_size: int) -> Explanation:
-    """Explain how a run has ended; ``kept``: what its ranks did before they were killed for a hang."""
+def explain_outcome(
+    outcome: Outcome, kept: Sequence[RankView], log: str, events: Sequence[Event], world_size: int
+) -> Explanation:
+    """Explain how a run has ended.
+
+    ``kept``: what its ranks did before they were killed for a hang; ``log``: the end of the failed rank's log.
+    """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
         if found.cause not in ("none", "unknown"):
@@ -255,11 +270,64 @@ def explain_outcome(outcome: Outcome, kept: Sequence[RankView], world_size: int)
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
     cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
     unknown = ("what its ranks did when it hung: nothing was kept",) if outcome.cause == "hang" else ()
-    step = f", after step {outcome.step}" if outcome.step is not None and outcome.code else ""
+    sentence, rank = outcome.message, outcome.rank
+    node = outcome.node
+    if cause == "failed" and (known := _last_words(f"{outcome.message}\n{log}")):
+        cause, meaning = known
+        sentence += f"; {meaning}"
+        if cause in ("mismatch", "unused_parameters"):  # whose fault it is, is not known
+            rank = node = None
+    elif cause == "failed" and LOST_PEER.search(outcome.message):
+        if early := _ended_before(events, outcome):
+            cause, rank, node = "ended_early", early.rank, early.node
+            sentence = f"rank {rank} on node {node} ended with 0 while others waited for it: {sentence}"
+        else:
+            sentence += "; no rank is known to have ended before: its connection to another rank was lost"
     return Explanation(
-        cause=cause, sentence=f"{outcome.message}{step}", fault=outcome.code != 0, rank=outcome.rank,
-        node=outcome.node, unknown=unknown,
-    )  # fmt: skip
+        cause=cause,
+        sentence=one_line(sentence),
+        fault=outcome.code != 0,
+        rank=rank,
+        node=node,
+        evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
+        unknown=unknown,
+    )
+
+
+# Last words of libraries, and what they mean for a run: the cause, and whether it is that of the rank that said them.
+KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
+    (
+        re.compile(r"op\.preamble\.length <= op\.nbytes"),
+        "mismatch",
+        "the ranks called one collective with tensors of different sizes or types, or different collectives",
+    ),
+    (
+        re.compile(r"Expected to have finished reduction in the prior iteration"),
+        "unused_parameters",
+        "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)",
+    ),
+    (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
+    (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
+    (
+        re.compile(r"insufficient shared memory|unable to (open|write to) (shared memory|file </torch)"),
+        "disk_full",
+        "shared memory is full: give the container more (shm), or use fewer workers",
+    ),
+)
+
+
+LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by remote|Broken pipe")
+
+
+def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
+    """The first rank that ended with 0 before the one that failed, in the attempt that failed."""
+    exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
+    failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
+    return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
+
+
+def _last_words(text: str) -> tuple[Cause, str] | None:
+    return next(((cause, meaning) for pattern, cause, meaning in KNOWN_WORDS if pattern.search(text)), None)
 
 
 # ---- The reasons, each a function of all ranks: an explanation, or None.
@@ -355,7 +423,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
                 absent.setdefault(rank, (one, waited_s))
     roots = [rank for rank in absent if rank not in blocked] or sorted(absent)
     if not roots:
-        return None
+        return _silent(ranks, waiting, members)
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
     waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
     for_s = f"for which {_count(waiters, 'wait')} for {format_duration(waited_s)}"
@@ -372,6 +440,24 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text += NOT_YET
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
     return _about(view, "ended_early" if has_ended else cause, text, fault=fault)
+
+
+def _silent(
+    ranks: Sequence[RankView], waiting: list[tuple[RankView, Collective, float]], members: Mapping[str, set[int]]
+) -> Explanation | None:
+    """Find the rank that does not say which collectives it has entered, while all others of the group wait in one."""
+    for _, one, waited_s in waiting:
+        silent = [view for view in ranks if view.unknown and view.rank in members[one.group]]
+        waiters = sum(found.name == one.name for _, found, _ in waiting)
+        if len(silent) == 1 and waiters == len(members[one.group]) - 1:
+            view = silent[0]
+            text = (
+                f"{view.who} does not answer, as a rank that holds the GIL, while {_count(waiters, 'wait')} "
+                f"in {one.name} for {format_duration(waited_s)}; {view.doing()}"
+            )
+            cause: Cause = "checkpoint" if view.saves else "missing"
+            return _about(view, cause, text, fault=waited_s >= HANG_S)
+    return None
 
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -416,12 +502,15 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    shares = [view.share(LOADER) for view in ranks]
-    if not shares or statistics.mean(shares) <= MOSTLY:
+    """Find that the ranks, where they do not wait for each other, wait for their data."""
+    stacks = [stack for view in ranks for stack in view.stacks if stack]
+    own = [stack for stack in stacks if not has_file(stack, COLLECTIVES)]
+    num_waits = sum(has_file(stack, LOADER) for stack in own)
+    if num_waits <= MOSTLY * len(own):
         return None
     view = max(ranks, key=lambda one: one.share(LOADER))
-    text = f"the ranks wait for their data in {100 * statistics.mean(shares):.0f} % of the samples; {view.doing()}"
-    return Explanation(cause="data_loader", sentence=text, fault=False)
+    text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside of collectives"
+    return Explanation(cause="data_loader", sentence=f"{text}; {view.who}: {view.doing()}", fault=False)
 
 
 def _peer_to_peer(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001

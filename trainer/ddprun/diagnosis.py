@@ -173,7 +173,7 @@ def _open_stacks(pid: int) -> int | None:
 def _signal_main_thread(pid: int) -> None:
     """Signal it alone: a signal to the process may interrupt a thread of a library that does not expect it."""
     with contextlib.suppress(OSError):
-        if hasattr(processes.LIBC, "tgkill"):
+        if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
             processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
         else:
             os.kill(pid, STACKS_SIGNAL)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ddpctl.commands.runs import Json, RunName, Task
-from ddpctl.errors import UnavailableError
+from ddpctl.errors import DdpctlError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0  # the nodes take about 3 s
 POLL_S = 0.5
+MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
 CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MULTILINE)
 
 
@@ -48,15 +49,30 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     """Explain a run from what its nodes answer, or have kept. Raises UnavailableError: there is nothing to ask."""
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
-    from ddpwire.run_files import diagnosis_file
+    from ddpwire.events import EVENTS, read_events
+    from ddpwire.run_files import diagnosis_file, rank_log
 
-    if state.outcome:
-        name = diagnosis_file(state.outcome.attempt)
-        kept = read_answers(_probe(context, run, Probe(files=(name,))), name) if state.outcome.cause == "hang" else {}
-        return explaining.explain_outcome(state.outcome, _views(kept), run.job.world_size)
+    if outcome := state.outcome:
+        name, log = diagnosis_file(outcome.attempt), "" if outcome.rank is None else rank_log(outcome.rank)
+        files = (name, EVENTS, *([log] if log else []))
+        seen = _probe(context, run, Probe(metrics=False, files=files, max_bytes=MAX_BYTES))
+        kept = read_answers(seen, name) if outcome.cause == "hang" else {}
+        words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
+        events = read_events(*(one.files.get(EVENTS, "") for one in seen))
+        return explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
     if state.state not in ("training", "stopping"):
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     return explaining.explain_ranks(_views(ask(context, run)), run.job.world_size)
+
+
+def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
+    """Why a run hung that was killed for it, for other verbs; nothing for other runs, or where it is not known."""
+    if state.outcome is None or state.outcome.cause != "hang":
+        return []
+    with suppress(DdpctlError):
+        found = explain_run(context, run, state)
+        return [f"  why          {found.sentence}"] if found.cause != "unknown" else []
+    return []
 
 
 def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]]":
