@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from ddpctl import interrupts
-from ddpctl.commands import image, launch, monitor, provision, runs, setup, timeline, top
+from ddpctl.commands import explain, image, launch, monitor, provision, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpctl.text import plain
 from ddpwire.exits import Exit
@@ -77,6 +77,7 @@ app.command()(launch.render)
 app.command()(runs.ps)
 app.command()(runs.status)
 app.command()(runs.logs)
+app.command()(explain.explain)
 app.command()(runs.stop)
 app.command()(top.top)
 app.command()(timeline.report)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpctl.command import Output
-from ddpwire.run_files import NODE
+from ddpwire.run_files import DIAGNOSIS_REQUEST, NODE
 
 FETCH_S = 5
 TIMEOUT_S = 45.0
@@ -26,6 +26,7 @@ class Probe:
     files: tuple[str, ...] = ()  # of its folder, by their names there
     max_bytes: int = 2_000_000  # of each file, its last ones
     placed: bool = False  # when it got its places, where the target knows
+    request: str = ""  # a word for the node's ddprun, which writes its diagnosis.json with it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,8 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
         lines += [f"part ={number}", f"part {_TIME}; date +%s.%N"]
         lines += [f"part {_PLACED}; {placed}"] if probe.placed and placed else []
         lines += [f"if cd {folder} 2>/dev/null; then"]
+        if probe.request:
+            lines += [f"  printf %s {shlex.quote(probe.request)} >{DIAGNOSIS_REQUEST}"]
         if probe.files:
             lines += [
                 f"  for file in {files}; do",

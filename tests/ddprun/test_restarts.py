@@ -1,5 +1,6 @@
 """Two ddpruns after a fault: which ones start their ranks again, how soon, and when they give up."""
 
+import json
 import os
 import re
 import signal
@@ -83,6 +84,11 @@ def test_a_stopped_rank_is_named_and_killed(runs, wording):
         _, *sections = re.split(r"^==== ", kept, flags=re.MULTILINE)
         assert [section.split()[1] for section in sections] == [str(rank) for rank in ranks]
         assert all('steps.py", line' in section for section in sections)  # the frozen one speaks too
+        answer = json.loads((node.folder / "diagnosis-attempt-1.json").read_text())
+        assert [one["rank"] for one in answer["ranks"]] == [*ranks]
+        states = {one["rank"]: one["samples"][-1] for one in answer["ranks"]}
+        assert {number: state["state"] == "T" for number, state in states.items()} == {one: one == 3 for one in ranks}
+        assert all((state["threads"] is None) == (number == 3) for number, state in states.items())
 
 
 def test_a_rank_that_hangs_is_left_behind_by_the_next_attempt(runs, wording):

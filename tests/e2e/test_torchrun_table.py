@@ -131,6 +131,7 @@ REASONS = {
     "one rank: signal at the parent's death": "A rank does not outlive its parent, also where that is killed.",
     "one rank: oom_score_adj is the launcher's": "Where memory runs out, the kernel is to end a rank and not ddprun.",
     "one rank: faulthandler.is_enabled()": "ddprun sets PYTHONFAULTHANDLER: a crash and a hang print the stacks.",
+    "one rank: descriptors above 2": "A memory file, into which a forked rank writes its stacks for ddpctl explain.",
     "one rank: MASTER_ADDR": "The address of the loopback needs no name service.",
     "one rank: OMP_NUM_THREADS": "ddprun shares the cores among the ranks; torchrun sets 1, for several ranks.",
     "one rank: PET_NNODES": "They are for ddprun: a launcher that the script starts must not take them for its own.",

@@ -26,6 +26,7 @@ from torch.distributed.elastic.events import Event, EventSource  # type: ignore[
 
 from ddprun import heartbeat_monitor, metrics, network, rank_environment, termination
 from ddprun.consensus import Consensus
+from ddprun.diagnosis import Diagnosis
 from ddprun.errors import node_error
 from ddprun.heartbeat_monitor import HeartbeatMonitor, SpawnWatch
 from ddprun.logs import RankLogs
@@ -122,6 +123,7 @@ class NodeAgent(SimpleElasticAgent):
         self.outcome: Outcome | None = None
         self._reported_no_group = False
         self._spawn_watch: SpawnWatch | None = None
+        self._diagnosis = Diagnosis(node.node_dir, node.config.node_rank)
         consensus.describe_success = self._describe_success
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
@@ -200,6 +202,7 @@ class NodeAgent(SimpleElasticAgent):
         node.heartbeats.track(self._processes)
         is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
         self._spawn_watch = SpawnWatch(self._processes) if is_watched else None
+        self._diagnosis.track(self._processes, self._rendezvous_handler.attempt)
         self._recovery.started()
         self._world_size = world_size = worker_group.workers[0].world_size
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
@@ -314,6 +317,7 @@ class NodeAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         decision = self.consensus.wait(RECOVERY_MONITOR_S if self._recovery.waits_for_step else MONITOR_S)
         self._node.workers.continue_supervisor()
+        self._diagnosis.answer_request()
         self._report_first_heartbeat()
         self._recovery.steps(self._node.heartbeats.step(process.rank) for process in self._processes)
         if decision is None:
@@ -391,6 +395,7 @@ class NodeAgent(SimpleElasticAgent):
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
+            self._diagnosis.keep()
             path = node.node_dir / stacks_file(self._rendezvous_handler.attempt)
             heartbeat_monitor.dump_stacks(path, self._processes, node.workers, node.logs)
             node.journal.log(f"the stacks of this node's ranks are in {path}")

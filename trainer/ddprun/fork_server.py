@@ -30,6 +30,7 @@ from typing import NoReturn
 
 from ddprun import compat, processes, supervisor
 from ddprun.process_groups import record_process_group, watch_process_groups
+from ddprun.rank_server import offer_stacks
 from ddprun.script_environment import set_before_torch
 from ddprun.torch_import import FirstTorchImport
 from ddpwire.exits import Exit
@@ -198,6 +199,7 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
     _reset_state(env)
     if env.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
+    offer_stacks(env)
     safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)

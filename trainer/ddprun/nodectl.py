@@ -24,6 +24,7 @@ from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
 from ddpwire.merged_output import MergedOutput, Source
 from ddpwire.run_files import (
+    DIAGNOSIS_REQUEST,
     KILLED_ON_REQUEST,
     NODE,
     NODE_LOG,
@@ -54,8 +55,16 @@ SIGNALS = {
 }
 
 
-def probe_node(node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int) -> dict[str, Any]:
-    """Return the node's time, its metrics (empty: no answer, and why), and the last bytes of the files that exist."""
+def probe_node(
+    node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int, request: str = ""
+) -> dict[str, Any]:
+    """Return the node's time, its metrics (empty: no answer, and why), and the last bytes of the files that exist.
+
+    ``request``: is written first, for ddprun to write its diagnosis with this word.
+    """
+    if request:
+        with contextlib.suppress(OSError):  # the answer will be missing
+            (node_dir / DIAGNOSIS_REQUEST).write_text(request)
     result: dict[str, Any] = {"time": time.time(), "metrics": "", "files": {}, "failure": ""}
     for name in files:
         with contextlib.suppress(OSError):
@@ -206,6 +215,7 @@ def parser() -> argparse.ArgumentParser:
     see.add_argument("--metrics", action="store_true", help="fetch what the node exports")
     see.add_argument("--file", action="append", default=[], dest="files", metavar="NAME", help="a file of the folder")
     see.add_argument("--bytes", type=int, default=1 << 20, metavar="N", help="the last N bytes of each file")
+    see.add_argument("--request", default="", metavar="WORD", help="have diagnosis.json written, with this word in it")
     see.add_argument("node_dirs", metavar="NODE_DIR", nargs="+", type=Path)
     send = verbs.add_parser("signal", help="signal the ddprun of each folder")
     send.add_argument("--signal", choices=SIGNALS, default="TERM", dest="name")
@@ -261,7 +271,8 @@ def show(args: argparse.Namespace) -> int:
 def probe(args: argparse.Namespace) -> int:
     """Print the endpoint's answer and the files of each node."""
     for node_dir in args.node_dirs:
-        print(json.dumps(probe_node(node_dir, tuple(args.files), metrics=args.metrics, max_bytes=args.bytes)))
+        options = {"metrics": args.metrics, "max_bytes": args.bytes, "request": args.request}
+        print(json.dumps(probe_node(node_dir, tuple(args.files), **options)))
     return Exit.OK
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from ddprun import compat
+from ddprun.rank_server import serve_flight_recorder
 from ddpwire import names
 from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX
@@ -132,12 +133,14 @@ def watch_process_groups(env: Mapping[str, str]) -> None:
 
 
 def record_process_group(env: Mapping[str, str]) -> None:
-    """Write a file beside the rank's heartbeat once the rank makes a process group."""
-    path = env.get(HEARTBEAT_FILE)
+    """Write a file beside the rank's heartbeat once the rank makes a process group; serve its flight recorder then."""
+    path, pid = env.get(HEARTBEAT_FILE), os.getpid()
 
     def record() -> None:
         with contextlib.suppress(OSError):
             Path(f"{path}{GROUP_SUFFIX}").touch()
+        if path and os.getpid() == pid:
+            serve_flight_recorder(Path(path))
 
     if path and not compat.before_process_group(record):
         record()  # not known: as if it had made one

@@ -17,6 +17,8 @@ RUN/                       beside it .targets/, with the runs' metrics addresses
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
     heartbeat/rank-1.group     there once rank 1 has made a process group, where ddprun has forked it
     heartbeat/group...     a link for each place in a process group that a process has claimed (ddprun alone)
+    diagnosis.request      a word that ddpctl writes for an answer with this word (ddprun.diagnosis)
+    diagnosis.json         what the ranks did when ddpctl explain asked last; diagnosis-attempt-2.json: when one hung
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
     metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
     outcome.json           how it ended; there once ddprun has ended by itself
@@ -50,6 +52,7 @@ SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 GROUP_SUFFIX = ".group"
 OUTCOME = "outcome.json"
+DIAGNOSIS, DIAGNOSIS_REQUEST = "diagnosis.json", "diagnosis.request"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]
@@ -79,6 +82,11 @@ def rank_metrics(rank: int) -> str:
 def rank_heartbeat(rank: int) -> str:
     """The heartbeat of a rank inside its node's folder."""
     return f"{HEARTBEAT}/rank-{rank}"
+
+
+def diagnosis_file(attempt: int | str) -> str:
+    """What the ranks did when one hung, inside their node's folder."""
+    return f"diagnosis-attempt-{attempt}.json"
 
 
 def stacks_file(attempt: int) -> str:

@@ -151,6 +151,7 @@ def launch(
     ddpctl launch --detach && ddpctl logs -f
     """
     from ddpctl import launcher, run_store, targets
+    from ddpctl.commands import explain
     from ddpctl.commands.formatting import closing_lines
 
     context = launcher.open_context(os.environ)
@@ -179,6 +180,8 @@ def launch(
         return
     state, code = launcher.follow(context, run, launched=True)
     for line in closing_lines(run, state, can_resume=run_store.has_checkpoint(run), code=code):
+        context.emit(line)
+    for line in explain.hang_lines(context, run, state):
         context.emit(line)
     if pull and state.ended:
         print(launcher.pull(context, run))

@@ -82,7 +82,7 @@ def ps(
 def status(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Say how a run fares, node by node, and who failed first."""
     from ddpctl import launcher, run_store
-    from ddpctl.commands import formatting
+    from ddpctl.commands import explain, formatting
 
     context, record = _find(run, task)
     (state,) = launcher.status(context, (record,))
@@ -91,6 +91,8 @@ def status(run: RunName = None, task: Task = None, as_json: Json = False) -> Non
         print(json.dumps(formatting.as_json(record, state, tasks), indent=1))
         return
     for line in formatting.status_lines(record, state, tasks, can_resume=run_store.has_checkpoint(record)):
+        print(line)
+    for line in explain.hang_lines(context, record, state):
         print(line)
 
 
@@ -199,11 +201,14 @@ def attach(
     ddpctl logs -f only looks.
     """
     from ddpctl import launcher, run_store
+    from ddpctl.commands import explain
     from ddpctl.commands.formatting import closing_lines
 
     context, record = _find_going(run)
     state, code = launcher.follow(context, record, tail=tail)
     for line in closing_lines(record, state, can_resume=run_store.has_checkpoint(record), code=code):
+        context.emit(line)
+    for line in explain.hang_lines(context, record, state):
         context.emit(line)
     raise typer.Exit(int(code))
 

@@ -169,7 +169,9 @@ class LocalTarget(Target):
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask nodectl: it reads the nodes' folders, and fetches."""
         options = ["--metrics"] if probe.metrics else []
-        options += [f"--file={name}" for name in probe.files]
+        options += [f"--file={name}" for name in probe.files] + (
+            [f"--request={probe.request}"] if probe.request else []
+        )
         argv = ("look", "--bytes", str(probe.max_bytes), *options, *node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", *argv), timeout_s=TIMEOUT_S),)
         if shown.returncode:

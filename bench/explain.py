@@ -1,0 +1,156 @@
+"""How many causes ``ddpctl explain`` names rightly, and whether it accuses a rank of a healthy run.
+
+    python bench/explain.py [--wait 35] [CASE...]
+
+Each case is a launch of bench/explain_cases/cases.py with 4 ranks on this machine, with one cause injected.
+CAUSES was written before the code that names them; what could not be injected here is in NOT_INJECTED. A line a case:
+named (the cause and the rank), wrong (another cause, or another rank, said to be at fault), unknown; at the end the
+counts.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = Path(__file__).with_name("explain_cases") / "cases.py"
+START_TIMEOUT_S = 120.0
+ANY = -1  # any rank may be named, or none
+# case → the causes of ddpctl.explain that are right, and the rank
+CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
+    "sleeps": (("missing",), 1),
+    "other_size": (("mismatch",), ANY),
+    "other_type": (("mismatch",), ANY),
+    "other_operation": (("mismatch",), 1),
+    "skips_one": (("mismatch",), 1),
+    "barrier_in_a_branch": (("mismatch",), 1),
+    "other_order": (("order",), ANY),
+    "subgroup_lacks_one": (("missing",), 1),
+    "no_sender": (("peer_to_peer", "missing"), 1),
+    "never_joins": (("no_group",), 1),
+    "new_group_in_one_rank": (("missing",), 1),
+    "raises": (("failed",), 1),
+    "exits_3": (("failed",), 1),
+    "exits_0": (("ended_early",), 1),
+    "is_killed": (("failed",), 1),
+    "segfaults": (("failed",), 1),
+    "aborts": (("failed",), 1),
+    "uneven_inputs": (("ended_early",), 1),
+    "disk_full": (("disk_full",), 1),
+    "data_missing": (("failed",), 1),
+    "loss_is_nan": (("failed",), 1),
+    "is_stopped": (("stopped_process",), 1),
+    "waits_for_a_lock": (("missing",), 1),
+    "joins_a_thread": (("missing",), 1),
+    "waits_for_a_file_lock": (("missing",), 1),
+    "waits_for_a_process": (("missing",), 1),
+    "waits_for_the_network": (("missing",), 1),
+    "reads_a_pipe": (("missing",), 1),
+    "waits_for_stdin": (("missing",), 1),
+    "computes": (("missing",), 1),
+    "holds_the_gil": (("missing",), 1),
+    "checkpoint_blocks": (("checkpoint",), 1),
+    "worker_stalls": (("data_loader",), 1),
+    "data_stalls": (("data_loader",), 1),
+    "worker_is_stopped": (("data_loader",), 1),
+    "worker_raises": (("failed",), 1),
+    "stream_ends_early": (("ended_early",), 1),
+    "slow_data_in_one_rank": (("data_loader", "straggler"), 1),
+    "slow_data": (("data_loader",), ANY),
+    "unused_parameters": (("unused_parameters",), ANY),
+    "unused_parameters_in_one_rank": (("missing", "unused_parameters"), ANY),
+    "straggler": (("straggler",), 1),
+    "sleeps_before_backward": (("missing",), 1),
+}
+NOT_INJECTED = ("a port blocked between two nodes", "a link down, slow or half-open", "a memory limit", "a slow disk",
+                "a node at half speed", "NCCL and GPU faults")  # fmt: skip
+
+
+ENV = os.environ | {"PYTHONPATH": f"{ROOT}/cli:{ROOT}/trainer"}
+
+
+def launch(runs: Path, name: str) -> subprocess.Popen[bytes]:
+    options = [
+        "--standalone",
+        "--nproc-per-node",
+        "4",
+        "--max-restarts",
+        "0",
+        "--grace",
+        "1",
+        "--run-dir",
+        str(runs / name),
+    ]
+    command = [sys.executable, "-P", "-m", "ddprun", *options, str(SCRIPT), name]
+    return subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_until_started(run: Path) -> None:
+    """Until its ranks have met, but for one of them, or the run has ended."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    node = run / "node-0"
+    while time.monotonic() < deadline:
+        if (node / "outcome.json").exists() or len([*node.glob("heartbeat/rank-*.group")]) > 2:
+            return
+        time.sleep(0.2)
+
+
+def explained(run: Path) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "ddpctl", "explain", "--json", str(run)]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120, check=False)
+    return dict(json.loads(done.stdout)) if done.stdout else {"cause": "unknown", "sentence": done.stderr.strip()}
+
+
+def judge(name: str, found: dict[str, Any]) -> str:
+    if name not in CAUSES:
+        return "wrong" if found.get("fault") else "named"
+    causes, rank = CAUSES[name]
+    if found["cause"] in ("unknown", "none"):
+        return "unknown"
+    return "named" if found["cause"] in causes and rank in (ANY, found["rank"]) else "wrong"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--wait", type=float, default=32.0, help="seconds between the start and the question")
+    parser.add_argument("--at-once", type=int, default=8, help="runs at the same time")
+    parser.add_argument("cases", nargs="*")
+    args = parser.parse_args()
+    healthy = re.findall(r"^def (healthy_\w+)", SCRIPT.read_text(), re.MULTILINE)
+    names = args.cases or [*CAUSES, *healthy]
+    counts: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="explain-") as folder:
+        runs = Path(folder)
+        for first in range(0, len(names), args.at_once):
+            batch = {name: launch(runs, name) for name in names[first : first + args.at_once]}
+            try:
+                for name in batch:
+                    wait_until_started(runs / name)
+                time.sleep(args.wait)
+                for name in batch:
+                    began = time.monotonic()
+                    found = explained(runs / name)
+                    took_s = time.monotonic() - began
+                    result = judge(name, found)
+                    counts[f"{'faults' if name in CAUSES else 'healthy'}: {result}"] += 1
+                    line = f"{result:8} {name:32} {found['cause']:16} {took_s:4.1f} s  {found['sentence']}"
+                    print(line, flush=True)
+            finally:
+                for process in batch.values():
+                    process.terminate()
+                for process in batch.values():
+                    process.wait()
+    print(dict(counts), "load", os.getloadavg())
+    print(f"not injected here: {', '.join(NOT_INJECTED)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,579 @@
+"""What each case of bench/explain.py injects: a rank of a plain script, which is given the case's name.
+
+The script has a few good steps first, so that there is a usual pace; rank 1 of four is the one at fault.
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+RANK = int(os.environ["RANK"])
+FOR_EVER_S = 10_000
+AT_FAULT = 1
+CASES: dict[str, Callable[[], None]] = {}
+
+
+def case(run: Callable[[], None]) -> Callable[[], None]:
+    CASES[run.__name__] = run
+    return run
+
+
+def reduce(size: int = 13, times: int = 1, dtype: torch.dtype = torch.float32, pause_s: float = 0.02) -> None:
+    for _ in range(times):
+        time.sleep(pause_s)
+        dist.all_reduce(torch.ones(size, dtype=dtype))
+
+
+def join() -> None:
+    dist.init_process_group("gloo")
+    reduce(times=5)
+
+
+def only_here(action: Callable[[], object]) -> None:
+    join()
+    if RANK == AT_FAULT:
+        action()
+    reduce(times=3)
+    dist.barrier()
+
+
+def spin() -> None:
+    end = time.monotonic() + FOR_EVER_S
+    while time.monotonic() < end:
+        pass
+
+
+# ---- Collectives
+
+
+@case
+def sleeps() -> None:
+    only_here(lambda: time.sleep(FOR_EVER_S))
+
+
+@case
+def other_size() -> None:
+    join()
+    reduce(7 if RANK == AT_FAULT else 13)
+    dist.barrier()
+
+
+@case
+def other_type() -> None:
+    join()
+    reduce(dtype=torch.float64 if RANK == AT_FAULT else torch.float32)
+    dist.barrier()
+
+
+@case
+def other_operation() -> None:
+    join()
+    if RANK == AT_FAULT:
+        dist.broadcast(torch.ones(13), 0)
+    else:
+        dist.all_reduce(torch.ones(13))
+    dist.barrier()
+
+
+@case
+def skips_one() -> None:
+    join()
+    if RANK != AT_FAULT:
+        reduce()
+    dist.barrier()
+
+
+@case
+def barrier_in_a_branch() -> None:
+    join()
+    if RANK == AT_FAULT:
+        dist.barrier()
+    reduce()
+
+
+@case
+def other_order() -> None:
+    join()
+    pair, world = dist.new_group([0, 1]), None
+    for group in (pair, world) if RANK == AT_FAULT else (world, pair):
+        if group is None or RANK < 2:
+            dist.all_reduce(torch.ones(3), group=group)
+
+
+@case
+def subgroup_lacks_one() -> None:
+    join()
+    pair = dist.new_group([0, 1], group_desc="pair")
+    if RANK < 2:
+        dist.all_reduce(torch.ones(3), group=pair)
+    if RANK == 0:
+        dist.all_reduce(torch.ones(3), group=pair)
+    if RANK == AT_FAULT:
+        time.sleep(FOR_EVER_S)
+    dist.barrier()
+
+
+@case
+def no_sender() -> None:
+    join()
+    if RANK == AT_FAULT:
+        dist.recv(torch.ones(1), src=0)
+    dist.barrier()
+
+
+@case
+def never_joins() -> None:
+    if RANK == AT_FAULT:
+        time.sleep(FOR_EVER_S)
+    join()
+
+
+@case
+def new_group_in_one_rank() -> None:
+    join()
+    if RANK == AT_FAULT:
+        dist.new_group([0, 1, 2, 3])
+    reduce(times=3)
+
+
+# ---- Ranks that end
+
+
+@case
+def raises() -> None:
+    def fail() -> None:
+        raise KeyError("label 17")
+
+    only_here(fail)
+
+
+@case
+def exits_3() -> None:
+    only_here(lambda: sys.exit(3))
+
+
+@case
+def exits_0() -> None:
+    only_here(lambda: os._exit(0))
+
+
+@case
+def is_killed() -> None:
+    only_here(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@case
+def segfaults() -> None:
+    only_here(lambda: ctypes.string_at(0))
+
+
+@case
+def aborts() -> None:
+    only_here(os.abort)
+
+
+@case
+def uneven_inputs() -> None:
+    join()
+    for _ in range(5 if RANK == AT_FAULT else 6):
+        reduce()
+
+
+@case
+def disk_full() -> None:
+    def fill() -> None:
+        with Path("/dev/full").open("wb") as file:
+            torch.save(torch.ones(10), file)
+
+    only_here(fill)
+
+
+@case
+def data_missing() -> None:
+    only_here(lambda: Path("/nowhere/train.bin").read_bytes())
+
+
+@case
+def loss_is_nan() -> None:
+    def check() -> None:
+        if not torch.isfinite(torch.tensor(float("nan"))):
+            raise FloatingPointError("the loss is NaN at step 6")
+
+    only_here(check)
+
+
+# ---- Ranks that wait for something else
+
+
+@case
+def is_stopped() -> None:
+    only_here(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+
+@case
+def waits_for_a_lock() -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    only_here(lock.acquire)
+
+
+@case
+def joins_a_thread() -> None:
+    def wait() -> None:
+        thread = threading.Thread(target=time.sleep, args=(FOR_EVER_S,), daemon=True)
+        thread.start()
+        thread.join()
+
+    only_here(wait)
+
+
+@case
+def waits_for_a_file_lock() -> None:
+    def lock() -> None:
+        with tempfile.NamedTemporaryFile() as first, Path(first.name).open() as second:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            fcntl.flock(second, fcntl.LOCK_EX)
+
+    only_here(lock)
+
+
+@case
+def waits_for_a_process() -> None:
+    only_here(lambda: subprocess.run(["/bin/sleep", str(FOR_EVER_S)], check=False))
+
+
+@case
+def waits_for_the_network() -> None:
+    def download() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+            client.recv(1)
+
+    only_here(download)
+
+
+@case
+def reads_a_pipe() -> None:
+    def read() -> None:
+        path = Path(tempfile.mkdtemp()) / "fifo"
+        os.mkfifo(path)
+        path.read_bytes()
+
+    only_here(read)
+
+
+@case
+def waits_for_stdin() -> None:
+    def ask() -> None:
+        reader, _ = os.pipe()
+        os.fdopen(reader).readline()
+
+    only_here(ask)
+
+
+@case
+def computes() -> None:
+    only_here(spin)
+
+
+@case
+def holds_the_gil() -> None:
+    only_here(lambda: sum(range(10**12)))
+
+
+@case
+def checkpoint_blocks() -> None:
+    def save() -> None:
+        path = Path(tempfile.mkdtemp()) / "checkpoint.pt"
+        os.mkfifo(path)
+        torch.save(torch.ones(10), path)
+
+    only_here(save)
+
+
+# ---- Data
+
+
+class Items(Dataset[torch.Tensor]):
+    def __init__(self, read: Callable[[int], None]) -> None:
+        self._read = read
+
+    def __len__(self) -> int:
+        return 10_000
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._read(index)
+        return torch.ones(13)
+
+
+def train(read: Callable[[int], None], workers: int) -> None:
+    join()
+    for batch in DataLoader(Items(read), batch_size=2, num_workers=workers):
+        dist.all_reduce(batch.sum(0))
+
+
+def stall(index: int) -> None:
+    if RANK == AT_FAULT and index > 40:
+        time.sleep(FOR_EVER_S)
+
+
+@case
+def worker_stalls() -> None:
+    train(stall, workers=2)
+
+
+@case
+def data_stalls() -> None:
+    train(stall, workers=0)
+
+
+@case
+def worker_is_stopped() -> None:
+    def stop(index: int) -> None:
+        if RANK == AT_FAULT and index > 40:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    train(stop, workers=1)
+
+
+@case
+def worker_raises() -> None:
+    def fail(index: int) -> None:
+        if RANK == AT_FAULT and index > 40:
+            raise EOFError("Ran out of input")
+
+    train(fail, workers=1)
+
+
+@case
+def stream_ends_early() -> None:
+    class Stream(IterableDataset[torch.Tensor]):
+        def __iter__(self):
+            yield from (torch.ones(13) for _ in range(10 if RANK == AT_FAULT else 20))
+
+    join()
+    for item in DataLoader(Stream(), batch_size=1):
+        dist.all_reduce(item)
+
+
+@case
+def slow_data_in_one_rank() -> None:
+    train(lambda _: time.sleep(0.1 if RANK == AT_FAULT else 0.01), workers=1)
+
+
+@case
+def slow_data() -> None:
+    train(lambda _: time.sleep(0.1), workers=1)
+
+
+# ---- DDP
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(13, 13), nn.Linear(13, 13)
+
+    def forward(self, batch: torch.Tensor, *, both: bool) -> torch.Tensor:
+        found: torch.Tensor = self.first(batch)
+        return self.second(found) if both else found
+
+
+def train_ddp(uses_both: Callable[[int], bool], before_step: Callable[[], None] = lambda: None) -> None:
+    join()
+    model = DistributedDataParallel(Branches())
+    for step in range(100_000):
+        before_step()
+        model(torch.ones(4, 13), both=uses_both(step)).sum().backward()
+
+
+@case
+def unused_parameters() -> None:
+    train_ddp(lambda step: step < 5)
+
+
+@case
+def unused_parameters_in_one_rank() -> None:
+    train_ddp(lambda step: step < 5 or RANK != AT_FAULT)
+
+
+@case
+def straggler() -> None:
+    def work() -> None:
+        slow_function() if RANK == AT_FAULT else time.sleep(0.05)
+
+    train_ddp(lambda _: True, work)
+
+
+def slow_function() -> None:
+    time.sleep(0.15)
+
+
+@case
+def sleeps_before_backward() -> None:
+    steps = iter(range(1000))
+    train_ddp(lambda _: True, lambda: time.sleep(FOR_EVER_S if RANK == AT_FAULT and next(steps) > 5 else 0.02))
+
+
+# ---- Healthy: slow or uneven, and nobody is to be accused
+
+
+def go_on(pause: Callable[[int], float]) -> None:
+    join()
+    for step in range(100_000):
+        reduce(pause_s=pause(step))
+
+
+@case
+def healthy_fast() -> None:
+    go_on(lambda _: 0.005)
+
+
+@case
+def healthy_slow_steps() -> None:
+    go_on(lambda _: 3.0)
+
+
+@case
+def healthy_random() -> None:
+    import random
+
+    go_on(lambda _: random.uniform(0.01, 0.2))  # noqa: S311
+
+
+@case
+def healthy_by_turns() -> None:
+    go_on(lambda step: 0.2 if step % 4 == RANK else 0.02)
+
+
+@case
+def healthy_slightly_uneven() -> None:
+    go_on(lambda _: 0.11 if RANK == AT_FAULT else 0.1)
+
+
+@case
+def healthy_evaluation() -> None:
+    go_on(lambda step: 8.0 if RANK == 0 and step > 10 else 0.05)
+
+
+@case
+def healthy_checkpoint() -> None:
+    join()
+    for _ in range(100_000):
+        if RANK == 0:
+            for _ in range(50):
+                torch.save(torch.ones(1_000_000), f"{tempfile.gettempdir()}/explain-{os.getpid()}.pt")
+        reduce(times=3)
+
+
+@case
+def healthy_ddp() -> None:
+    train_ddp(lambda _: True, lambda: time.sleep(0.02))
+
+
+@case
+def healthy_slow_start() -> None:
+    dist.init_process_group("gloo")
+    if RANK == 0:
+        time.sleep(12)
+    go_on_without_join()
+
+
+def go_on_without_join() -> None:
+    reduce(times=100_000)
+
+
+@case
+def healthy_two_groups() -> None:
+    join()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    for _ in range(100_000):
+        dist.all_reduce(torch.ones(3), group=pairs[RANK // 2])
+        reduce()
+
+
+@case
+def healthy_broadcasts() -> None:
+    join()
+    for _ in range(100_000):
+        time.sleep(0.02)
+        dist.broadcast_object_list([{"step": 1}] if RANK == 0 else [None], 0)
+        dist.all_gather_object([None] * 4, "x" * (1 + 100 * RANK))
+
+
+@case
+def healthy_loader() -> None:
+    train(lambda _: time.sleep(0.01), workers=2)
+
+
+@case
+def healthy_without_a_group() -> None:
+    time.sleep(FOR_EVER_S)
+
+
+@case
+def healthy_spins() -> None:
+    join()
+    for _ in range(100_000):
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            pass
+        reduce()
+
+
+@case
+def healthy_async() -> None:
+    join()
+    for _ in range(100_000):
+        works = [dist.all_reduce(torch.ones(100), async_op=True) for _ in range(5)]
+        time.sleep(0.05)
+        for work in works:
+            work.wait()
+
+
+@case
+def healthy_logging_rank() -> None:
+    go_on(lambda step: 1.5 if RANK == 0 and step % 50 == 0 else 0.02)
+
+
+@case
+def healthy_first_step() -> None:
+    go_on(lambda step: 10.0 if RANK == 0 and step == 0 else 0.02)
+
+
+@case
+def healthy_ends() -> None:
+    join()
+
+
+@case
+def healthy_threads() -> None:
+    for _ in range(10):
+        threading.Thread(target=time.sleep, args=(FOR_EVER_S,), daemon=True).start()
+    go_on(lambda _: 0.05)
+
+
+@case
+def healthy_gather() -> None:
+    join()
+    for _ in range(100_000):
+        time.sleep(0.02)
+        dist.gather(torch.ones(3), [torch.ones(3) for _ in range(4)] if RANK == 0 else None)
+
+
+if __name__ == "__main__":
+    CASES[sys.argv[1]]()

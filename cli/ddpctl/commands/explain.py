@@ -1,0 +1,125 @@
+"""``ddpctl explain``: ask all ranks of a run what they do, and say why it hangs, is slow or has failed."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ddpctl.commands.runs import Json, RunName, Task
+from ddpctl.errors import DdpctlError, UnavailableError
+
+if TYPE_CHECKING:
+    from ddpctl.explain import Explanation, RankView
+    from ddpctl.launcher import AppContext
+    from ddpctl.node_probe import Probe, ProbeResult
+    from ddpctl.run_status import RunStatus
+    from ddpctl.run_store import Run
+
+ANSWER_S = 20.0  # the nodes take about 3 s
+POLL_S = 0.5
+MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
+CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MULTILINE)
+
+
+def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
+    """Say why a run hangs, is slow or has failed.
+
+    All ranks of all nodes are asked where they are, which takes a few seconds; they go on undisturbed. Of a run that
+    was killed for a hang it is what they said before.
+    """
+    from ddpctl import launcher
+
+    context = launcher.open_context(os.environ)
+    record = launcher.find(context, run, task=task)
+    (state,) = launcher.status(context, (record,))
+    found = explain_run(context, record, state)
+    if as_json:
+        print(json.dumps({"run": record.name, "state": state.state, **asdict(found)}, indent=1))
+        return
+    print(f"{record.name}  {state.state}: {found.sentence}")
+    for line in (*found.evidence, *(f"not known: {line}" for line in found.unknown)):
+        print(f"  {line}")
+
+
+def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
+    """Explain a run from what its nodes answer, or have kept. Raises UnavailableError: there is nothing to ask."""
+    from ddpctl import explain as explaining
+    from ddpctl.node_probe import Probe
+    from ddpwire.events import EVENTS, read_events
+    from ddpwire.run_files import diagnosis_file, rank_log
+
+    if outcome := state.outcome:
+        name, log = diagnosis_file(outcome.attempt), "" if outcome.rank is None else rank_log(outcome.rank)
+        files = (name, EVENTS, *([log] if log else []))
+        seen = _probe(context, run, Probe(metrics=False, files=files, max_bytes=MAX_BYTES))
+        kept = read_answers(seen, name) if outcome.cause == "hang" else {}
+        words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
+        events = read_events(*(one.files.get(EVENTS, "") for one in seen))
+        return explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
+    if state.state not in ("training", "stopping"):
+        return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
+    return explaining.explain_ranks(_views(ask(context, run)), run.job.world_size)
+
+
+def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
+    """Why a run hung that was killed for it, for other verbs; nothing for other runs, or where it is not known."""
+    if state.outcome is None or state.outcome.cause != "hang":
+        return []
+    with suppress(DdpctlError):
+        found = explain_run(context, run, state)
+        return [f"  why          {found.sentence}"] if found.cause != "unknown" else []
+    return []
+
+
+def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]]":
+    """Ask the ranks of all nodes, and wait for the answers. Raises UnavailableError where no node answers."""
+    from ddpctl.node_probe import Probe
+    from ddpwire.run_files import DIAGNOSIS
+
+    request = os.urandom(8).hex()
+    deadline = time.monotonic() + ANSWER_S
+    seen = _probe(context, run, Probe(metrics=False, request=request))
+    answers: Mapping[int, tuple[RankView, ...]] = {}
+    while len(answers) < len(seen) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        seen = _probe(context, run, Probe(files=(DIAGNOSIS,)))
+        answers = read_answers(seen, DIAGNOSIS, request)
+    if not answers:
+        why = next((one.failure for one in seen if one.failure), "")
+        raise UnavailableError(
+            f"{run.name}: no node has answered in {ANSWER_S:g} s{f': {why}' if why else ''}",
+            hint=f"ddpctl status {run.name}; a ddprun of another version cannot be asked",
+        )
+    return answers
+
+
+def read_answers(
+    seen: "Sequence[ProbeResult]", name: str, request: str | None = None
+) -> "Mapping[int, tuple[RankView, ...]]":
+    """The ranks by node, of the nodes that have answered this request."""
+    from ddpctl import explain as explaining
+    from ddpwire.run_files import parse_json
+
+    found = {}
+    for one in seen:
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # not yet, or of another version
+            answer = parse_json(one.files[name])
+            offset = CLOCK_OFFSET.search(one.metrics)
+            if request in (None, answer["request"]):
+                views = explaining.read_answer(answer, clock_offset_s=float(offset[1]) if offset else 0.0)
+                found[one.node] = views
+    return found
+
+
+def _views(answers: "Mapping[int, tuple[RankView, ...]]") -> "list[RankView]":
+    return sorted((view for views in answers.values() for view in views), key=lambda view: view.rank)
+
+
+def _probe(context: "AppContext", run: "Run", probe: "Probe") -> "tuple[ProbeResult, ...]":
+    from ddpctl import launcher
+
+    return context.executor.perform(launcher.target_of(run).probe(run, probe))

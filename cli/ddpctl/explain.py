@@ -1,0 +1,527 @@
+"""Why a run hangs, is slow or has failed: one sentence with its evidence, from what all of its ranks told. Pure.
+
+The order is that of certainty: the outcome, the state of the processes, the collectives that the ranks have entered by
+torch's flight recorder, then where their Python code is. What cannot be told is said to be unknown.
+"""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+from typing import Any, Literal
+
+from ddpctl.text import format_duration, one_line
+from ddpwire.events import Event
+from ddpwire.run_files import Outcome
+
+Cause = Literal[
+    "none",  # the ranks go on, or the run ended well
+    "failed",  # a rank or a node failed first: as in the outcome
+    "oom",
+    "stopped_process",  # a rank is stopped by a signal
+    "ended_early",  # a rank has ended while others wait for it
+    "mismatch",  # ranks called different collectives, or one with different sizes or types
+    "order",  # ranks wait for each other in collectives of different groups
+    "missing",  # a rank has not entered a collective
+    "no_group",  # a rank has not made the process group
+    "data_loader",  # what is waited for is the data of a rank, or of all
+    "unused_parameters",  # DDP waits for gradients that do not come
+    "disk_full",
+    "checkpoint",  # a rank is saving while others wait
+    "straggler",
+    "peer_to_peer",  # ranks wait in send or recv, which the flight recorder does not have
+    "unknown",
+]
+HANG_S = 30.0  # a shorter wait may be that of an evaluation or a checkpoint
+LOG_LINES = 5  # of the rank that failed
+NOT_YET = f"; less than {HANG_S:g} s may be an evaluation or a checkpoint"
+MIN_WAIT_S, PACES = 2.0, 5  # a wait is noteworthy after so long, and so many times the usual
+STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
+MOSTLY = 0.5  # of the samples
+DEFAULT_GROUP = "0"
+SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
+LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
+SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/checkpoint(_manager)?\.py$")
+LOADER = "torch/utils/data/dataloader.py"
+READING = "torch/utils/data/_utils/fetch.py"
+COLLECTIVES = "torch/distributed/distributed_c10d.py"
+PEER_TO_PEER = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
+BUSY_CORES = 0.5
+TICKS_PER_S = 100
+# The kernel function in which a process waits, and what that means.
+WAITS = (
+    (re.compile(r"nanosleep"), "sleeps"),
+    (re.compile(r"futex"), "waits for a lock"),
+    (re.compile(r"flock|lock_file|locks_"), "waits for the lock of a file"),
+    (re.compile(r"pipe_read|pipe_wait"), "reads from a pipe"),
+    (re.compile(r"wait_for_partner"), "waits for the other end of a pipe"),
+    (re.compile(r"wait_woken|n_tty"), "waits for the network or a terminal"),
+    (re.compile(r"do_wait|kernel_wait"), "waits for a process that it has started"),
+    (re.compile(r"sk_wait|tcp|inet|skb|unix_|accept"), "waits for the network"),
+    (re.compile(r"poll|select|ep_"), "waits for a pipe or the network"),
+    (re.compile(r"nfs|rpc|io_schedule|folio|balance_dirty|jbd2|xfs|fuse|request_wait"), "waits for a file system"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One answer. ``rank``: who is named; None: nobody.
+
+    ``fault``: False: nothing is wrong, or the ranks have not waited for so long that it must be a hang.
+    """
+
+    cause: Cause
+    sentence: str
+    fault: bool = True
+    rank: int | None = None
+    node: int | None = None
+    evidence: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collective:
+    """A collective that a rank has entered."""
+
+    group: str
+    desc: str
+    seq: int
+    op: str
+    sizes: str
+    dtypes: str
+    done: bool
+    at: float  # by node 0's clock, in seconds since the epoch
+
+    @property
+    def name(self) -> str:
+        """``all_reduce #8 of the default group``."""
+        group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
+        named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
+        return one_line(f"{self.op} #{self.seq} of {group}{named}")
+
+    @property
+    def shape(self) -> str:
+        """Its inputs."""
+        return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
+
+
+Frame = tuple[str, int, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankView:
+    """What is known of a rank. ``states`` and ``stacks``: a sample each; a stack's innermost frame is first."""
+
+    rank: int
+    node: int
+    group: bool
+    step: int | None
+    read_at: float
+    states: tuple[Mapping[str, Any], ...]
+    stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; empty: no answer
+    workers: tuple[tuple[tuple[Frame, ...], Mapping[str, Any]], ...]  # of its data loader and other children
+    collectives: Mapping[tuple[str, int], Collective]
+    unknown: str = ""
+
+    @property
+    def who(self) -> str:
+        """Its name in a sentence."""
+        return f"rank {self.rank} (node {self.node})"
+
+    @property
+    def state(self) -> str:
+        """The process state of proc(5); empty: it has ended."""
+        return str(self.states[-1].get("state", "")) if self.states else ""
+
+    @property
+    def waits_in(self) -> Collective | None:
+        """The first collective that it has entered and that is not done."""
+        return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
+
+    def is_before(self, one: Collective) -> bool:
+        """Whether it is known not to have entered a collective. An ended rank leaves no record."""
+        last = max((seq for group, seq in self.collectives if group == one.group), default=0)
+        return last < one.seq and (not self.unknown or not self.state)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it took CPU time while it was sampled."""
+        ticks = [(one["ticks"], one["time"]) for one in self.states if "ticks" in one]
+        spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
+        return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
+
+    def share(self, path: str) -> float:
+        """The share of its samples that have a frame in this file."""
+        known = [stack for stack in self.stacks if stack]
+        return sum(has_file(stack, path) for stack in known) / len(known) if known else 0.0
+
+    @property
+    def saves(self) -> bool:
+        """Whether it was writing a checkpoint in all samples."""
+        return bool(self.stacks) and all(
+            any(SAVING.search(file) and "save" in function for file, _, function in stack) for stack in self.stacks
+        )
+
+    def doing(self) -> str:
+        """Where it is and what it does there, as the end of a sentence."""
+        if self.state in ("", "Z", "X"):
+            return "it has ended"
+        if self.state == "T":
+            return "it is stopped (SIGSTOP)"
+        if self.state == "t":
+            return "it is stopped by a debugger"
+        stack = self.stacks[-1] if self.stacks else ()
+        place = place_of(stack)
+        what = self._activity(stack)
+        text = f"it {what} in {place}" if place else f"it {what}; where in its code is not known"
+        if self.share(LOADER) and (found := self._worker()):
+            text += f", and a worker of its data loader {found}"
+        return text
+
+    def _activity(self, stack: Sequence[Frame]) -> str:
+        if self.saves:
+            return "saves"
+        library = stack[: next((n for n, frame in enumerate(stack) if not LIBRARY.search(frame[0])), len(stack))]
+        for file, _, function in library:
+            if file.endswith(COLLECTIVES):
+                return f"is in {function}"
+            if file.endswith(LOADER):
+                return "waits for its data loader"
+        return kernel_wait(self.states[-1], busy=self.busy)
+
+    def _worker(self) -> str:
+        """What the worker does whose code is not the loader's own."""
+        for stack, state in self.workers:
+            if state.get("state") == "T":
+                return "is stopped (SIGSTOP)"
+            inner = next((n for n, frame in enumerate(stack) if frame[0].endswith(READING)), None)
+            if inner and (place := place_of(stack[:inner])):
+                return f"{kernel_wait(state, busy=state.get('state') == 'R')} in {place}"
+        return ""
+
+
+def has_file(stack: Sequence[Frame], path: str) -> bool:
+    """Whether a frame is in the file whose path ends so."""
+    return any(file.endswith(path) for file, _, _ in stack)
+
+
+def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
+    """What a process does by the kernel's word."""
+    wchan = str(state.get("wchan", ""))
+    found = next((words for pattern, words in WAITS if pattern.search(wchan)), "")
+    if state.get("state") == "D":
+        return "waits for a disk or a network file system"
+    return "computes" if busy else found or "is"
+
+
+def place_of(stack: Sequence[Frame]) -> str:
+    """The innermost frame that is the script's own, as ``dataset.py:88 (read)``; empty: none."""
+    frame = next((one for one in stack if not LIBRARY.search(one[0])), None)
+    return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
+
+
+def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
+    """The ranks of a node's diagnosis.json. Raises KeyError, TypeError and ValueError: another version wrote it."""
+    return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
+
+
+def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float) -> RankView:
+    collectives = [
+        Collective(
+            group=str(one["group"]), desc=str(one["desc"]), seq=int(one["seq"]), op=str(one["op"]),
+            sizes=" ".join(map(str, one["sizes"])), dtypes=" ".join(map(str, one["dtypes"])), done=bool(one["done"]),
+            at=float(one["at"]) - clock_offset_s,
+        )
+        for one in found["collectives"] if not one["p2p"]
+    ]  # fmt: skip
+    return RankView(
+        rank=int(found["rank"]),
+        node=node,
+        group=bool(found["group"]),
+        step=found["step"],
+        read_at=float(found["time"]) - clock_offset_s,
+        states=tuple(found["samples"]),
+        stacks=tuple(_main_stack(one["threads"]) for one in found["samples"]),
+        workers=tuple((_main_stack(one["threads"]), one) for one in found["children"]),
+        collectives={(one.group, one.seq): one for one in collectives},
+        unknown=str(found.get("unknown", "")),
+    )
+
+
+def _main_stack(threads: Sequence[Sequence[Sequence[Any]]] | None) -> tuple[Frame, ...]:
+    return tuple((str(file), int(line), str(function)) for file, line, function in threads[0]) if threads else ()
+
+
+def explain_outcome(
+    outcome: Outcome, kept: Sequence[RankView], log: str, events: Sequence[Event], world_size: int
+) -> Explanation:
+    """Explain how a run has ended.
+
+    ``kept``: what its ranks did before they were killed for a hang; ``log``: the end of the failed rank's log.
+    """
+    if outcome.cause == "hang" and kept:
+        found = explain_ranks(kept, world_size)
+        if found.cause not in ("none", "unknown"):
+            sentence = found.sentence.partition(NOT_YET)[0]
+            return replace(found, sentence=f"{sentence}; the run was killed for it", fault=True)
+        unknown = ("why it hung: " + found.sentence, *found.unknown)
+        return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
+    cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
+    unknown = ("what its ranks did when it hung: nothing was kept",) if outcome.cause == "hang" else ()
+    sentence, rank = outcome.message, outcome.rank
+    node = outcome.node
+    if cause == "failed" and (known := _last_words(f"{outcome.message}\n{log}")):
+        cause, meaning = known
+        sentence += f"; {meaning}"
+        if cause in ("mismatch", "unused_parameters"):  # whose fault it is, is not known
+            rank = node = None
+    elif cause == "failed" and LOST_PEER.search(outcome.message):
+        if early := _ended_before(events, outcome):
+            cause, rank, node = "ended_early", early.rank, early.node
+            sentence = f"rank {rank} on node {node} ended with 0 while others waited for it: {sentence}"
+        else:
+            sentence += "; no rank is known to have ended before: its connection to another rank was lost"
+    return Explanation(
+        cause=cause,
+        sentence=one_line(sentence),
+        fault=outcome.code != 0,
+        rank=rank,
+        node=node,
+        evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
+        unknown=unknown,
+    )
+
+
+# Last words of libraries, and what they mean for a run: the cause, and whether it is that of the rank that said them.
+KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
+    (
+        re.compile(r"op\.preamble\.length <= op\.nbytes"),
+        "mismatch",
+        "the ranks called one collective with tensors of different sizes or types, or different collectives",
+    ),
+    (
+        re.compile(r"Expected to have finished reduction in the prior iteration"),
+        "unused_parameters",
+        "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)",
+    ),
+    (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
+    (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
+    (
+        re.compile(r"insufficient shared memory|unable to (open|write to) (shared memory|file </torch)"),
+        "disk_full",
+        "shared memory is full: give the container more (shm), or use fewer workers",
+    ),
+)
+
+
+LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by remote|Broken pipe")
+
+
+def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
+    """The first rank that ended with 0 before the one that failed, in the attempt that failed."""
+    exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
+    failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
+    return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
+
+
+def _last_words(text: str) -> tuple[Cause, str] | None:
+    return next(((cause, meaning) for pattern, cause, meaning in KNOWN_WORDS if pattern.search(text)), None)
+
+
+# ---- The reasons, each a function of all ranks: an explanation, or None.
+
+
+def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
+    """Explain what the ranks of a run do, that has not ended or was killed for a hang."""
+    reasons = (_stopped, _mismatch, _missing, _no_group, _straggler, _slow_data, _peer_to_peer)
+    found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
+    absent = sorted({*range(world_size)} - {view.rank for view in ranks})
+    unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
+    unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group]
+    if found is None:
+        moves = any(len({*view.stacks}) > 1 or view.busy for view in ranks)
+        what = "the ranks go on, and none keeps the others waiting" if moves else "nothing that blocks them is found"
+        found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
+    return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
+
+
+def _line(view: RankView) -> str:
+    waits = view.waits_in
+    since = f", in {waits.name} for {format_duration(max(0.0, view.read_at - waits.at))}" if waits else ""
+    return f"{view.who}: {view.doing()}{since}"
+
+
+def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
+    if stopped := [view for view in ranks if view.state in ("T", "t")]:
+        names, more = stopped[0].who, f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
+        how = "by a signal (SIGSTOP): kill -CONT lets it go on" if stopped[0].state == "T" else "by a debugger"
+        return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
+    return None
+
+
+def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -> Explanation:
+    return Explanation(cause=cause, sentence=sentence, fault=fault, rank=view.rank, node=view.node)
+
+
+def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
+    """The ranks that wait for longer than is usual for them, in what, and for how long."""
+    found = []
+    for view in ranks:
+        if (one := view.waits_in) and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * _pace_s(view)):
+            found.append((view, one, waited_s))
+    return found
+
+
+def _pace_s(view: RankView) -> float:
+    times = sorted(one.at for one in view.collectives.values())
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    return max(gaps[-20:-1] or [0.0])
+
+
+def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
+    for key in sorted({(one.group, one.seq) for _, one, _ in _waiting(ranks)}):
+        entered = [(view, view.collectives[key]) for view in ranks if key in view.collectives]
+        is_same_sized = all(one.op.startswith(SAME_SIZES) for _, one in entered)
+        kinds = Counter(_signature(one, with_shape=is_same_sized) for _, one in entered)
+        if len(kinds) < 2:
+            continue
+        (common, _), *_, (rare, _) = kinds.most_common()
+        odd, its = next(pair for pair in entered if _signature(pair[1], with_shape=is_same_sized) == rare)
+        _, usual = next(pair for pair in entered if _signature(pair[1], with_shape=is_same_sized) == common)
+        others = sum(kinds.values()) - kinds[rare]
+        text = (
+            f"{odd.who} is in {its.name} with {its.shape}, while {_count(others)} in {usual.op} #{usual.seq} "
+            f"with {usual.shape}: all ranks of a group must call the same collectives in the same order; "
+            f"{odd.doing()}"
+        )
+        return _about(odd, "mismatch", text)
+    return None
+
+
+def _signature(one: Collective, *, with_shape: bool) -> tuple[str, ...]:
+    return (one.op, one.sizes, one.dtypes) if with_shape else (one.op,)
+
+
+def _count(number: int, verb: str = "are") -> str:
+    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else verb + 's'}"
+
+
+def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    waiting = _waiting(ranks)
+    blocked = {view.rank for view, *_ in waiting}
+    members: dict[str, set[int]] = {DEFAULT_GROUP: set(range(world_size))}
+    for view in ranks:
+        for group, _ in view.collectives:
+            members.setdefault(group, set()).add(view.rank)
+    absent: dict[int, tuple[Collective, float]] = {}
+    views = {view.rank: view for view in ranks}
+    for _, one, waited_s in sorted(waiting, key=lambda found: found[1].at):
+        for rank in members[one.group]:
+            if rank in views and views[rank].is_before(one):
+                absent.setdefault(rank, (one, waited_s))
+    roots = [rank for rank in absent if rank not in blocked] or sorted(absent)
+    if not roots:
+        return _silent(ranks, waiting, members)
+    view, (one, waited_s) = views[roots[0]], absent[roots[0]]
+    waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
+    for_s = f"for which {_count(waiters, 'wait')} for {format_duration(waited_s)}"
+    if view.rank in blocked:
+        own = view.waits_in
+        assert own is not None, "it is among those that wait"  # noqa: S101
+        text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: the ranks call them in different order"
+        return _about(view, "order", text)
+    more = f" (nor have {len(roots) - 1} more)" if len(roots) > 1 else ""
+    text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
+    has_ended = view.state in ("", "Z", "X")
+    fault = has_ended or waited_s >= HANG_S
+    if not fault:
+        text += NOT_YET
+    cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
+    return _about(view, "ended_early" if has_ended else cause, text, fault=fault)
+
+
+def _silent(
+    ranks: Sequence[RankView], waiting: list[tuple[RankView, Collective, float]], members: Mapping[str, set[int]]
+) -> Explanation | None:
+    """Find the rank that does not say which collectives it has entered, while all others of the group wait in one."""
+    for _, one, waited_s in waiting:
+        silent = [view for view in ranks if view.unknown and view.rank in members[one.group]]
+        waiters = sum(found.name == one.name for _, found, _ in waiting)
+        if len(silent) == 1 and waiters == len(members[one.group]) - 1:
+            view = silent[0]
+            text = (
+                f"{view.who} does not answer, as a rank that holds the GIL, while {_count(waiters, 'wait')} "
+                f"in {one.name} for {format_duration(waited_s)}; {view.doing()}"
+            )
+            cause: Cause = "checkpoint" if view.saves else "missing"
+            return _about(view, cause, text, fault=waited_s >= HANG_S)
+    return None
+
+
+def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    without = [view for view in ranks if not view.group]
+    meeting = [view for view in ranks if view.group and not view.collectives and view.share(COLLECTIVES) == 1]
+    if not without or not meeting or len(without) == world_size:
+        return None
+    view = without[0]
+    more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
+    text = (
+        f"{view.who} has not called init_process_group{more}, in which {_count(len(meeting), 'wait')}; {view.doing()}"
+    )
+    return _about(view, "no_group" if view.state else "ended_early", text)
+
+
+def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
+    """Find the rank that comes last to nearly all collectives, and keeps the others waiting for much of the time."""
+    shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
+    arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
+    whole = [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
+    if len(whole) < MIN_COLLECTIVES:
+        return None
+    rank, times = Counter(one[-1][1] for one in whole).most_common(1)[0]
+    waited_s, until = 0.0, 0.0
+    for one in whole:
+        if one[-1][1] == rank:
+            waited_s += max(0.0, one[-1][0] - max(one[-2][0], until))
+            until = max(until, one[-1][0])
+    share = waited_s / ((whole[-1][-1][0] - whole[0][0][0]) or 1.0)
+    if times < STRAGGLER_LAST * len(whole) or share < STRAGGLER_SHARE:
+        return None
+    view = next(one for one in ranks if one.rank == rank)
+    places = Counter(place for stack in view.stacks if (place := place_of(stack)))
+    where = ", ".join(f"{place} in {count} of {len(view.stacks)} samples" for place, count in places.most_common(2))
+    cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "straggler"
+    loads = "; it waits for its data loader" if cause == "data_loader" else ""
+    text = (
+        f"{view.who} is slow: it came last to {times} of the last {len(whole)} collectives, and the others waited for "
+        f"it {100 * share:.0f} % of the time{loads}; it was in {where or 'code that is not known'}"
+    )
+    return _about(view, cause, text)
+
+
+def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
+    """Find that the ranks, where they do not wait for each other, wait for their data."""
+    stacks = [stack for view in ranks for stack in view.stacks if stack]
+    own = [stack for stack in stacks if not has_file(stack, COLLECTIVES)]
+    num_waits = sum(has_file(stack, LOADER) for stack in own)
+    if num_waits <= MOSTLY * len(own):
+        return None
+    view = max(ranks, key=lambda one: one.share(LOADER))
+    text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside of collectives"
+    return Explanation(cause="data_loader", sentence=f"{text}; {view.who}: {view.doing()}", fault=False)
+
+
+def _peer_to_peer(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
+    def waits(view: RankView) -> bool:
+        return bool(view.stacks) and all(
+            any(file.endswith(COLLECTIVES) and function in PEER_TO_PEER for file, _, function in stack)
+            for stack in view.stacks
+        )
+
+    if waiting := [view for view in ranks if waits(view)]:
+        place = place_of(waiting[0].stacks[-1])
+        text = f"{waiting[0].who} waits in send or recv in {place}; for which rank is not known"
+        return _about(waiting[0], "peer_to_peer", text, fault=False)
+    return None

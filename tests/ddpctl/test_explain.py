@@ -1,0 +1,148 @@
+"""What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_explain.py."""
+
+from typing import Any
+
+import pytest
+
+from ddpctl.explain import Explanation, explain_outcome, explain_ranks, read_answer
+from ddpwire.events import Event
+from ddpwire.run_files import Outcome
+
+NOW = 1_800_000_000.0
+TORCH = "/venv/lib/python3.11/site-packages/torch/"
+IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/work/train.py", 12, "<module>"]]
+IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/work/train.py", 11, "<module>"]]
+IN_SCRIPT = [["/work/dataset.py", 88, "read"], ["/work/train.py", 10, "<module>"]]
+IN_WORKER = [["/work/dataset.py", 40, "decode"], [f"{TORCH}utils/data/_utils/fetch.py", 54, "fetch"]]
+
+
+def entered(
+    seq: int, at: float, *, op: str = "all_reduce", group: str = "0", size: int = 13, done: bool = True
+) -> dict[str, Any]:
+    return {"group": group, "desc": "default_pg", "seq": seq, "op": op, "sizes": [[size]], "dtypes": ["Float"],
+            "p2p": False, "done": done, "at": at}  # fmt: skip
+
+
+def rank(number: int, collectives: list[dict[str, Any]], stack: list[list[Any]] = IN_ALL_REDUCE, **state: Any) -> Any:
+    sample = {"state": "S", "wchan": "futex_do_wait", "ticks": 5, "threads": [stack]} | state
+    samples = [sample | {"time": NOW - 1}, sample | {"time": NOW}]
+    return {"rank": number, "pid": 7, "step": None, "group": True, "samples": samples, "children": [],
+            "collectives": collectives, "time": NOW}  # fmt: skip
+
+
+def explained(*ranks: Any, per_node: int = 2, clocks: tuple[float, ...] = (0.0, 0.0)) -> Explanation:
+    nodes = [{"node": node, "ranks": ranks[per_node * node : per_node * (node + 1)]} for node in range(2)]
+    views = [
+        view for node, clock in zip(nodes, clocks, strict=True) for view in read_answer(node, clock_offset_s=clock)
+    ]
+    return explain_ranks(views, len(ranks))
+
+
+def facts(found: Explanation) -> tuple[str, int | None, bool]:
+    return found.cause, found.rank, found.fault
+
+
+BEFORE = [entered(seq, NOW - 60 + seq * 0.1) for seq in range(1, 8)]
+WAITS = [*BEFORE, entered(8, NOW - 40, done=False)]
+
+
+def test_a_rank_that_is_missing_is_named_with_what_it_does(wording):
+    found = explained(
+        rank(0, WAITS), rank(1, WAITS), rank(2, BEFORE, IN_SCRIPT, wchan="hrtimer_nanosleep"), rank(3, WAITS)
+    )
+    assert (facts(found), found.node, len(found.evidence)) == (("missing", 2, True), 1, 4)
+    wording("\n".join([found.sentence, *found.evidence]))
+
+
+def test_a_short_wait_is_no_hang(wording):
+    waits = [*BEFORE, entered(8, NOW - 8, done=False)]
+    found = explained(rank(0, waits), rank(1, BEFORE, IN_SCRIPT))
+    assert facts(found) == ("missing", 1, False)
+    wording(found.sentence)
+    moment = [*BEFORE, entered(8, NOW - 0.5, done=False)]
+    assert facts(explained(rank(0, moment), rank(1, BEFORE, IN_SCRIPT))) == ("unknown", None, False)
+
+
+@pytest.mark.parametrize("other", [{"op": "broadcast"}, {"size": 7}])
+def test_a_mismatch_names_the_rank_that_differs_and_both_calls(wording, other):
+    odd = [*BEFORE, entered(8, NOW - 40, done=False, **other)]
+    found = explained(rank(0, WAITS), rank(1, odd), rank(2, WAITS), rank(3, WAITS))
+    assert facts(found) == ("mismatch", 1, True)
+    wording(found.sentence)
+
+
+def test_groups_in_different_order(wording):
+    pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
+    found = explained(rank(0, [*WAITS, entered(0, NOW - 59, group="1")]), rank(1, pair))
+    assert (found.cause, found.fault) == ("order", True)
+    wording(found.sentence)
+
+
+def test_the_root_of_a_chain_of_waits_is_named():
+    pair = [*BEFORE, entered(1, NOW - 40, group="1", done=False)]
+    root = [*BEFORE, entered(0, NOW - 59, group="1")]
+    assert facts(explained(rank(0, WAITS), rank(1, pair), rank(2, root, IN_SCRIPT))) == ("missing", 2, True)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "cause"),
+    [
+        (rank(1, BEFORE, IN_SCRIPT, state="T"), "stopped_process"),
+        (rank(1, BEFORE, IN_SCRIPT) | {"samples": [{"time": NOW, "threads": None}], "unknown": "gone"}, "ended_early"),
+        (rank(1, [], IN_SCRIPT) | {"group": False, "unknown": "it has no process group"}, "no_group"),
+        (rank(1, BEFORE, [[f"{TORCH}serialization.py", 9, "save"], *IN_SCRIPT]), "checkpoint"),
+        (rank(1, BEFORE, IN_LOADER) | {"children": [{"state": "S", "threads": [IN_WORKER]}]}, "data_loader"),
+    ],
+)  # fmt: skip
+def test_what_a_missing_rank_does_is_the_cause(wording, culprit, cause):
+    waits = [] if cause == "no_group" else WAITS
+    found = explained(rank(0, waits), culprit)
+    assert facts(found) == (cause, 1, True)
+    wording(found.sentence)
+
+
+def test_a_rank_that_does_not_answer_is_named_only_where_all_others_wait(wording):
+    silent = rank(1, [], IN_SCRIPT, state="R") | {"unknown": "its flight recorder gave no answer in 1 s"}
+    found = explained(rank(0, WAITS), silent, rank(2, WAITS))
+    assert (facts(found), found.unknown) == (("missing", 1, True), (f"rank 1 (node 0): {silent['unknown']}",))
+    wording(found.sentence)
+    assert explained(rank(0, WAITS), silent, silent | {"rank": 2}).rank is None
+
+
+def steps(late_s: float, count: int = 30, clock_s: float = 0.0) -> list[dict[str, Any]]:
+    return [entered(seq, NOW - 60 + seq * 0.2 + late_s + clock_s) for seq in range(1, count)]
+
+
+def test_a_straggler_is_named_with_the_share_that_the_others_wait(wording):
+    found = explained(rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0.1), IN_SCRIPT), rank(3, steps(0)))
+    assert facts(found) == ("straggler", 2, True)
+    wording(found.sentence)
+
+
+def test_clocks_that_differ_make_no_straggler():
+    ranks = (rank(0, steps(0)), rank(1, steps(0.001)), rank(2, steps(0, clock_s=0.1)), rank(3, steps(0, clock_s=0.1)))
+    assert facts(explained(*ranks, clocks=(0.0, 0.1)))[0] == "unknown"
+
+
+def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(wording):
+    failed = Outcome(code=1, cause="error", message="rank 0 on node 0 exited with 1: X", node=0, rank=0, step=4)
+    found = explain_outcome(failed, (), "one\nOSError: [Errno 28] No space left on device\n", (), 2)
+    assert (facts(found), found.evidence[-1][:7]) == (("disk_full", 0, True), "OSError")
+    lost = Outcome(code=1, cause="error", message="rank 0: RuntimeError: Connection closed by peer", node=0, rank=0)
+    exits = [
+        Event(event="rank_exited", time=NOW, node=1, rank=3, facts={"status": 0}),
+        Event(event="rank_exited", time=NOW + 1, node=0, rank=0, facts={"status": 1}),
+    ]
+    found = explain_outcome(lost, (), "", exits, 4)
+    assert (facts(found), found.node) == (("ended_early", 3, True), 1)
+    wording(found.sentence)
+    assert facts(explain_outcome(lost, (), "", exits[1:], 4)) == ("failed", 0, True)
+    done = Outcome(code=0, cause="ok", message="every rank exited with 0")
+    assert facts(explain_outcome(done, (), "", (), 4)) == ("none", None, False)
+
+
+def test_a_hang_that_was_killed_is_explained_by_what_was_kept():
+    hung = Outcome(code=144, cause="hang", message="rank 1 on node 0 hung", node=0, rank=1)
+    kept = read_answer({"node": 0, "ranks": [rank(0, WAITS), rank(1, BEFORE, IN_SCRIPT)]})
+    assert facts(explain_outcome(hung, kept, "", (), 2)) == ("missing", 1, True)
+    assert explain_outcome(hung, (), "", (), 2).unknown

@@ -1,0 +1,262 @@
+"""What the ranks of this node do now, as evidence for ``ddpctl explain``: asked for by a file, and kept before a kill.
+
+ddpctl writes a word of its own into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with
+that word. A rank that hangs or is stopped may not answer: every question has a time-out, and no answer is evidence. The
+answers are JSON of ranks, which are not trusted: they are read field by field.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddprun import processes
+from ddprun.rank_server import SOCKET_SUFFIX, STACKS, STACKS_SIGNAL, short_path
+from ddpwire.heartbeat import read_beat
+from ddpwire.run_files import (
+    DIAGNOSIS,
+    DIAGNOSIS_REQUEST,
+    GROUP_SUFFIX,
+    RankProcess,
+    diagnosis_file,
+    parse_json,
+    rank_heartbeat,
+    read_regular,
+    write_atomic,
+)
+
+NUM_SAMPLES = 5
+SAMPLE_INTERVAL_S = 0.3
+STACKS_TIMEOUT_S = 1.0
+SETTLED_S = 0.1  # the dump has no end mark: it is whole when it has not grown for so long
+POLL_S = 0.01
+FLIGHT_TIMEOUT_S = 1.0
+MAX_FLIGHT_BYTES = 1 << 24
+MAX_STACKS_BYTES = 1 << 18
+MAX_COLLECTIVES = 150  # of a rank, the last ones
+MAX_THREADS, MAX_FRAMES = 8, 24
+MAX_CHILDREN = 6
+MAX_REQUEST_CHARS = 64
+MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
+FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+Frame = tuple[str, int, str]  # file, line, function
+
+
+class Diagnosis:
+    """Collects the evidence of the ranks of the present attempt."""
+
+    def __init__(self, node_dir: Path, node: int) -> None:
+        self._node_dir, self._node = node_dir, node
+        self._ranks: tuple[RankProcess, ...] = ()
+        self._attempt = 1
+        self._answered = ""
+        self._thread: threading.Thread | None = None
+        with contextlib.suppress(OSError):  # both are there from the start: NFS caches that a file is not
+            for old in node_dir.glob(diagnosis_file("*")):
+                old.unlink()
+            (node_dir / DIAGNOSIS).touch()
+            (node_dir / DIAGNOSIS_REQUEST).write_text("")
+
+    def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
+        """Ask these ranks from now on."""
+        self._ranks, self._attempt = ranks, attempt
+
+    def answer_request(self) -> None:
+        """Answer a request that ddpctl has written, from a thread: the ranks take up to seconds."""
+        if self._thread and self._thread.is_alive():
+            return
+        try:
+            request = read_regular(self._node_dir / DIAGNOSIS_REQUEST).decode(errors="replace")[:MAX_REQUEST_CHARS]
+        except OSError:
+            return
+        if request and request != self._answered:
+            self._answered = request
+            self._thread = threading.Thread(
+                target=self._write, args=(DIAGNOSIS, request, NUM_SAMPLES), name="diagnosis", daemon=True
+            )
+            self._thread.start()
+
+    def keep(self) -> None:
+        """Keep the evidence of the present attempt, before its ranks are killed for a hang."""
+        self._write(diagnosis_file(self._attempt), "", 2)
+
+    def _write(self, name: str, request: str, num_samples: int) -> None:
+        ranks = collect(self._ranks, self._node_dir, num_samples)
+        found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
+        found["disks"] = _disks(self._node_dir)
+        data = json.dumps(found).encode()
+        if len(data) > MAX_DIAGNOSIS_BYTES:  # very many ranks: where they are is worth more than what they did
+            for rank in ranks:
+                rank["samples"], rank["collectives"] = rank["samples"][-1:], rank["collectives"][-20:]
+            data = json.dumps(found | {"shortened": True}).encode()
+        with contextlib.suppress(OSError):  # the disk is full
+            write_atomic(self._node_dir / name, data)
+
+
+def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
+    """Return the evidence of these ranks, as JSON: process state, stacks at several moments, collectives."""
+    found = [_about(rank, node_dir) for rank in ranks]
+    children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
+    for number in range(num_samples):
+        time.sleep(SAMPLE_INTERVAL_S if number else 0)
+        states = [_state(rank.pid) for rank in ranks]
+        stacks = read_stacks([rank.pid for rank in ranks])
+        for rank, state, stack in zip(found, states, stacks, strict=True):
+            rank["samples"].append(state | {"time": time.time(), "threads": stack})
+    for place in range(max(map(len, children), default=0)):  # the children of a rank share its file: one at a time
+        asked = [(rank, pids[place]) for rank, pids in zip(found, children, strict=True) if place < len(pids)]
+        states = [_state(pid) for _, pid in asked]
+        for (rank, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
+            rank["children"].append({"pid": pid, "threads": stack} | state)
+    for rank, process in zip(found, ranks, strict=True):
+        rank |= read_collectives(node_dir / f"{rank_heartbeat(process.rank)}{SOCKET_SUFFIX}") | {"time": time.time()}
+    return found
+
+
+def _about(rank: RankProcess, node_dir: Path) -> dict[str, Any]:
+    heartbeat = node_dir / rank_heartbeat(rank.rank)
+    beat = read_beat(heartbeat)
+    return {
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "step": beat.step if beat else None,
+        "silent_s": round(time.monotonic() - beat.at_s, 3) if beat else None,
+        "group": heartbeat.with_name(heartbeat.name + GROUP_SUFFIX).exists(),
+        "samples": [],
+        "children": [],
+    }
+
+
+def _state(pid: int) -> dict[str, Any]:
+    """Return what the kernel says of a process (proc(5)); nothing: it has ended."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+        fields = rest.split()
+        found |= {"name": name.partition("(")[2], "state": fields[0], "ticks": int(fields[11]) + int(fields[12])}
+        found["wchan"] = Path(f"/proc/{pid}/wchan").read_text()
+    return found
+
+
+def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
+    """Return the stacks of each process, those of its main thread first, the innermost frame first; None: no answer."""
+    files = {pid: descriptor for pid in pids if (descriptor := _open_stacks(pid)) is not None}
+    try:
+        for pid, descriptor in files.items():
+            os.ftruncate(descriptor, 0)
+            _signal_main_thread(pid)
+        _wait_until_settled(files.values())
+        texts = {pid: os.pread(descriptor, MAX_STACKS_BYTES, 0) for pid, descriptor in files.items()}
+    finally:
+        for descriptor in files.values():
+            os.close(descriptor)
+    return [parse_stacks(texts[pid].decode(errors="replace")) if texts.get(pid) else None for pid in pids]
+
+
+def _open_stacks(pid: int) -> int | None:
+    """Open the memory file of a process; None: it has none, does not let us, or is stopped and cannot answer."""
+    with contextlib.suppress(OSError):
+        if not processes.is_stopped(pid):
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                if str(link.readlink()).startswith(f"/memfd:{STACKS}"):
+                    return os.open(link, os.O_RDWR | os.O_CLOEXEC)
+    return None
+
+
+def _signal_main_thread(pid: int) -> None:
+    """Signal it alone: a signal to the process may interrupt a thread of a library that does not expect it."""
+    with contextlib.suppress(OSError):
+        if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
+            processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
+        else:
+            os.kill(pid, STACKS_SIGNAL)
+
+
+def _wait_until_settled(descriptors: Iterable[int]) -> None:
+    deadline, seen, changed_at = time.monotonic() + STACKS_TIMEOUT_S, [-1], time.monotonic()
+    while time.monotonic() < deadline:
+        sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
+        if sizes != seen:
+            seen, changed_at = sizes, time.monotonic()
+        elif all(sizes) and time.monotonic() - changed_at > SETTLED_S:
+            return
+        time.sleep(POLL_S)
+
+
+def parse_stacks(text: str) -> list[list[Frame]]:
+    """Return the threads of faulthandler's dump, the main thread first: it handles the signal."""
+    threads: list[tuple[bool, list[Frame]]] = []
+    for line in text.splitlines():
+        if line.startswith(("Thread ", "Current thread ")):
+            threads.append((line.startswith("Current"), []))
+        elif threads and (match := FRAME.fullmatch(line)):
+            threads[-1][1].append((match[1], int(match[2]), match[3]))
+    own = str(Path(__file__).with_name("rank_server.py"))
+    kept = [one for one in threads if not (one[1] and one[1][0][0] == own)]
+    return [_script_frames(frames) for _, frames in sorted(kept, key=lambda one: not one[0])][:MAX_THREADS]
+
+
+def _script_frames(frames: list[Frame]) -> list[Frame]:
+    """Leave out how ddprun has started the script."""
+    start = str(Path(__file__).with_name("fork_server.py"))
+    end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
+    return frames[: min(end, MAX_FRAMES)]
+
+
+def read_collectives(path: Path) -> dict[str, Any]:
+    """Return the last collectives of a rank's process groups, by the flight recorder; empty with why it is unknown."""
+    try:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(FLIGHT_TIMEOUT_S)
+            with short_path(path) as short:
+                connection.connect(short)
+            data = _receive(connection)
+        recorders = parse_json(data)
+        entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
+        return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-MAX_COLLECTIVES:]}
+    except FileNotFoundError:
+        return {"collectives": [], "unknown": "it has no process group, or was not forked by ddprun"}
+    except TimeoutError:
+        return {"collectives": [], "unknown": f"its flight recorder gave no answer in {FLIGHT_TIMEOUT_S:g} s"}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        return {"collectives": [], "unknown": f"its flight recorder cannot be read: {error}"}
+
+
+def _receive(connection: socket.socket) -> bytes:
+    deadline, data = time.monotonic() + FLIGHT_TIMEOUT_S, b""
+    while (block := connection.recv(1 << 20)) and len(data) < MAX_FLIGHT_BYTES:
+        data += block
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    return data
+
+
+def _collective(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry of the flight recorder, version 2.10, in short. On gloo only ``retired`` says that it is done."""
+    name, description = entry["process_group"]
+    return {
+        "group": f"{name}",
+        "desc": str(description),
+        "seq": int(entry["p2p_seq_id"] if entry["is_p2p"] else entry["collective_seq_id"]),
+        "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+        "sizes": entry["input_sizes"],
+        "dtypes": entry["input_dtypes"],
+        "p2p": bool(entry["is_p2p"]),
+        "done": bool(entry["retired"]) or entry["state"] == "completed",
+        "at": int(entry["time_created_ns"]) / 1e9,
+    }
+
+
+def _disks(node_dir: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in (node_dir, Path("/tmp"), Path("/dev/shm")):  # noqa: S108 (they are only measured)
+        with contextlib.suppress(OSError):
+            found.append({"path": str(path), "free_bytes": shutil.disk_usage(path).free})
+    return found
