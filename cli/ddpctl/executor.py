@@ -32,6 +32,7 @@ from ddpctl.command import (
     shell_line,
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.text import plain
 from ddpwire import names
 from ddpwire.merged_output import MergedOutput
 
@@ -88,6 +89,8 @@ class Executor:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
         """A dry run: print every command instead, but look where a command only looks (``probe``)."""
@@ -110,6 +113,10 @@ class Executor:
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
         """From now on what is streamed to stdout goes through ``keep``."""
         self._filter = self._remote.keep = keep
+
+    def another(self) -> "Executor":
+        """One for another thread, with the same environment and no stdin."""
+        return Executor(self._environ, has_stdin=False)
 
     def close(self) -> None:
         """Let go of the other machines."""
@@ -135,6 +142,10 @@ class Executor:
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
         if not commands:
             return ()
+        if all(command.mode == "note" for command in commands):
+            for command in commands:
+                print(plain(command.stdin or ""), file=sys.stderr, flush=True)
+            return tuple(Output(returncode=0) for _ in commands)
         if any(command.host for command in commands) and not any(command.mode == "tty" for command in commands):
             return self._side_by_side(commands, on_interrupt)
         if len(commands) == 1 or any(command.mode != "capture" for command in commands):
@@ -171,7 +182,8 @@ class Executor:
 
     def _run(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         if command.host:
-            perform = {"capture": self._remote.capture, "stream": self._remote.stream, "tty": self._remote.hand_over}
+            remote = self._remote
+            perform = {"capture": remote.capture, "stream": remote.stream, "hold": remote.hold, "tty": remote.hand_over}
             return perform[command.mode](command)
         if command.mode == "background":
             return self._start(command)
@@ -373,6 +385,7 @@ class Remote:
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
+        self._held: list[Channel] = []
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
@@ -403,6 +416,35 @@ class Remote:
             if done.stderr:
                 err.add(f"{command.host}: {done.stderr}\n".encode())
         return done
+
+    def hold(self, command: Command) -> Output:
+        """Keep what its first line says; its stdin stays open until it is released."""
+        from paramiko.ssh_exception import SSHException
+
+        from ddpctl.ssh import NoConnectionError
+
+        out, err = bytearray(), bytearray()
+        try:
+            channel = self._channel(_host(command))
+            channel.settimeout(command.timeout_s)
+            channel.exec_command(process_line(command))
+            channel.sendall((command.stdin or "").encode())
+            while b"\n" not in out and (data := channel.recv(_CHUNK)):
+                out += data
+            if b"\n" in out:
+                self._held.append(channel)
+                return Output(returncode=0, stdout=out.decode(errors="replace"))
+            _drain(channel, out.extend, err.extend)
+            return Output(returncode=channel.recv_exit_status() or 1, stderr=err.decode(errors="replace"))
+        except TimeoutError:
+            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
+        except (NoConnectionError, SSHException, OSError, EOFError) as error:
+            return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
+
+    def release(self) -> None:
+        """Let what is held end."""
+        while self._held:
+            self._held.pop().close()
 
     def hand_over(self, command: Command) -> Output:
         """The terminal is the command's."""
