@@ -1,9 +1,10 @@
 """Sends the project's folder to hosts: only the files that changed, as one archive.
 
 Of large files that changed only the changed parts go, by rsync, where both ends have it. For new files it is not used:
-bench/sync.py shows an archive, which is compressed once for all hosts, to be quicker. A host keeps one copy of each project; a run gets hard links of it, so that a later sync changes no file of a run. As
-with rsync, a file has changed when its size or its time has. Little goes over the connection that is there already: a
-new one takes longer than its content.
+bench/sync.py shows an archive, which is compressed once for all hosts, to be quicker. A host keeps one copy of each
+project; a run gets hard links of it, so that a later sync changes no file of a run. As with rsync, a file has changed
+when its size or its time has. Little goes over the connection that is there already: a new one takes longer than its
+content.
 """
 
 import hashlib
@@ -79,7 +80,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     tree = f"{home.rstrip('/')}/projects/{hashlib.sha256(cwd.encode()).hexdigest()[:16]}"
     listed, *answers = yield (_look_here(cwd), *(_look_there(host, tree) for host in hosts))
     project = _project(cwd, listed)
-    _expect(hosts, answers, "its copy of the project cannot be read")
+    check_all(hosts, answers, "its copy of the project cannot be read")
     copies = [_copy(host, answer) for host, answer in zip(hosts, answers, strict=True)]
     changed = {copy.host: names for copy in copies if (names := copy.changed(project))}
     say = _summary(project, [sum(map(project.sizes.__getitem__, names)) for names in changed.values()], changed)
@@ -89,7 +90,9 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
         for copy in copies if (gone := copy.files.keys() - project.files.keys())
     )  # fmt: skip
     if stale:  # before anything is sent: a folder may be where a file was
-        _expect([command.host for command in stale if command.host], (yield stale), "old files cannot be removed there")
+        check_all(
+            [command.host for command in stale if command.host], (yield stale), "old files cannot be removed there"
+        )
         say = ""
     if changed:
         yield from _send(project, copies, changed, cwd=cwd, tree=tree, archive=f"{run_dir}/project.tar", say=say)
@@ -97,7 +100,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     target = path_word(run_path(home, run, "project"))
     link = f"set -eu\ncd {path_word(tree)}\nmkdir -p $(dirname {target})\nrm -rf {target}\ncp -al . {target}\n"
     linked = yield tuple(Command(argv=("/bin/sh",), stdin=link, host=host, say=say) for host in hosts)
-    _expect(hosts, linked, "the run's copy of the project cannot be made")
+    check_all(hosts, linked, "the run's copy of the project cannot be made")
 
 
 def _look_here(cwd: str) -> Command:
@@ -193,7 +196,7 @@ def _send(
                 command = replace(command, transfer=moved)
         commands.append(replace(command, say="" if packed else say, timeout_s=STALL_S))
     answers = yield tuple(commands)
-    _expect(tuple(changed), answers, "the project cannot be written there")
+    check_all(tuple(changed), answers, "the project cannot be written there")
     if archives:
         yield (Command(argv=("rm", "-f", *archives)),)
 
@@ -209,7 +212,8 @@ def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tupl
     return f"{text}\nsending {counted(num_files, 'file')}, {human_size(sum(sizes))}, to {counted(len(changed), 'host')}"
 
 
-def _expect(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
+def check_all(hosts: Sequence[Host], answers: Sequence[Output], what: str) -> None:
+    """Raise UnavailableError or CannotWriteError for the first host on which a command failed."""
     for host, answer in zip(hosts, answers, strict=True):
         if answer.returncode:
             kind = UnavailableError if answer.returncode == UNREACHED else CannotWriteError
