@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,12 @@ class Cluster:
             if status.get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
                 found[index] = pod["metadata"]["uid"]
         return found
+
+    def restarts(self, run: str, uids: Collection[str]) -> int:
+        """How often the containers of these pods were started again."""
+        pods = self.get("pods", "--selector", f"ddpctl.run={run}")
+        found = [one for pod in pods if pod["metadata"]["uid"] in uids for one in pod["status"]["containerStatuses"]]
+        return sum(one["restartCount"] for one in found)
 
     def pod_name(self, run: str, uid: str) -> str:
         pods = self.get("pods", "--selector", f"ddpctl.run={run}")

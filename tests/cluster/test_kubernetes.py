@@ -6,9 +6,13 @@ DDPCTL_TEST_LOSE and DDPCTL_TEST_FIND are shell commands that take a machine awa
 name (kind: "docker pause {machine}", "docker unpause {machine}").
 """
 
+import contextlib
+import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -28,7 +32,7 @@ from tests.cluster.kubernetes_cluster import (
     wait_until,
     why_not,
 )
-from tests.e2e.driver import ROOT, ddpctl
+from tests.e2e.driver import ROOT, ddpctl, start
 
 WHY_NOT = why_not()
 pytestmark = [pytest.mark.skipif(WHY_NOT is not None, reason=str(WHY_NOT)), pytest.mark.timeout(1800)]
@@ -76,8 +80,8 @@ def shared(namespace: tuple[Cluster, bool]) -> None:
         pytest.skip(f"{namespace[0].volume} is each machine's own: DDPCTL_TEST_CLASS=NAME of a shared StorageClass")
 
 
-def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached: bool = False, **job: object) -> str:
-    """A run on 2 x 2 CPU ranks; what ddpctl said."""
+def configuration(cluster: Cluster, path: Path, **job: object) -> Path:
+    """A file for 2 x 2 CPU ranks."""
     said = {
         "job": {
             "name": "digits", "nodes": "2", "gpus": 2, "device": "cpu", "cpus": 1, "memory": "3Gi", "shm": "256Mi",
@@ -86,8 +90,13 @@ def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached:
         "target": "lab",
         "targets": {"lab": {"kind": "kubernetes", "namespace": cluster.namespace, "workload": KIND}},
     }  # fmt: skip
-    path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(said))
+    return path
+
+
+def launch(cluster: Cluster, tmp_path: Path, name: str, *program: str, attached: bool = False, **job: object) -> str:
+    """A run; what ddpctl said."""
+    path = configuration(cluster, tmp_path / f"{name}.yaml", **job)
     options = () if attached else ("--detach",)
     done = ddpctl("launch", "-f", str(path), "--name", name, *options, "--", *program, cwd=tmp_path, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -109,13 +118,20 @@ def test_digits_on_two_pods_reach_98_percent_with_the_weights_of_one(cluster: Cl
 
 def test_the_checked_in_spec_works_as_it_stands(cluster: Cluster, tmp_path: Path) -> None:
     served = cluster.run("api-resources", "--output", "name").split()
-    spec = "pytorchjob" if "pytorchjobs.kubeflow.org" in served else "indexed-job"
-    resource = {"pytorchjob": "pytorchjobs.kubeflow.org", "indexed-job": "jobs.batch"}[spec]
+    kind = ("pytorchjob" if "pytorchjobs.kubeflow.org" in served else "job") if KIND == "auto" else KIND
+    spec, resource = {
+        "pytorchjob": ("pytorchjob", "pytorchjobs.kubeflow.org"),
+        "trainjob": ("trainjob", "trainjobs.trainer.kubeflow.org"),
+        "job": ("indexed-job", "jobs.batch"),
+    }[kind]
     (tmp_path / "spec.yaml").write_text((ROOT / f"k8s/{spec}.yaml").read_text())
     image, _, tag = cluster.image.rpartition(":")
     change = {"name": "ghcr.io/ddpctl/ddpctl", "newName": image, "newTag": tag}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({"resources": ["spec.yaml"], "images": [change]}))
-    cluster.run("apply", "-k", str(tmp_path))
+    # The webhook of Kubeflow Trainer may not see the runtime of the same file yet.
+    wait_until(
+        lambda: cluster.run("apply", "-k", str(tmp_path), check=False).count("\n") >= 2, "the spec to be taken", 60
+    )
     try:
         done = ("Succeeded", "Complete")
         wait_until(
@@ -138,9 +154,68 @@ def test_status_and_logs_at_each_stage_and_nothing_is_left(cluster: Cluster, tmp
     assert status(run)["message"] == "2 of 2 pods running"
     assert {line.split("]")[0] for line in logs(run, "--rank", "3").splitlines()} <= {"[node1 rank3"}
     assert "[node0" not in logs(run, "--node", "1")
+    pulled = ddpctl("pull", run, "--into", str(tmp_path / "pulled"))
+    assert pulled.returncode == 0, pulled.stderr
+    assert {path.name for path in (tmp_path / "pulled").glob("node-*")} == {"node-0", "node-1"}
     assert ddpctl("stop", run, timeout=300).returncode == 0
     assert status(run)["state"] == "stopped"
     assert cluster.left_of(run) == ""
+    phases = json.loads(ddpctl("timeline", run, "--json").stdout)["seconds"]
+    assert phases["training"] > 0
+    if cluster.volume.startswith("pvc="):
+        again = ddpctl("pull", run, "--into", str(tmp_path / "claim"), timeout=600)
+        assert again.returncode == 0, again.stderr
+        assert list((tmp_path / "claim/checkpoints").glob("step-*.pt"))
+        assert cluster.run("get", "pods", "--output", "name") == ""
+    assert ddpctl("rm", run, timeout=300).returncode == 0
+
+
+def test_an_ended_runs_timeline_is_in_its_pods_logs(cluster: Cluster, tmp_path: Path) -> None:
+    run = name_of("ended")
+    launch(cluster, tmp_path, run, *SHORT)
+    wait_until(lambda: status(run)["state"] == "succeeded", "the end")
+    for _ in range(2):  # from the logs, and from what stop has kept of them
+        phases = json.loads(ddpctl("timeline", run, "--json").stdout)["seconds"]
+        assert phases["training"] > 0
+        assert ddpctl("stop", run, timeout=300).returncode == 0
+    assert "ddprun-record" not in logs(run)
+
+
+def followers_of(cluster: Cluster) -> list[str]:
+    """The command lines of all processes that follow a pod of the namespace."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if cluster.namespace in words and "logs" in words:
+                found.append(" ".join(words))
+    return found
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_nothing_follows_the_pods_of_a_ddpctl_that_is_gone(
+    cluster: Cluster, tmp_path: Path, end: signal.Signals
+) -> None:
+    run = name_of("follow")
+    launch(cluster, tmp_path, run, *LONG)
+    wait_until(lambda: step_of(run) >= 1, "the first epoch")
+    with start("logs", "-f", run) as follower:
+        wait_until(lambda: followers_of(cluster), "it to follow")
+        follower.send_signal(end)
+        follower.communicate(timeout=60)  # nobody holds its pipe open
+    wait_until(lambda: not followers_of(cluster), "all to end", 30)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nothing_is_left_of_a_launch_that_was_killed(cluster: Cluster, tmp_path: Path, seed: int) -> None:
+    run = name_of(f"killed{seed}")
+    path = configuration(cluster, tmp_path / "ddpctl.yaml")
+    with start("launch", "-f", str(path), "--name", run, "--detach", "--", *LONG) as process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(random.Random(seed).uniform(0.5, 5.0))
+        process.kill()
+    ddpctl("stop", "--kill", run, timeout=300)
+    wait_until(lambda: cluster.left_of(run) == "", "all to be gone", 60)
 
 
 def test_what_cannot_be_placed_says_why(cluster: Cluster, tmp_path: Path) -> None:
@@ -155,6 +230,7 @@ def goes_on_after(cluster: Cluster, run: str, node: str, take: str) -> list[int]
     wait_until(lambda: step_of(run) >= 3, "the third epoch")
     before = cluster.pods(run)
     pod = cluster.pod_name(run, before[node])
+    survivors = {uid for other, uid in before.items() if other != node}
     if take == "evict":
         cluster.evict(pod)
     else:
@@ -164,6 +240,7 @@ def goes_on_after(cluster: Cluster, run: str, node: str, take: str) -> list[int]
     reached = step_of(run)
     wait_until(lambda: step_of(run) > reached + 1, "two more epochs")
     assert status(run)["state"] == "training"
+    assert cluster.restarts(run, survivors) == 0  # they have waited in their containers
     return resumed_at(run)
 
 
@@ -235,8 +312,9 @@ def test_pod_security_is_told_before_anything_is_made(cluster: Cluster, tmp_path
 @pytest.mark.skipif("DDPCTL_TEST_LOSE" not in KEPT, reason="needs DDPCTL_TEST_LOSE and DDPCTL_TEST_FIND")
 def test_a_machine_that_is_lost_costs_its_pod_alone(cluster: Cluster, tmp_path: Path) -> None:
     run = name_of("gone")
-    launch(cluster, tmp_path, run, *LONG)
-    wait_until(lambda: step_of(run) >= 3, "the third epoch")
+    path = configuration(cluster, tmp_path / "ddpctl.yaml")
+    attached = start("launch", "--replace-lost", "-f", str(path), "--name", run, "--", *LONG)
+    wait_until(lambda: (tmp_path / "runs" / run).exists() and step_of(run) >= 3, "the third epoch")
     before = cluster.pods(run)
     (pod,) = [
         one for one in cluster.get("pods", "--selector", f"ddpctl.run={run}") if one["metadata"]["uid"] == before["1"]
@@ -244,7 +322,12 @@ def test_a_machine_that_is_lost_costs_its_pod_alone(cluster: Cluster, tmp_path: 
     machine = pod["spec"]["nodeName"]
     subprocess.run(os.environ["DDPCTL_TEST_LOSE"].format(machine=machine), shell=True, check=True, timeout=60)  # noqa: S602
     try:
+        wait_until(
+            lambda: "kubectl delete pod" in str(status(run)["message"]), "the dead machine's pod to be named", 600
+        )
         wait_until(lambda: cluster.pods(run).get("1", before["1"]) != before["1"], "a new pod", 600)
         wait_until(lambda: resumed_at(run), "the training to go on", 600)
     finally:
         subprocess.run(os.environ["DDPCTL_TEST_FIND"].format(machine=machine), shell=True, check=True, timeout=60)  # noqa: S602
+        attached.kill()
+        attached.communicate(timeout=60)
