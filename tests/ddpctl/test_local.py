@@ -239,6 +239,19 @@ def test_status(wording: Wording) -> None:
         assert (lost.state, lost.code) == ("lost", 137)
 
 
+def test_a_folder_that_is_not_there_is_named(wording: Wording) -> None:
+    def states(*alive: bool, now: float) -> RunStatus:
+        lines = [json.dumps({"alive": one, "node": None, "outcome": None, "gone": True}) for one in alive]
+        answer = (Output(returncode=0, stdout="\n".join(lines) + "\n"),)
+        return play(TARGET.status((RUN,), now=now), [answer])[1][0]
+
+    going, over = states(True, False, now=1006), states(False, False, now=1006)
+    assert (going.state, over.state, over.code) == ("stopping", "lost", 137)
+    wording(going.message)
+    wording(over.message)
+    assert states(True, True, now=1000).state == "starting"
+
+
 def test_what_another_version_wrote_counts_as_not_written() -> None:
     odd = show((True, {"pid": 1}, {"code": 0}), (True, NODE, None))
     assert (odd.state, odd.nodes[0].state, odd.nodes[0].outcome) == ("starting", None, None)

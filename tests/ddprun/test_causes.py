@@ -156,3 +156,13 @@ def test_the_outcome_has_the_cause(runs, name, options, tmp_path):
     if options:  # the fixture has stdout and stderr apart: their lines in the log are not in order
         cause = ""
     assert node.outcome().message == f"rank 0 on node 0 exited with {code}" + (cause and f": {cause}")
+
+
+@pytest.mark.e2e
+def test_a_debugger_that_has_no_stdin_is_told_how_to_get_one(runs, tmp_path, wording):
+    (tmp_path / "script.py").write_text(
+        "import os, time\nif os.environ['RANK'] == '1':\n    breakpoint()\ntime.sleep(60)"
+    )
+    node = runs.start(str(tmp_path / "script.py"), options=("--nproc-per-node", "2"))
+    assert (node.end(), node.outcome().rank) == (1, 1)
+    wording(node.outcome().message)

@@ -16,7 +16,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from tests.wording import Wording
 
 from ddpwire.events import read_events
-from ddpwire.heartbeat import read_beat, read_stopped_for
+from ddpwire.heartbeat import read_beat, read_complete, read_stopped_for
 
 LOOP = Path(__file__).parent / "scripts" / "loop.py"
 Start = Callable[..., subprocess.Popen[str]]
@@ -106,6 +106,7 @@ def test_its_node_sees_how_far_it_is(start: Start, tmp_path: Path) -> None:
     beat = read_beat(tmp_path / "heartbeat")
     assert beat is not None
     assert beat.step == 20
+    assert not read_complete(tmp_path / "heartbeat"), "20 of 4000"
     assert began_at < beat.at_s < time.monotonic()
     registry = CollectorRegistry()
     MultiProcessCollector(registry, str(tmp_path))

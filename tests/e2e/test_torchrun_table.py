@@ -118,6 +118,9 @@ REASONS = {
     "SIGKILL: exit code of the launcher": AGAIN,
     "SIGKILL: stdout": AGAIN,
     "SIGSEGV: stderr": "ddprun sets PYTHONFAULTHANDLER, so the rank prints its stacks.",
+    "SIGTERM to the launcher: rank that failed, as the launcher names it": (
+        "A run that was asked to stop is no success: ddprun exits with 143, and names the rank that ended first."
+    ),
     "output: a process that the rank leaves behind lives on": "No process of a run outlives ddprun.",
     "children: mp.spawn of two processes that train": OWN_STORE,
     "children: stderr": OWN_STORE,

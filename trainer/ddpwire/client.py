@@ -47,6 +47,8 @@ def progress(
     ``total``: the number of the last step. Reading a tensor ``loss`` waits for the device: give it every so many steps.
     """
     _heartbeat(step)
+    if step == total:
+        _heart.complete()
     if _series is not None:
         _series.step(step, total=total, samples=samples, loss=loss, lr=lr, epoch=epoch)
 
