@@ -6,13 +6,9 @@ recorded answers.
 """
 
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Literal, TypeVar
-
-from ddpctl.errors import DdpctlError
-from ddpctl.text import cut
 
 Mode = Literal[
     "capture",  # wait for it, keep what it wrote
@@ -112,24 +108,6 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
-def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
-    """Several verbs side by side, each to its result, or to the error that ends it."""
-    results: dict[int, T | DdpctlError] = {}
-    answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
-    while answered:
-        asked: dict[int, tuple[Command, ...]] = {}
-        for index, outputs in answered.items():
-            try:
-                asked[index] = next(verbs[index]) if outputs is None else verbs[index].send(outputs)
-            except StopIteration as stop:
-                results[index] = stop.value
-            except DdpctlError as error:
-                results[index] = error
-        every = iter((yield tuple(command for commands in asked.values() for command in commands)))
-        answered = {index: tuple(islice(every, len(commands))) for index, commands in asked.items()}
-    return tuple(results[index] for index in range(len(verbs)))
-
-
 def process_line(command: Command) -> str:
     """Environment, folder and arguments as a user would type them into a shell on the machine itself."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
@@ -140,7 +118,8 @@ def process_line(command: Command) -> str:
 
 def brief(command: Command) -> str:
     """The program and its arguments, for an error: without variables, and no longer than a line."""
-    return cut(shlex.join(command.argv), BRIEF)
+    line = shlex.join(command.argv)
+    return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
 
 
 def shell_line(command: Command) -> str:

@@ -7,14 +7,13 @@ import signal as signals
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ddpctl import interrupts, run_folders, run_store, targets
-from ddpctl.command import Verb, together
 from ddpctl.errors import (
     CannotWriteError,
     ConfigError,
@@ -29,14 +28,13 @@ from ddpctl.launch_plan import Plan, title
 from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.replacement import Replacement
 from ddpctl.run_status import RunStatus
-from ddpctl.run_store import DiskUsage, Launch, Run
+from ddpctl.run_store import Launch, Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.text import plain
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
-    RECORD,
     TARGETS,
     MetricsTarget,
     is_targets_file_of,
@@ -544,92 +542,3 @@ def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content.encode())
         path.chmod(0o644)  # Prometheus is another user
-
-
-# Removal: which runs may go, what goes with each, and in which order
-
-
-@dataclass(frozen=True, kw_only=True)
-class Removal:
-    """A run that may go."""
-
-    run: Run
-    state: RunStatus
-    left: tuple[DiskUsage, ...]  # what goes with it, everywhere; the last is its folder here
-
-
-def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
-    every = run_store.load_all(context.root)
-    if asked and (torn := run_store.unreadable(context.root, every)):
-        raise UsageError(
-            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
-            f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
-        )
-    refused: list[DdpctlError] = []
-    ended: list[tuple[Run, RunStatus]] = []
-    for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
-        try:
-            _check_ended(run, state)
-            ended.append((run, state))
-        except DdpctlError as error:
-            refused.append(error)
-    measured = context.executor.perform(together([_disk_usage_everywhere(run, dry_run=True) for run, _ in ended]))
-    removals: list[Removal] = []
-    for (run, state), left in zip(ended, measured, strict=True):
-        if isinstance(left, DdpctlError):
-            refused.append(left)
-        else:
-            removals.append(Removal(run=run, state=state, left=left))
-    users = _users(removals, every)
-    while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
-        going = {one.run.name for one in removals}
-        for one in kept:  # what is kept may go on from another's
-            removals.remove(one)
-            named = sorted(users[one.run.name] - going)
-            refused.append(
-                UsageError(
-                    f"{', '.join(named)} {'goes' if len(named) == 1 else 'go'} on from the checkpoints of "
-                    f"{one.run.name}, which was not removed: ddpctl rm {' '.join([one.run.name, *named])} "
-                    "removes all of them"
-                )
-            )
-    return tuple(removals), tuple(refused)
-
-
-def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
-    """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
-    may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
-    if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
-        clear(context, one.run)
-    return context.executor.perform(_disk_usage_everywhere(one.run, dry_run=False))
-
-
-def _check_ended(run: Run, state: RunStatus) -> None:
-    """Raises UsageError for a run that goes on, UnavailableError for one of which nobody knows whether it does."""
-    if state.state == "unknown":
-        raise UnavailableError(
-            f"{run.name} cannot be asked whether it goes on, and was not removed: {state.message}; "
-            f"if what it ran on is gone for good, delete its record: {run.folder}"
-        )
-    if not state.ended:
-        raise UsageError(f"{run.name} goes on ({state.state}), and was not removed: ddpctl stop {run.name} ends it")
-
-
-def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
-    """By run, those whose checkpoints are in what would go with it: those that resumed it."""
-    owners: dict[str, set[str]] = {}
-    for one in removals:
-        for name in frozenset().union(*(place.names for place in one.left)):
-            owners.setdefault(name, set()).add(one.run.name)
-    users: dict[str, set[str]] = {one.run.name: set() for one in removals}
-    for run in every:
-        for folder in run_store.folders_above(run.checkpoint_dir):
-            for owner in owners.get(folder, ()):
-                users[owner].add(run.name)
-    return users
-
-
-def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-    there = yield from target_of(run).remove(run, dry_run=dry_run)
-    return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))

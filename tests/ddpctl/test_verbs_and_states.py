@@ -99,7 +99,7 @@ class World:
                 "trap 'rm -r ../night; exit' TERM; while :; do sleep 0.05 8>&-; done"
             )
             process = subprocess.Popen(["/bin/bash", "-c", launch], cwd=folder, env=SYSTEM)
-            self.closing.callback(lambda: (process.kill(), process.wait()))
+            self.closing.callback(end, process)
             wait_for(folder / "launched")
             (folder / "launched").unlink()
             if state == "interrupted":
@@ -206,7 +206,7 @@ class Ssh(World):
                 (run / "stopped.json").write_text(json.dumps(vars(STOPPED)))
                 node = run / f"node-{number}"
                 process = subprocess.Popen(["/bin/bash", "-c", DDPRUN], cwd=node, env=SYSTEM)
-                self.closing.callback(lambda process=process: (process.kill(), process.wait()))
+                self.closing.callback(end, process)
                 NodeState(run="night", node=number, pid=process.pid, state="training", started=1000.0).write(node)
                 wait_for(node / "ready")
 
@@ -243,6 +243,11 @@ class Kubernetes(World):
             for thing in answer.get("items", [answer]):
                 thing["metadata"].setdefault("labels", {})["ddpctl.run"] = "night"
             (self.folder / what).write_text(json.dumps(answer))
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
 
 
 def wait_for(path: Path) -> None:

@@ -256,7 +256,7 @@ def rm(
 
     A run's record and folder go, and what it left where it ran. Nothing outside of the run's own folders is touched.
     """
-    from ddpctl import launcher, run_store
+    from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
 
     if bool(names) == bool(older_than):
@@ -267,14 +267,14 @@ def rm(
         asked = tuple(run for run in run_store.load_all(context.root) if run.created < before)
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
-    removals, refused = launcher.choose_removals(context, asked)
+    removals, refused = removal.choose_removals(context, asked)
     if refused and not older_than:  # who names runs has all of them removed, or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
     places = [place for one in removals for place in one.left]
     for one in removals:
-        found = one.left if dry_run else launcher.remove_run(context, one)
+        found = one.left if dry_run else removal.remove_run(context, one)
         for line in formatting.removed_lines(
             one.run, found, dry_run=dry_run, others=places, has_files=one.state.has_files
         ):

@@ -1,0 +1,117 @@
+"""Removes runs: which of them may go, what goes with each, and in which order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from ddpctl import run_store, targets
+from ddpctl.command import Command, Output, T, Verb
+from ddpctl.errors import DdpctlError, UnavailableError, UsageError
+from ddpctl.launcher import AppContext, clear, status, target_of
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import DiskUsage, Run
+from ddpwire.run_files import RECORD
+
+
+@dataclass(frozen=True, kw_only=True)
+class Removal:
+    """A run that may go."""
+
+    run: Run
+    state: RunStatus
+    left: tuple[DiskUsage, ...]  # what goes with it, everywhere; the last is its folder here
+
+
+def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
+    """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
+    every = run_store.load_all(context.root)
+    if asked and (torn := run_store.unreadable(context.root, every)):
+        raise UsageError(
+            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
+            f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
+        )
+    refused: list[DdpctlError] = []
+    ended: list[tuple[Run, RunStatus]] = []
+    for run, state in zip(asked, status(context, asked) if asked else (), strict=True):
+        try:
+            _check_ended(run, state)
+            ended.append((run, state))
+        except DdpctlError as error:
+            refused.append(error)
+    measured = context.executor.perform(together([_disk_usage_everywhere(run, dry_run=True) for run, _ in ended]))
+    removals: list[Removal] = []
+    for (run, state), left in zip(ended, measured, strict=True):
+        if isinstance(left, DdpctlError):
+            refused.append(left)
+        else:
+            removals.append(Removal(run=run, state=state, left=left))
+    users = _users(removals, every)
+    while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
+        going = {one.run.name for one in removals}
+        for one in kept:  # what is kept may go on from another's
+            removals.remove(one)
+            named = sorted(users[one.run.name] - going)
+            refused.append(
+                UsageError(
+                    f"{', '.join(named)} {'goes' if len(named) == 1 else 'go'} on from the checkpoints of "
+                    f"{one.run.name}, which was not removed: ddpctl rm {' '.join([one.run.name, *named])} "
+                    "removes all of them"
+                )
+            )
+    return tuple(removals), tuple(refused)
+
+
+def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
+    """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
+    may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
+    if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
+        clear(context, one.run)
+    return context.executor.perform(_disk_usage_everywhere(one.run, dry_run=False))
+
+
+def _check_ended(run: Run, state: RunStatus) -> None:
+    """Raises UsageError for a run that goes on, UnavailableError for one of which nobody knows whether it does."""
+    if state.state == "unknown":
+        raise UnavailableError(
+            f"{run.name} cannot be asked whether it goes on, and was not removed: {state.message}; "
+            f"if what it ran on is gone for good, delete its record: {run.folder}"
+        )
+    if not state.ended:
+        raise UsageError(f"{run.name} goes on ({state.state}), and was not removed: ddpctl stop {run.name} ends it")
+
+
+def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
+    """By run, those whose checkpoints are in what would go with it: those that resumed it."""
+    owners: dict[str, set[str]] = {}
+    for one in removals:
+        for name in frozenset().union(*(place.names for place in one.left)):
+            owners.setdefault(name, set()).add(one.run.name)
+    users: dict[str, set[str]] = {one.run.name: set() for one in removals}
+    for run in every:
+        for folder in run_store.folders_above(run.checkpoint_dir):
+            for owner in owners.get(folder, ()):
+                users[owner].add(run.name)
+    return users
+
+
+def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
+    there = yield from target_of(run).remove(run, dry_run=dry_run)
+    return (*there, run_store.local_disk_usage(run.folder, dry_run=dry_run))
+
+
+def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
+    """Several verbs side by side, each to its result, or to the error that ends it."""
+    results: dict[int, T | DdpctlError] = {}
+    answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
+    while answered:
+        asked: dict[int, tuple[Command, ...]] = {}
+        for index, outputs in answered.items():
+            try:
+                asked[index] = next(verbs[index]) if outputs is None else verbs[index].send(outputs)
+            except StopIteration as stop:
+                results[index] = stop.value
+            except DdpctlError as error:
+                results[index] = error
+        every = iter((yield tuple(command for commands in asked.values() for command in commands)))
+        answered = {index: tuple(islice(every, len(commands))) for index, commands in asked.items()}
+    return tuple(results[index] for index in range(len(verbs)))
