@@ -1,4 +1,4 @@
-"""Run on each rank: train by each strategy, and read each checkpoint by every other. Rank 0 prints what it found as JSON.
+"""Run on each rank: train by each strategy, read each checkpoint by every other; rank 0 prints what it found as JSON.
 
 ``sharded.py train FOLDER STEPS OPTIONS``; ``sharded.py read FOLDER STEPS OPTIONS`` reads the checkpoint of ``fsdp``.
 """
