@@ -1,4 +1,4 @@
-"""Run on each rank: train by each strategy, and read each checkpoint by every other. Rank 0 prints what it found as JSON.
+"""Run on each rank: train by each strategy, read each checkpoint by every other; rank 0 prints what it found as JSON.
 
 ``sharded.py train FOLDER STEPS OPTIONS``; ``sharded.py read FOLDER STEPS OPTIONS`` reads the checkpoint of ``fsdp``.
 """
@@ -30,7 +30,7 @@ from ddptrain.train_loop import evaluate, train_step
 from ddptrain.training_state import TrainingState, build_training_state
 from ddpwire.events import EventLog
 
-STRATEGIES = ("ddp", "fsdp", "hybrid")
+READERS = {"ddp": ("fsdp",), "fsdp": ("hybrid", "ddp"), "hybrid": ("fsdp",)}  # of the checkpoints of each strategy
 
 
 def build(options: Options, world: World, strategy: str) -> TrainingState:
@@ -112,9 +112,9 @@ def main(verb: str, folder: Path, num_steps: int, arguments: list[str]) -> None:
     world = make_world(rank_info, "cpu", options.ranks)
     found: dict[str, Any] = {}
     if verb == "read":
-        found = {strategy: read(options, world, strategy, folder / "fsdp", num_steps) for strategy in STRATEGIES}
+        found = {"fsdp": read(options, world, "fsdp", folder / "fsdp", num_steps)}
     else:
-        for strategy in STRATEGIES:
+        for strategy in READERS:
             state = build(options, world, strategy)
             losses = train(state, num_steps)
             with_manager(state, folder / strategy, lambda manager: manager.save_last(num_steps, 0.5))
@@ -124,9 +124,9 @@ def main(verb: str, folder: Path, num_steps: int, arguments: list[str]) -> None:
                 "bits": evaluate(state).bits,
                 "digest": digest(state),
             }
-        for strategy in STRATEGIES:
+        for strategy in READERS:
             found[strategy]["read by"] = {
-                one: read(options, world, one, folder / strategy, num_steps) for one in STRATEGIES
+                one: read(options, world, one, folder / strategy, num_steps) for one in READERS[strategy]
             }
     if rank_info.is_first:
         print(json.dumps(found), flush=True)

@@ -45,6 +45,9 @@ def test_every_recipe_runs(
         write_cifar(tmp_path / "data", data, monkeypatch)
     elif data == "folder":
         write_pictures(tmp_path / "data")
+    elif data == "text":
+        (tmp_path / "data").mkdir()
+        (tmp_path / "data" / "some.txt").write_text("All work and no play makes Jack a dull boy.\n" * 100)
     arguments = [f"--recipe={name}", "--epochs=1", *SMALL.get(data, ())]
     if given.training.batch_size > 128:
         arguments.append("--batch-size=32")

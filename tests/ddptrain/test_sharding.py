@@ -31,7 +31,7 @@ from ddptrain.errors import TrainError
 from ddptrain.memory_estimate import TrainingSize
 
 NUM_SHARDS = 4
-STEPS = 40
+STEPS = 20
 TEXT = " ".join(f"{n} times {n} is {n * n}." for n in range(900))
 OPTIONS = ("--data=text", "--data-dir=text.txt", "--layers=2", "--width=32", "--heads=2", "--context=16")
 OPTIONS += ("--batch-size=16", "--epochs=10", "--precision=fp32", "--clip=0.5", "--ema=0.9")

@@ -67,6 +67,30 @@ def test_ranks_that_get_their_place_on_the_command_line(tmp_path: Path, method: 
     assert (process.returncode, epochs_of(output, 2)) == (0, [(0, 1), (0, 2), (1, 1), (1, 2)]), output
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "expected"),
+    [
+        ("fsdp", 2, [r"rank 0: steps 1 to 60, 737 parameters", r"rank 1: steps 1 to 60, 672 parameters"]),
+        ("tensor_parallel", 2, [r"rank 0 of 2: 705 of 1409 parameters, loss (\S+)\n[^|]*one process: loss \1\n"]),
+        (
+            "pipeline",
+            2,
+            [r"rank 0 of 2: stage of 420 parameters", r"rank 1 of 2: stage of 21 parameters, loss 1\.\d+ to 0"],
+        ),
+        ("rpc", 3, [r"rank 0: 60 gradients of 2 ranks, error 0\.[0-4]"]),
+    ],
+)
+def test_other_kinds_of_parallelism(tmp_path: Path, name: str, ranks: int, expected: list[str]) -> None:
+    process = ddprun(tmp_path / "runs" / name, "--nproc-per-node", str(ranks), str(EXAMPLES / f"{name}.py"))
+    output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 0, output
+    assert [pattern for pattern in expected if not re.search(pattern, output)] == []
+    if name == "fsdp":  # the same command goes on from its snapshot
+        again = ddprun(tmp_path / "runs" / name, "--nproc-per-node", "2", str(EXAMPLES / "fsdp.py"), "70")
+        output, _ = again.communicate(timeout=TIMEOUT_S)
+        assert (again.returncode, len(re.findall("steps 61 to 70", output))) == (0, 2), output
+
+
 def test_six_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Path, wording: Wording) -> None:
     before, after = ((EXAMPLES / f"loop_{when}.py").read_text().splitlines()[4:] for when in ("before", "after"))
     changes = [line for line in ndiff(before, after) if line.strip("+- ") and line[0] in "+-"]

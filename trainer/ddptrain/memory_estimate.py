@@ -9,7 +9,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddptrain.config import MODELS, MachineOptions, Parser, RankOptions, image_shape, whole
+from ddptrain.config import (
+    MODELS,
+    SHARDED,
+    TEXT_MODEL,
+    MachineOptions,
+    ModelOptions,
+    Parser,
+    RankOptions,
+    image_shape,
+    whole,
+)
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
@@ -20,10 +30,13 @@ GIB = 1 << 30
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state for a parameter
 DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # of a parameter; amp: mixed precision, computed in 16 bits
 LIBRARY_BYTES = 2 * GIB
+MAX_RANKS = 4096  # up to which a number of ranks is looked for
+WHOLE_LAYERS = 3  # with FSDP: weights of the layer that runs and of the next one, and a gradient
 EPILOG = """\
 Examples:
   ddptrain fit --params 8e9 --optimizer adamw --dtype fp32 --memory 80GB
   ddptrain fit --model resnet18 --image 3x224x224 --batch-size 256 --memory 16GB
+  ddptrain fit --model gpt --layers 32 --width 4096 --heads 32 --optimizer adamw --batch-size 4 --memory 80GB
 
 The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one of 80 GiB: so they are sold.
 """
@@ -51,10 +64,13 @@ class TrainingSize:
     state_bytes: float | None = None  # of the optimizer for a parameter; None: the usual
     shards_optimizer: int = 1  # ranks that share the optimizer's state
     shards_all: int = 1  # ranks that share everything
+    largest_layer: float | None = None  # parameters that are gathered at once with FSDP; None: not known
+    recomputed: float | None = None  # bytes of activations with --recompute; None: not known, or they are already
 
     def rows(self) -> tuple[Row, ...]:
         """Return the lines of the sum."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
+        compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]
         state = moments * width if self.state_bytes is None else self.state_bytes
         count = f"{number:,.0f} x"
@@ -86,7 +102,11 @@ class TrainingSize:
                 else "not known without --model and --batch-size",
             ),
         ]
-        if self.dtype == "amp":
+        if self.shards_all > 1:
+            size = None if self.largest_layer is None else self.largest_layer * WHOLE_LAYERS * min(width, compute)
+            how = "not known without --model" if size is None else f"{WHOLE_LAYERS} x {self.largest_layer:,.0f}"
+            rows.append(Row(what="whole layers", size=size, how=f"{how}: two layers' weights and a gradient"))
+        elif self.dtype == "amp":
             rows.append(Row(what="16-bit copies", size=number * 2, how=f"{count} 2 bytes: autocast keeps them"))
         rows.append(Row(what="libraries", size=LIBRARY_BYTES, how="CUDA, cuBLAS, cuDNN, NCCL: an estimate"))
         return tuple(rows)
@@ -104,6 +124,8 @@ def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingS
     if case.activations and case.batch_size > 1:
         half = replace(case, activations=case.activations / 2, batch_size=case.batch_size // 2)
         ideas.append((f"batches of {half.batch_size} on each rank", half))
+    if case.recomputed is not None:
+        ideas.append(("activations computed again (--recompute)", with_recompute(case)))
     lean = replace(case, bucket_view=True)
     if case.optimizer == "adamw":
         ideas.append(("bucket views, and an 8-bit AdamW (bitsandbytes, torchao)", replace(lean, state_bytes=2.0)))
@@ -116,8 +138,24 @@ def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingS
     return tuple(ideas)
 
 
-def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int) -> str:
-    """Return the answer, with its arithmetic."""
+def with_recompute(case: TrainingSize) -> TrainingSize:
+    """Return the same training with ``--recompute``."""
+    return replace(case, activations=case.recomputed, recomputed=None)
+
+
+def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
+    """Return the training on the fewest ranks, a power of two, on which it fits with FSDP; None: on none."""
+    counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
+    trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
+    known = (one for one in trials if case.activations is None or one.activations is not None)
+    return next((one for one in known if one.total() <= memory), None)
+
+
+def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
+    """Return the answer, with its arithmetic.
+
+    ``options``: of ddptrain for this training, but its batch size; None: ddptrain has no such training.
+    """
     rows = case.rows()
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
     lines += [f"  {row.what:15} {_gib(row.size) if row.size is not None else '?':>11}   {row.how}" for row in rows]
@@ -130,6 +168,14 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     for idea, better in suggestions(case, ranks=ranks):
         verdict = "fits" if better.total() <= memory else "too much still"
         lines.append(f"  {_gib(better.total()):>11}  {verdict:15} {idea}")
+    found = fewest_shards(case, memory) if case.shards_all == 1 else None
+    if found is not None:
+        if_known = ", if the activations do" if case.activations is None else ""
+        lines += ["", f"it does not fit with ddp; it fits with fsdp on {found.shards_all} ranks{if_known}"]
+        if options is not None:
+            again = " --recompute" if found.recomputed is None and case.recomputed is not None else ""
+            batch = f"--batch-size {found.batch_size * found.shards_all}"
+            lines[-1] += f":\n  ddpctl launch --gpus {found.shards_all} -- --strategy fsdp {options} {batch}{again}"
     return "\n".join(lines)
 
 
@@ -145,15 +191,21 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("give --params or --model")
     _fill_in(given)
     memory = given.memory if given.memory is not None else _gpu_memory()
+    options = None
     if given.model is not None:
         case, name = _measure_model(given)
+        options = _launch_options(given)
     else:
         case = TrainingSize(
             num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
         )
         name = f"{given.params:,.0f} parameters"
-    title = f"{name}, {given.optimizer}, {given.dtype}, DistributedDataParallel"
-    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks))
+    if given.strategy != "ddp":
+        shards = given.ranks if given.strategy == "fsdp" else given.ranks_per_node
+        case = replace(case, shards_all=shards)
+    wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "hybrid": "hybrid FSDP"}[given.strategy]
+    title = f"{name}, {given.optimizer}, {given.dtype}, {wrapped}"
+    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options))
     return Exit.OK if case.total() <= memory else Exit.CONFIG
 
 
@@ -183,10 +235,15 @@ def _parser() -> Parser:
         allow_abbrev=False,
     )
     parser.add_argument("--params", type=parse_count, metavar="N", help="parameters of any model: 8e9, 8B")
-    models = f"{', '.join(MODELS)}, or a classifier of torchvision"
+    models = f"{', '.join(MODELS)}, {TEXT_MODEL}, or a classifier of torchvision"
     parser.add_argument("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
     parser.add_argument("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
     parser.add_argument("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
+    for name, default in (("layers", 4), ("width", 128), ("heads", 4), ("context", 256)):
+        text = f"of gpt (default: {default})"
+        parser.add_argument(f"--{name}", type=whole(1), default=default, metavar="N", help=text)
+    parser.add_argument("--recompute", action="store_true", help="with activations that are computed again")
+    parser.add_argument("--strategy", choices=("ddp", *SHARDED), default="ddp", help="(default: ddp)")
     parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
     parser.add_argument(
         "--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="(default: sgd, with momentum)"
@@ -202,7 +259,10 @@ def _parser() -> Parser:
         help="gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)",
     )
     parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
-    parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among, for what would help")
+    parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among (default: 8)")
+    parser.add_argument(
+        "--ranks-per-node", type=whole(2), default=8, metavar="N", help="to share among with hybrid (default: 8)"
+    )
     return parser
 
 
@@ -219,24 +279,52 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
     """Return the size of one of our models: its parameters are counted, its activations measured on the meta device."""
     import torch
 
-    from ddptrain.models import ImageShape, build_model
+    from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
+    from ddptrain.training_state import enable_recompute
 
     channels, size_px, _ = given.image
+    is_gpt = given.model == TEXT_MODEL
     dtype = torch.float32 if given.dtype == "fp32" else torch.float16 if given.dtype == "fp16" else torch.bfloat16
     with torch.device("meta"):
-        model = build_model(given.model, ImageShape(channels=channels, size_px=size_px, classes=given.classes))
+        if is_gpt:
+            shape = ModelOptions(name=TEXT_MODEL, layers=given.layers, width=given.width, heads=given.heads)
+            model: nn.Module = build_gpt(shape, context=given.context)
+            batch = torch.zeros(given.batch_size, given.context, dtype=torch.int64)
+        else:
+            model = build_model(given.model, ImageShape(channels=channels, size_px=size_px, classes=given.classes))
+            batch = torch.empty(given.batch_size, channels, size_px, size_px, dtype=dtype)
         model = model.to(dtype)
-        batch = torch.empty(given.batch_size, channels, size_px, size_px, dtype=dtype)
+    blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in blocks_of(model)]
+    kept = activation_bytes(model, batch)
+    enable_recompute(model)
+    recomputed = activation_bytes(model, batch)
+    recomputed += (kept - recomputed) // max(1, len(blocks))  # those of the layer that is computed again
     count = sum(parameter.numel() for parameter in model.parameters())
     case = TrainingSize(
         num_parameters=count,
         optimizer=given.optimizer,
         dtype=given.dtype,
         bucket_view=given.bucket_view,
-        activations=activation_bytes(model, batch),
+        activations=kept,
         batch_size=given.batch_size,
+        largest_layer=max([count - sum(blocks), *blocks]),
+        recomputed=recomputed,
     )
-    return case, f"{given.model} ({count:,} parameters) on {channels}x{size_px}x{size_px}"
+    seen = f"{given.context} bytes" if is_gpt else f"{channels}x{size_px}x{size_px}"
+    return with_recompute(case) if given.recompute else case, f"{given.model} ({count:,} parameters) on {seen}"
+
+
+def _launch_options(given: argparse.Namespace) -> str | None:
+    """Return the options of ddptrain for this model, optimizer and precision; None: it has no such precision."""
+    if given.dtype not in ("amp", "fp32") or given.optimizer == "plain-sgd":
+        return None
+    options = f"--model {given.model} --optimizer {given.optimizer}"
+    if given.model == TEXT_MODEL:
+        options += f" --data text --data-dir FILE --layers {given.layers} --width {given.width}"
+        options += f" --heads {given.heads} --context {given.context}"
+    if given.dtype == "fp32":
+        options += " --precision fp32"
+    return options + (" --recompute" if given.recompute else "")
 
 
 def _gpu_memory() -> float:

@@ -1,0 +1,105 @@
+"""A text as data: which bytes are seen, what is refused; and the transformer that learns them."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.wording import Wording
+
+from ddptrain.config import ModelOptions, parse_options
+from ddptrain.data.text import TextBatches, load_text
+from ddptrain.distributed import RankInfo, World
+from ddptrain.errors import TrainError
+from ddptrain.gpt import generate
+from ddptrain.main import run
+from ddptrain.memory_estimate import main as fit
+from ddptrain.models import build_gpt
+from ddptrain.training_state import build_training_state
+from ddpwire.signals import Signals
+
+CPU = World(rank_info=RankInfo(), device=torch.device("cpu"), backend="gloo", data_group=None)
+
+
+def text(folder: Path, size: int = 1000) -> Path:
+    path = folder / "some.txt"
+    path.write_bytes(bytes(number % 251 for number in range(size)))
+    return path
+
+
+def test_each_byte_at_the_end_is_predicted_once_and_no_window_is_trained_on_twice(tmp_path: Path) -> None:
+    path = text(tmp_path)
+    options = parse_options(["--data=text", f"--data-dir={path}", "--context=16", "--no-augment"], {})
+    data = load_text(options.data, 0)
+    tested = data.test.batch(torch.arange(len(data.test))).labels_B.flatten()
+    assert bytes(tested.tolist()) == path.read_bytes()[-len(tested) :]
+    assert len(tested) == 96
+    trained = TextBatches(options, data, CPU.device).batch(torch.arange(len(data.train)), epoch=0)
+    assert torch.equal(trained.inputs[:, 1:], trained.labels_B[:, :-1])
+    assert bytes(trained.inputs.flatten().tolist()) == path.read_bytes()[: trained.inputs.numel()]
+
+
+def test_windows_begin_elsewhere_in_each_epoch_whatever_the_batch(tmp_path: Path) -> None:
+    options = parse_options(["--data=text", f"--data-dir={text(tmp_path)}", "--context=16"], {})
+    batches = TextBatches(options, load_text(options.data, 0), CPU.device)
+    samples = torch.arange(len(load_text(options.data, 0).train))
+    whole = batches.batch(samples, epoch=1).inputs
+    assert torch.equal(torch.cat([batches.batch(part, epoch=1).inputs for part in samples.split(7)]), whole)
+    assert not torch.equal(batches.batch(samples, epoch=2).inputs, whole)
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ("--mixup=0.2", 78),
+        ("--input=loader", 78),
+        ("--model=convnet", 78),
+        ("--heads=3", 78),
+        ("--context=500", 65),
+        ("--data-dir=missing.txt", 66),
+    ],
+)
+def test_what_a_text_does_not_go_with_is_refused(given: str, code: int, tmp_path: Path, wording: Wording) -> None:
+    options = parse_options(["--data=text", f"--data-dir={text(tmp_path)}", "--context=16", given], {})
+    with pytest.raises(TrainError) as refused:
+        build_training_state(options, CPU, load_text(options.data, 0), batch_size=8)
+    assert refused.value.code == code
+    wording(str(refused.value).replace(str(tmp_path), "FOLDER"))
+
+
+def test_a_position_sees_only_those_before_it() -> None:
+    torch.manual_seed(0)
+    model = build_gpt(ModelOptions(name="gpt", layers=2, width=16, heads=2), context=8)
+    tokens = torch.randint(256, (1, 8))
+    later = tokens.clone()
+    later[0, 5] += 1
+    same = torch.isclose(model(tokens), model(later)).all(2)[0]
+    assert same.tolist() == [True] * 5 + [False] * 3
+    drawn = [
+        [next(text) for _ in range(12)] for text in (generate(model, b"a", temperature=t, seed=1) for t in (0, 0, 1))
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_it_learns_a_text_that_repeats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ab.txt").write_text("ab" * 1000)
+    shape = ("--layers=1", "--width=16", "--heads=2", "--context=16", "--batch-size=8", "--lr=0.01", "--epochs=6")
+    assert run(parse_options(["--data=text", "--data-dir=ab.txt", *shape], {}), {}, Signals()) == 0
+    out = capfd.readouterr().out
+    assert float(re.findall(r"^bits a byte    ([\d.]+)$", out, re.M)[0]) < 0.5
+    assert re.search(r"^test accuracy  100.00 % \((\d+) of \1 bytes\)$", out, re.M)
+
+
+def test_what_fit_recommends_is_a_training_that_ddptrain_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--model=gpt", "--layers=24", "--width=2048", "--heads=16", "--optimizer=adamw", "--batch-size=8"]
+    assert fit([*shape, "--memory=8GB"]) == 78
+    command = re.findall(r"^  ddpctl launch --gpus (\d+) -- (.*)$", capsys.readouterr().out, re.M)
+    ranks, words = int(command[0][0]), command[0][1].split()
+    options = parse_options(words, {})
+    assert (options.ranks.strategy, options.model.layers, options.training.batch_size) == ("fsdp", 24, 8 * ranks)
+    recompute = ["--recompute"] if options.model.recompute else []
+    assert fit([*shape, "--memory=8GB", "--strategy=fsdp", f"--ranks={ranks}", *recompute]) == 0
+    assert fit([*shape, "--memory=8GB", "--strategy=fsdp", f"--ranks={max(2, ranks // 2)}", *recompute]) == 78
