@@ -26,13 +26,10 @@ _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
 
 
 class Display:
-    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then.
+    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then."""
 
-    ``unit``: what each transfer has to itself, such as a host.
-    """
-
-    def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None, unit: str = "host") -> None:
-        self._out, self._unit = out or sys.stderr, unit
+    def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
         self._totals = [(one.num_bytes, one.num_files) for one in transfers]
         self._done = [(0, 0)] * len(transfers)
         self._ended = 0
@@ -73,14 +70,17 @@ class Display:
         )
 
     def line(self, took_s: float, width: int) -> str:
-        """``[####------] 62.0 MB of 100.0 MB, 1,240 of 2,000 files, 2 of 4 hosts, 31.0 MB/s, 1.2 s left``."""
+        """``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
         (num_bytes, num_files), (all_bytes, all_files) = (
             tuple(map(sum, zip(*pairs, strict=True))) for pairs in (self._done, self._totals)
         )
         part = num_bytes / all_bytes if all_bytes else 1.0
-        words = [f"{human_size(num_bytes)} of {human_size(all_bytes)}", f"{num_files:,} of {all_files:,} files"]
+        moved, total = human_size(num_bytes), human_size(all_bytes)
+        if moved.split()[1] == total.split()[1]:
+            moved = moved.split()[0]
+        words = [f"{moved}/{total}", f"{num_files:,}/{all_files:,} files"]
         if len(self._totals) > 1:
-            words.append(f"{self._ended} of {len(self._totals)} {self._unit}s")
+            words.append(f"{self._ended}/{len(self._totals)} hosts")
         if took_s > 0:
             words.append(f"{human_size(int(num_bytes / took_s))}/s")
         if 0.0 < part < 1.0:
