@@ -5,14 +5,16 @@ import re
 import select
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from ddpctl.command import FilePart, Transfer
+from ddpctl.command import TIMED_OUT, Command, FilePart, Output, Transfer
+from ddpctl.errors import CannotWriteError
 from ddpctl.images import human_size
 from ddpctl.text import cut, format_duration
 
@@ -20,6 +22,7 @@ _CHUNK = 1 << 20
 _LOOK_S = 0.2  # how often it is looked how far a transfer is
 _DRAW_S, _LINE_S = 0.1, 5.0  # how often a terminal, another reader, is shown a line
 _LEAST_BAR = 5
+_EXIT_S = 10.0
 # A line of rsync --info=progress2: bytes, per cent, speed, time, and with the end of a file "(xfr#12, to-chk=...".
 _RSYNC = re.compile(rb"\s([\d.,]+)\s+\d+%[^\r\n]*")
 _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
@@ -93,6 +96,43 @@ class Display:
         return cut(
             f"  [{'#' * filled}{'-' * (bar - filled)}] {text}" if bar >= _LEAST_BAR else f"  {text}", width, plain=True
         )
+
+
+def move(
+    command: Command,
+    transfer: Transfer,
+    start: Callable[..., AbstractContextManager[Any]],
+    display: Display,
+    number: int,
+) -> Output:
+    """What comes of a command that moves files. Raises CannotWriteError; FileNotFoundError where it is not installed.
+
+    ``start`` starts it with a stdin and a stderr; ``number``: which of the display's transfers it is.
+    """
+    started = False
+    try:
+        with ExitStack() as stack:
+            # Files, not pipes: nobody need read or write them while the process goes on.
+            error = stack.enter_context(tempfile.TemporaryFile())
+            source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
+            stdin = stack.enter_context(source)
+            if command.stdin is not None:
+                stdin.write(command.stdin.encode(errors="surrogateescape"))
+                stdin.seek(0)
+            process = stack.enter_context(start(stdin=stdin, stderr=error))
+            started = True
+            ends = stdin.fileno(), process.stdout.fileno()
+            pump(transfer, *ends, command.timeout_s, lambda *done: display.update(number, *done))
+            returncode = process.wait(_EXIT_S)
+            display.end(number, whole=returncode == 0)
+            error.seek(0)
+            return Output(returncode=returncode, stderr=error.read().decode(errors="replace"))
+    except TimeoutError:
+        return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
+    except OSError as failed:
+        if not started and isinstance(failed, FileNotFoundError):
+            raise
+        raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None
 
 
 def pump(
