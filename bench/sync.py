@@ -1,7 +1,7 @@
 """How long a project takes to several SSH hosts, first and after one change, beside rsync and `tar | ssh`.
 
 Of ddpctl that is what a launch spends on it: its process and its connections are there already, since it has looked at
-the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes and new connections; the tools are
+the hosts before. Each host is an sshd of its own on this machine. Every turn starts new processes; the tools are
 interleaved, and each sends to all hosts side by side. Half of the files are text, half cannot be compressed.
 
     python bench/sync.py --hosts 4 --files 2000 --megabytes 100 --turns 5
@@ -85,7 +85,8 @@ class Lab:
             ]
         else:
             lines = [
-                f"{tool} --delete --exclude=/.git -e {shlex.quote(self.ssh(one))} {self.project}/ 127.0.0.1:{one.home}/{name}/"
+                f"{tool} --delete --exclude=/.git -e {shlex.quote(self.ssh(one))} {self.project}/ "
+                f"127.0.0.1:{one.home}/{name}/"
                 for one in self.boxes
             ]
         started = time.monotonic()
@@ -115,14 +116,14 @@ class Lab:
 def lab(folder: Path, num_hosts: int, num_files: int, num_bytes: int) -> Iterator[Lab]:
     """The hosts, and a project under git."""
     person, project = Person(folder / "me"), folder / "project"
-    random.seed(0)
-    words = [f"{random.getrandbits(64):x}" for _ in range(5000)]
+    made = random.Random(0)  # noqa: S311 -- the same files each time
+    words = [f"{made.getrandbits(64):x}" for _ in range(5000)]
     size = num_bytes // num_files
     for number in range(num_files):
         path = project / f"package{number % 40}" / f"file{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = " ".join(random.choices(words, k=size // 16)).encode()
-        path.write_bytes(random.randbytes(size) if number % 2 else text.ljust(size))
+        text = " ".join(made.choices(words, k=size // 16)).encode()
+        path.write_bytes(made.randbytes(size) if number % 2 else text.ljust(size))
     subprocess.run(["git", "init", "--quiet", str(project)], check=True, timeout=60)
     tools = folder / "bin"  # without rsync
     tools.mkdir()

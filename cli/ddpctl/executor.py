@@ -11,13 +11,13 @@ import shlex
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -39,7 +39,7 @@ from ddpctl.command import (
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
 from ddpctl.text import plain
-from ddpctl.transfers import Display, pump
+from ddpctl.transfers import Display, move
 from ddpwire import names
 from ddpwire.merged_output import MergedOutput
 
@@ -212,32 +212,13 @@ class Executor:
             argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
         if transfer.rsync_to:
             env["RSYNC_RSH"] = shlex.join(self._remote.openssh(transfer.rsync_to))
-        process = None
         try:
-            with ExitStack() as stack:
-                # Files, not pipes: nobody need read or write them while the process goes on.
-                error = stack.enter_context(tempfile.TemporaryFile())
-                source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
-                stdin = stack.enter_context(source)
-                if command.stdin is not None:
-                    stdin.write(command.stdin.encode(errors="surrogateescape"))
-                    stdin.seek(0)
-                streams = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": error}
-                process = stack.enter_context(self._child(replace(command, argv=argv, env=env), **streams))
-                ends = stdin.fileno(), process.stdout.fileno()  # type: ignore[union-attr]  # it is a pipe
-                pump(transfer, *ends, command.timeout_s, lambda *done: display.update(number, *done))
-                process.wait(LOST_S)
-                display.end(number, whole=process.returncode == 0)
-                error.seek(0)
-                return Output(returncode=process.returncode, stderr=error.read().decode(errors="replace"))
-        except (TimeoutError, subprocess.TimeoutExpired):
-            return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
+            start = partial(self._child, replace(command, argv=argv, env=env), stdout=subprocess.PIPE)
+            return move(command, transfer, start, display, number)
+        except subprocess.TimeoutExpired:
+            return Output(returncode=TIMED_OUT, stderr="it has said all, and does not end")
         except FileNotFoundError as missing:
-            if process is not None:
-                raise
             return Output(returncode=NOT_FOUND, stderr=f"{missing.filename}: not found")
-        except OSError as failed:
-            raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None
 
     def _run(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         if command.host:

@@ -65,7 +65,7 @@ def look(names: str) -> dict[str, Any]:
         else:
             odd.append(name)
     by_ignore = [name for name in dict.fromkeys(known) if name in dropped]
-    left_out = [*_some(ignored, "git ignores"), *_some(by_ignore, IGNORE), *_some(odd, "no file")]
+    left_out = [*_some(ignored, "ignored"), *_some(by_ignore, IGNORE), *_some(odd, "no file")]
     return {"files": files, "sizes": sizes, "left_out": left_out, "rsync": rsync.startswith(RSYNC), "zstd": bool(zstd)}
 
 

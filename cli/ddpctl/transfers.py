@@ -5,14 +5,16 @@ import re
 import select
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from ddpctl.command import FilePart, Transfer
+from ddpctl.command import TIMED_OUT, Command, FilePart, Output, Transfer
+from ddpctl.errors import CannotWriteError
 from ddpctl.images import human_size
 from ddpctl.text import cut, format_duration
 
@@ -20,19 +22,17 @@ _CHUNK = 1 << 20
 _LOOK_S = 0.2  # how often it is looked how far a transfer is
 _DRAW_S, _LINE_S = 0.1, 5.0  # how often a terminal, another reader, is shown a line
 _LEAST_BAR = 5
+_EXIT_S = 10.0
 # A line of rsync --info=progress2: bytes, per cent, speed, time, and with the end of a file "(xfr#12, to-chk=...".
 _RSYNC = re.compile(rb"\s([\d.,]+)\s+\d+%[^\r\n]*")
 _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
 
 
 class Display:
-    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then.
+    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then."""
 
-    ``unit``: what each transfer has to itself, such as a host.
-    """
-
-    def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None, unit: str = "host") -> None:
-        self._out, self._unit = out or sys.stderr, unit
+    def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
         self._totals = [(one.num_bytes, one.num_files) for one in transfers]
         self._done = [(0, 0)] * len(transfers)
         self._ended = 0
@@ -73,14 +73,17 @@ class Display:
         )
 
     def line(self, took_s: float, width: int) -> str:
-        """``[####------] 62.0 MB of 100.0 MB, 1,240 of 2,000 files, 2 of 4 hosts, 31.0 MB/s, 1.2 s left``."""
+        """``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
         (num_bytes, num_files), (all_bytes, all_files) = (
             tuple(map(sum, zip(*pairs, strict=True))) for pairs in (self._done, self._totals)
         )
         part = num_bytes / all_bytes if all_bytes else 1.0
-        words = [f"{human_size(num_bytes)} of {human_size(all_bytes)}", f"{num_files:,} of {all_files:,} files"]
+        moved, total = human_size(num_bytes), human_size(all_bytes)
+        if moved.split()[1] == total.split()[1]:
+            moved = moved.split()[0]
+        words = [f"{moved}/{total}", f"{num_files:,}/{all_files:,} files"]
         if len(self._totals) > 1:
-            words.append(f"{self._ended} of {len(self._totals)} {self._unit}s")
+            words.append(f"{self._ended}/{len(self._totals)} hosts")
         if took_s > 0:
             words.append(f"{human_size(int(num_bytes / took_s))}/s")
         if 0.0 < part < 1.0:
@@ -93,6 +96,43 @@ class Display:
         return cut(
             f"  [{'#' * filled}{'-' * (bar - filled)}] {text}" if bar >= _LEAST_BAR else f"  {text}", width, plain=True
         )
+
+
+def move(
+    command: Command,
+    transfer: Transfer,
+    start: Callable[..., AbstractContextManager[Any]],
+    display: Display,
+    number: int,
+) -> Output:
+    """What comes of a command that moves files. Raises CannotWriteError; FileNotFoundError where it is not installed.
+
+    ``start`` starts it with a stdin and a stderr; ``number``: which of the display's transfers it is.
+    """
+    started = False
+    try:
+        with ExitStack() as stack:
+            # Files, not pipes: nobody need read or write them while the process goes on.
+            error = stack.enter_context(tempfile.TemporaryFile())
+            source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
+            stdin = stack.enter_context(source)
+            if command.stdin is not None:
+                stdin.write(command.stdin.encode(errors="surrogateescape"))
+                stdin.seek(0)
+            process = stack.enter_context(start(stdin=stdin, stderr=error))
+            started = True
+            ends = stdin.fileno(), process.stdout.fileno()
+            pump(transfer, *ends, command.timeout_s, lambda *done: display.update(number, *done))
+            returncode = process.wait(_EXIT_S)
+            display.end(number, whole=returncode == 0)
+            error.seek(0)
+            return Output(returncode=returncode, stderr=error.read().decode(errors="replace"))
+    except TimeoutError:
+        return Output(returncode=TIMED_OUT, stderr=f"nothing has moved for {command.timeout_s:g} s")
+    except OSError as failed:
+        if not started and isinstance(failed, FileNotFoundError):
+            raise
+        raise CannotWriteError(f"cannot write {failed.filename or 'what is fetched'}: {failed.strerror}") from None
 
 
 def pump(

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.cluster.ssh_lab import MISSING, PATH, Box, Person, box, fingerprint, free_port, make_key
+from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fingerprint, free_port, make_key
 
 from ddpctl.command import Command, Host, Output, Verb
+from ddpctl.errors import ConfigError
 from ddpctl.executor import Executor
 from ddpctl.targets.ssh import scripts
-from ddpctl.targets.ssh.target import sync
+from ddpctl.targets.ssh.project import sync
 from ddpwire.run_files import LOCK, NODE_LOG
 
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
@@ -25,7 +27,7 @@ class Lab:
 
     def __init__(self, person: Person, boxes: tuple[Box, Box]) -> None:
         self.person, self.boxes = person, boxes
-        self.executor = Executor({"HOME": str(person.home), "PATH": PATH})
+        self.executor = Executor({"HOME": str(person.home), "PATH": PATH, "PYTHONPATH": PACKAGES})
 
     def host(self, number: int = 0) -> Host:
         return Host(address=self.boxes[number].address, port=self.boxes[number].port)
@@ -40,7 +42,7 @@ class Lab:
         """Another ~/.ssh/config, and no connection left of before."""
         (self.person.home / ".ssh/config").write_text(text)
         self.executor.close()
-        self.executor = Executor({"HOME": str(self.person.home), "PATH": PATH})
+        self.executor = Executor({"HOME": str(self.person.home), "PATH": PATH, "PYTHONPATH": PACKAGES})
 
 
 @pytest.fixture
@@ -167,24 +169,36 @@ def test_a_lost_connection_is_made_anew(lab: Lab) -> None:
     assert time.monotonic() - started < 30
 
 
-def test_a_project_is_sent_by_content(lab: Lab, tmp_path: Path) -> None:
-    project = tmp_path / "project"
+@pytest.mark.parametrize("tools", ["all", "neither rsync nor zstd"])
+def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    if tools != "all":
+        (tmp_path / "bin").mkdir()
+        for path in Path("/usr/bin").iterdir():
+            if path.name not in ("rsync", "zstd"):
+                (tmp_path / "bin" / path.name).symlink_to(path)
+        lab.executor = Executor({"HOME": str(lab.person.home), "PATH": str(tmp_path / "bin"), "PYTHONPATH": PACKAGES})
+    project, scratch = tmp_path / "project", tmp_path / "scratch"
     (project / "pkg dir").mkdir(parents=True)
+    scratch.mkdir()
     (project / "train.py").write_text("print(1)\n")
     (project / "run.sh").write_text("#!/bin/sh\n")
-    (project / "run.sh").chmod(0o755)
     (project / "pkg dir/it's é.py").write_bytes(bytes(range(256)))
+    (project / "large").write_bytes(os.urandom(3_000_000))
+    (project / "link").symlink_to("train.py")
     (project / ".hidden").mkdir()
     (project / ".hidden/x").write_text("no")
+    (project / "runs").mkdir()
+    (project / "runs/log").write_text("no")
+    (project / ".ddpignore").write_text("runs/\n")
     hosts = [lab.host(0), lab.host(1)]
-    sent: list[int] = []
+    moved: list[Command] = []
 
     def watched(run: str) -> Verb[None]:
-        verb = sync(hosts, cwd=str(project), home="~/.ddpctl", run=run)
+        verb = sync(hosts, cwd=str(project), home="~/.ddpctl", run=run, run_dir=str(scratch))
         commands = next(verb)
         try:
             while True:
-                sent.append(sum(len(one.stdin or "") for one in commands if "base64" in " ".join(one.argv)))
+                moved.extend(one for one in commands if one.transfer or one.part)
                 commands = verb.send((yield commands))
         except StopIteration:
             return
@@ -193,17 +207,53 @@ def test_a_project_is_sent_by_content(lab: Lab, tmp_path: Path) -> None:
         folder = lab.boxes[number].home / ".ddpctl/runs" / run / "project"
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
-    wanted = {"train.py": b"print(1)\n", "run.sh": b"#!/bin/sh\n", "pkg dir/it's é.py": bytes(range(256))}
+    def files() -> dict[str, bytes]:
+        """What goes."""
+        names = [path for path in project.rglob("*") if path.is_file()]
+        return {
+            str(path.relative_to(project)): path.read_bytes()
+            for path in names
+            if not str(path.relative_to(project)).startswith((".hidden", ".ddpignore", "runs"))
+        }
+
+    first = files()
     lab.executor.perform(watched("first"))
-    assert [arrived(number, "first") for number in (0, 1)] == [wanted, wanted]
-    assert os.access(lab.boxes[0].home / ".ddpctl/runs/first/project/run.sh", os.X_OK)
-    assert sum(sent) > 0
-    sent.clear()
-    (project / "run.sh").unlink()
+    assert [arrived(number, "first") for number in (0, 1)] == [first, first]
+    assert (lab.boxes[1].home / ".ddpctl/runs/first/project/link").readlink() == Path("train.py")
+    assert [one.host for one in moved] == hosts
+    said = capfd.readouterr().err
+    assert "project: 5 files, 3.0 MB; left out: " in said
+    assert "runs/log (.ddpignore)" in said
+    assert "sending 10 files, 6.0 MB, to 2 hosts" in said
+    assert list(scratch.iterdir()) == []
+    moved.clear()
+
+    (project / "pkg dir/it's é.py").unlink()
     lab.executor.perform(watched("second"))
-    assert sum(sent) == 0  # what is there is not sent again
-    assert arrived(1, "second") == {name: data for name, data in wanted.items() if name != "run.sh"}
+    assert moved == []  # what is there is not sent again
+    assert arrived(1, "second") == files()
+    assert "every host has it already" in capfd.readouterr().err
+
     (project / "train.py").write_text("print(2)\n")
+    (project / "run.sh").chmod(0o755)
+    shutil.rmtree(project / "pkg dir")
+    (project / "pkg dir").write_text("a file where a folder was")
     lab.executor.perform(watched("third"))
-    assert arrived(0, "third")["train.py"] == b"print(2)\n"
-    assert arrived(0, "first") == wanted  # a run keeps what it was started with
+    assert [arrived(number, "third") for number in (0, 1)] == [files(), files()]
+    assert os.access(lab.boxes[0].home / ".ddpctl/runs/third/project/run.sh", os.X_OK)
+    assert arrived(0, "first") == first  # a run keeps what it was started with
+    moved.clear()
+
+    with (project / "large").open("r+b") as file:
+        file.write(b"changed")
+    lab.executor.perform(watched("fourth"))
+    assert [arrived(number, "fourth") for number in (0, 1)] == [files(), files()]
+    by_rsync = bool(shutil.which("rsync")) and tools == "all"
+    assert [one.transfer is not None and one.transfer.rsync_to is not None for one in moved] == [by_rsync] * 2
+
+    with (project / "data").open("wb") as file:
+        file.truncate(200_000_000)
+    with pytest.raises(ConfigError) as error:
+        lab.executor.perform(watched("fifth"))
+    assert error.value.fields == {"num_bytes": sum(path.lstat().st_size for path in map(project.joinpath, files()))}
+    assert not (lab.boxes[0].home / ".ddpctl/runs/fifth").exists()

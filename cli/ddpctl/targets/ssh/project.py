@@ -1,10 +1,9 @@
 """Sends the project's folder to hosts: only the files that changed, as one archive.
 
-Of large files that changed only the changed parts go, by rsync, where both ends have it. For new files it is not used:
-bench/sync.py shows an archive, which is compressed once for all hosts, to be quicker. A host keeps one copy of each
+Of large files that changed only the changed parts go, by rsync where both ends have it. New files go as an archive,
+which is compressed once for all hosts: bench/sync.py shows it to be quicker than rsync. A host keeps one copy of each
 project; a run gets hard links of it, so that a later sync changes no file of a run. As with rsync, a file has changed
-when its size or its time has. Little goes over the connection that is there already: a new one takes longer than its
-content.
+when its size or its time has. Little goes over the connection that is there already: a new one would take longer.
 """
 
 import hashlib
@@ -66,8 +65,8 @@ class Copy:
         """The files to send."""
         return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
 
-    def profits_from_rsync(self, project: Project) -> bool:
-        """Whether much of what changed is there in an older state: of new files an archive is quicker."""
+    def suits_rsync(self, project: Project) -> bool:
+        """Whether much of what changed is there in an older state."""
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE
 
@@ -90,9 +89,8 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
         for copy in copies if (gone := copy.files.keys() - project.files.keys())
     )  # fmt: skip
     if stale:  # before anything is sent: a folder may be where a file was
-        check_all(
-            [command.host for command in stale if command.host], (yield stale), "old files cannot be removed there"
-        )
+        removed = yield stale
+        check_all([command.host for command in stale if command.host], removed, "old files cannot be removed there")
         say = ""
     if changed:
         yield from _send(project, copies, changed, cwd=cwd, tree=tree, archive=f"{run_dir}/project.tar", say=say)
@@ -163,7 +161,7 @@ def _send(
 ) -> Verb[None]:
     """Send each host what changed, side by side. An archive is packed once for all that lack the same."""
     num_bytes = {host: sum(project.sizes[name] for name in names) for host, names in changed.items()}
-    packed = [copy for copy in copies if copy.host in changed and not copy.profits_from_rsync(project)]
+    packed = [copy for copy in copies if copy.host in changed and not copy.suits_rsync(project)]
     codec = "zstd" if project.zstd and all(copy.zstd for copy in packed) else "gzip"
     contents = list(dict.fromkeys(changed[copy.host] for copy in packed))
     archives = [f"{archive}.{number}" for number in range(len(contents))]

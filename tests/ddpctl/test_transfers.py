@@ -1,0 +1,121 @@
+"""What is shown of a transfer, and where its bytes go; what a host may name in a pull."""
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpctl.command import Command, FilePart, Host, Output, Transfer
+from ddpctl.errors import ConfigError, DdpctlError
+from ddpctl.project_files import look
+from ddpctl.pull import Place, finish, pull_places, survey
+from ddpctl.targets.ssh.project import _project
+from ddpctl.transfers import Display, pump
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    transfers = [Transfer(num_bytes=100_000_000, num_files=2000)] * 4
+    display = Display(transfers, Terminal())
+    display.update(0, 50_000_000, 800)
+    display.end(1, whole=True)
+    line = display.line(2.0, 79)
+    assert len(line) <= 79
+    assert line == "  [###----] 150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
+    assert display.line(2.0, 40) == "  150.0/400.0 MB, 2,800/8,000 files,..."
+    assert display.line(2.0, 0) == "   38%  150.0/400.0 MB, 2,800/8,000 files, 1/4 hosts, 75.0 MB/s, 3.3 s left"
+    out, plain = Terminal(), io.StringIO()
+    for stream in (out, plain):
+        one = Display(transfers[:1], stream)
+        one.end(0, whole=True)
+        one.close()
+    assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
+    assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
+    assert plain.getvalue() == ""  # it was over before a line was due
+
+
+def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
+    (tmp_path / "b").write_bytes(b"0123456789")
+    parts = (
+        FilePart(path=str(tmp_path / "new/a"), start=0, length=3),
+        FilePart(path=str(tmp_path / "empty"), start=0, length=0),
+        FilePart(path=str(tmp_path / "b"), start=4, length=5),
+    )
+    read, write = os.pipe()
+    os.write(write, b"abcDEFGHlost")
+    os.close(write)
+    seen: list[tuple[int, int]] = []
+    with os.fdopen(read, "rb") as pipe, (tmp_path / "b").open("rb") as stdin:
+        pump(
+            Transfer(num_bytes=8, num_files=3, writes=parts),
+            stdin.fileno(),
+            pipe.fileno(),
+            5.0,
+            lambda *n: seen.append(n),
+        )
+    assert [(tmp_path / name).read_bytes() for name in ("new/a", "empty", "b")] == [b"abc", b"", b"0123DEFGH"]
+    assert seen[-1] == (8, 3)
+
+
+def test_the_progress_of_rsync_is_read_and_a_stall_ends_it(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    text = b"\r     32,768   1%    0.00kB/s    0:00:00  \r  1,234,567  40%  2.3MB/s    0:00:01 (xfr#5, to-chk=3/9)\r"
+    os.write(write, text)
+    seen: list[tuple[int, int]] = []
+    transfer = Transfer(num_bytes=3_000_000, num_files=9, rsync_to=Host(address="box1"))
+    with (tmp_path / "in").open("w+b") as stdin, pytest.raises(TimeoutError):
+        pump(transfer, stdin.fileno(), read, 0.1, lambda *n: seen.append(n))
+    os.close(read)
+    os.close(write)
+    assert seen[-1] == (1_234_567, 5)
+
+
+def pull_from(listing: str, into: Path) -> None:
+    place = Place(name="box1", shell=Command(argv=("sh",)), folders={"": "/runs/night"})
+    verb = pull_places("night", [place], str(into))
+    (asked,) = next(verb)
+    assert asked.stdin is not None
+    verb.send((Output(returncode=0, stdout=listing),))
+
+
+@pytest.mark.parametrize("name", ["./../../.ssh/authorized_keys", ".//etc/passwd"])
+def test_a_host_cannot_name_a_file_outside_of_the_folder(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DdpctlError) as error:
+        pull_from(f"3 1700000000 {name}\0", tmp_path)
+    assert error.value.code == 70
+
+
+def test_a_file_has_its_name_only_with_its_content(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        (tmp_path / f".{name}.part").write_text("hello")
+    sums = {"good": "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", "bad": "0" * 64}
+    done = finish(tmp_path, [(name, 5, 1_700_000_000, sums[name]) for name in sums])
+    assert done == {"whole": ["good"], "wrong": ["bad"]}
+    assert [path.name for path in tmp_path.iterdir()] == ["good"]
+    found = survey(tmp_path, ["good", "bad", "checkpoints/step-00000001.pt"])
+    assert (found["files"], found["parts"]) == ({"good": [5, 1_700_000_000]}, {})
+
+
+def test_a_large_project_is_refused_and_the_largest_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with (tmp_path / "data/x").open("wb") as file:
+        file.truncate(200_000_001)
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / "dropped").write_text("")
+    found = look(
+        "rsync  version 3.2.7\0/usr/bin/zstd\0/\0a.py\0data/x\0gone\0data\0dropped\0/\0dropped\0/\0.venv/\0/\0"
+    )
+    assert found["left_out"] == [".venv/ (ignored)", "dropped (.ddpignore)", "data (no file)"]
+    assert (sorted(found["files"]), found["rsync"], found["zstd"]) == (["a.py", "data/x"], True, True)
+    with pytest.raises(ConfigError) as error:
+        _project("/project", Output(returncode=0, stdout=json.dumps(found)))
+    assert (error.value.code, error.value.fields) == (78, {"num_bytes": 200_000_001})
+    assert "(largest: data/ 200.0 MB, a.py 0 B)" in error.value.message
