@@ -18,6 +18,7 @@ Mode = Literal[
     "capture",  # wait for it, keep what it wrote
     "stream",  # wait for it, its stdout is ours
     "background",  # start it in a session of its own, its stdout and stderr go to the file `output`
+    "hold",  # on a host: keep what its first line says, and let it go on until the verb ends
     "tty",  # wait for it, the terminal is its own: a shell, an attached process
 ]
 
@@ -64,7 +65,7 @@ class Command:
     """One process to run."""
 
     argv: tuple[str, ...]
-    host: Host | None = None  # None: this machine. On another the mode is capture, stream or tty
+    host: Host | None = None  # None: this machine. On another the mode is capture, stream, hold or tty
     env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     cwd: str | None = None
     stdin: str | None = None  # capture: what it reads; None: nothing

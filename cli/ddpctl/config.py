@@ -9,7 +9,7 @@ decides what the text of a value means (``schema``).
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from ddpctl.text import either, one_line, quote, unknown
 from ddpwire.run_files import open_regular
 
 ChosenTarget = tuple[str, Any]  # a target's kind and options
-TargetFlags = Mapping[str, tuple[str, str | None]]  # a flag, the option that it is, and its text; None: not given
+# A flag, the option that it is, and its text or texts; None: not given.
+TargetFlags = Mapping[str, tuple[str, str | tuple[str, ...] | None]]
 Place = tuple[int, int]  # line and column, both from 1
 HERE = "local"  # this machine, which needs no words of a file: never short for another target of its kind
 
@@ -119,9 +120,10 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
             able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
             lines.append(one_line(f"{flag}: a target of kind {kind} does not take it; {either(able)} does"))
             continue
-        values, problems = validate(options.__class__, {option: text})
+        required = {name: asdict(options)[name] for name in _required(options.__class__)}
+        values, problems = validate(options.__class__, {**required, option: text})
         lines += [one_line(f"{flag}: {problem.text}") for problem in problems]
-        options = replace(options, **values)
+        options = replace(options, **{name: values[name] for name in (option,) if name in values})
     return options, lines
 
 

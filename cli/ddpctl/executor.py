@@ -103,6 +103,8 @@ class Executor:
         except StopIteration as stop:
             result: T = stop.value
             return result
+        finally:
+            self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
         """A dry run: print every command instead, but look where a command only looks (``probe``)."""
@@ -127,6 +129,10 @@ class Executor:
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
         """From now on what is streamed to stdout goes through ``keep``."""
         self._filter = self._remote.keep = keep
+
+    def another(self) -> "Executor":
+        """One for another thread, with the same environment and no stdin."""
+        return Executor(self._environ, has_stdin=False)
 
     def close(self) -> None:
         """Let go of the other machines."""
@@ -235,7 +241,8 @@ class Executor:
 
     def _run(self, command: Command, on_interrupt: OnInterrupt | None) -> Output:
         if command.host:
-            perform = {"capture": self._remote.capture, "stream": self._remote.stream, "tty": self._remote.hand_over}
+            remote = self._remote
+            perform = {"capture": remote.capture, "stream": remote.stream, "hold": remote.hold, "tty": remote.hand_over}
             return perform[command.mode](command)
         if command.mode == "background":
             return self._start(command)
@@ -437,6 +444,7 @@ class Remote:
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
+        self._held: list[Channel] = []
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
@@ -473,6 +481,35 @@ class Remote:
             if done.stderr:
                 err.add(f"{command.host}: {done.stderr}\n".encode())
         return done
+
+    def hold(self, command: Command) -> Output:
+        """Keep what its first line says; its stdin stays open until it is released."""
+        from paramiko.ssh_exception import SSHException
+
+        from ddpctl.ssh import NoConnectionError
+
+        out, err = bytearray(), bytearray()
+        try:
+            channel = self._channel(_host(command))
+            channel.settimeout(command.timeout_s)
+            channel.exec_command(process_line(command))
+            channel.sendall((command.stdin or "").encode())
+            while b"\n" not in out and (data := channel.recv(_CHUNK)):
+                out += data
+            if b"\n" in out:
+                self._held.append(channel)
+                return Output(returncode=0, stdout=out.decode(errors="replace"))
+            _drain(channel, out.extend, err.extend)
+            return Output(returncode=channel.recv_exit_status() or 1, stderr=err.decode(errors="replace"))
+        except TimeoutError:
+            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
+        except (NoConnectionError, SSHException, OSError, EOFError) as error:
+            return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
+
+    def release(self) -> None:
+        """Let what is held end."""
+        while self._held:
+            self._held.pop().close()
 
     def hand_over(self, command: Command) -> Output:
         """The terminal is the command's."""

@@ -26,6 +26,7 @@ class Plan:
     checkpoint_dir: str
     uid: str = ""  # tells runs of one name apart; empty: a spec is rendered, which may be started many times
     user: str = ""  # who launches the run
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not
 
     @property
     def identity(self) -> dict[str, str]:

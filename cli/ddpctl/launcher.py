@@ -27,6 +27,7 @@ from ddpctl.errors import (
 from ddpctl.executor import Executor
 from ddpctl.launch_plan import Plan, title
 from ddpctl.node_probe import Probe, ProbeResult
+from ddpctl.replacement import Replacement
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Launch, Run
 from ddpctl.spec import JobSpec
@@ -74,6 +75,7 @@ class Request:
     cwd: str
     name: str | None = None  # the run's exact name; None: one is made up
     resumes: Run | None = None  # the run from whose checkpoints it goes on
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not
 
 
 def open_context(environ: Mapping[str, str]) -> AppContext:
@@ -129,6 +131,7 @@ def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
         checkpoint_dir=checkpoint_dir,
         uid=uid,
         user=_user() if uid else "",
+        wait_s=request.wait_s,
     )
 
 
@@ -193,9 +196,10 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             run_store.save(run)
             submission = context.executor.perform(target.submit(plan, attached=attached))
             checkpoint_dir = submission.checkpoint_dir or run.checkpoint_dir
-            run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir)
+            job = replace(run.job, nodes=submission.nodes or run.job.nodes)
+            run = replace(run, handle=submission.handle, checkpoint_dir=checkpoint_dir, job=job)
             run_store.save(run)
-            context.emit(f"run {name}: {title(request.job)} on {where} ({request.why})")
+            context.emit(f"run {name}: {title(job)} on {where} ({request.why})")
             for line in (*submission.table, submission.note):
                 if line:
                     context.emit(f"  {line}")
@@ -249,23 +253,29 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
             state = RunStatus(run=run.name, state="training", message=target.exit_message(run))
             return state, interrupts.code_of(error)
         return _ended(context, run, stopper)
-    while True:
-        try:
-            printed = True
+
+    def moved(changed: Run) -> None:
+        nonlocal run
+        run = stopper.run = changed
+
+    with Replacement(context.executor, target, run, emit=context.emit, moved=moved, stopping=lambda: stopper.times > 0):
+        while True:
             try:
-                logs = target.logs(run, LogQuery(follow=True, tail=tail))
-                context.executor.perform(logs, on_interrupt=stopper)
-            except CannotWriteError:  # the run goes on, whoever reads its log
-                printed = False
-            state, code = _ended(context, run, stopper)
-            if printed and state.outcome and state.message == state.outcome.message:
-                state = replace(state, message="")  # it is the last line of the log
-            return state, code
-        except KeyboardInterrupt as error:  # between two commands
-            if not stopper.handles(error):
-                context.emit(f"{run.name} goes on; ddpctl attach {run.name} follows it")
-                raise
-            stopper(error)
+                printed = True
+                try:
+                    logs = target.logs(run, LogQuery(follow=True, tail=tail))
+                    context.executor.perform(logs, on_interrupt=stopper)
+                except CannotWriteError:  # the run goes on, whoever reads its log
+                    printed = False
+                state, code = _ended(context, run, stopper)
+                if printed and state.outcome and state.message == state.outcome.message:
+                    state = replace(state, message="")  # it is the last line of the log
+                return state, code
+            except KeyboardInterrupt as error:  # between two commands
+                if not stopper.handles(error):
+                    context.emit(f"{run.name} goes on; ddpctl attach {run.name} follows it")
+                    raise
+                stopper(error)
 
 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
@@ -304,7 +314,7 @@ class Stopper:
     def __init__(
         self, context: AppContext, run: Run, *, first: StopSignal, ends_on: Collection[signals.Signals] = ()
     ) -> None:
-        self._context, self._run, self._first, self._ends_on = context, run, first, ends_on
+        self._context, self.run, self._first, self._ends_on = context, run, first, ends_on
         self.times = 0
         self.code = int(Exit.INTERRUPTED)
 
@@ -323,8 +333,8 @@ class Stopper:
             name = signals.Signals(error.number).name
             by, again = f"{name} to ddpctl", f"a second {name} kills them"
         self.times += 1
-        run_store.note_stop(self._run, by)
-        run, target = self._run, target_of(self._run)
+        run_store.note_stop(self.run, by)
+        run, target = self.run, target_of(self.run)
         kill = self.times > 1
         signal: StopSignal = "KILL" if kill else asked
         if kill:

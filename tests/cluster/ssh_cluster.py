@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,13 +80,37 @@ class Lab:
         return found
 
 
+# Each device node is a GPU; nvidia-smi is asked for these, and for the programs that compute on them: none.
+SMI = """#!/bin/sh
+case "$*" in
+  *compute-apps*) exit 0 ;;
+  *utilization*) more=", 37, 2048, 16384" ;;
+esac
+for node in {devices}/nvidia[0-9]; do echo "GPU-{name}-${{node##*nvidia}}$more"; done
+"""
+
+
+def add_gpus(folder: Path, name: str, number: int) -> str:
+    """Device nodes of NVIDIA's major number, and an nvidia-smi that lists them; the PATH with it."""
+    (folder / "bin").mkdir(parents=True)
+    for minor in range(number):
+        os.mknod(folder / f"nvidia{minor}", 0o600 | stat.S_IFCHR, os.makedev(195, minor))
+    (folder / "bin/nvidia-smi").write_text(SMI.format(devices=folder, name=name))
+    (folder / "bin/nvidia-smi").chmod(0o755)
+    return f"{folder}/bin:{os.defpath}:/usr/sbin"
+
+
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[Lab]:
-    """The machines, with sshds that let the person in."""
+def cluster(folder: Path, *, boxes_wanted: int = 2, gpus: int = 0) -> Iterator[Lab]:
+    """The machines, with sshds that let the person in; ``gpus``: of each box, stood in for."""
     person = Person(folder / "me")
-    with machines(3, prefix="sshlab") as made, contextlib.ExitStack() as stack:
+    with machines(1 + boxes_wanted, prefix="sshlab") as made, contextlib.ExitStack() as stack:
         laptop, *rest = made
-        boxes = [stack.enter_context(box(folder / one.name, person, address=one.address, machine=one)) for one in rest]
+        boxes = []
+        for one in rest:
+            environ = {"PATH": add_gpus(folder / f"dev-{one.name}", one.name, gpus)} if gpus else {}
+            box_of = box(folder / one.name, person, address=one.address, machine=one, environ=environ)
+            boxes.append(stack.enter_context(box_of))
         variables = {"HOME": str(person.home), "PATH": os.environ["PATH"], "PYTHONPATH": PACKAGES}
         yield Lab(
             folder=folder,

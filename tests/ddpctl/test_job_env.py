@@ -1,6 +1,5 @@
 """A job's variables reach the ranks whatever their names are: bash's own, and those of our scripts."""
 
-import os
 import re
 import subprocess
 import sys
@@ -80,9 +79,8 @@ def through_ssh(job: JobSpec, folder: Path, *, bare: bool) -> tuple[str, list[En
     if not bare:
         lines = (folder / "given").read_text().splitlines()
         return script, [dict(line.split("=", 1) for line in lines)]
-    subprocess.run(
-        ["/usr/bin/flock", f"{folder}/.ddpctl/lock-{os.uname().nodename}", "/bin/true"], timeout=60, check=True
-    )
+    (claim,) = folder.glob(".ddpctl/claims-*/run-*")
+    subprocess.run(["/usr/bin/flock", claim, "/bin/true"], timeout=60, check=True)
     return script, [read_env(path) for path in folder.rglob("node-0.env")]
 
 

@@ -35,6 +35,7 @@ VERBS = (
     "resume",
     "pull",
     "export",
+    "hosts",
     "provision",
     "init",
     "schema",

@@ -13,7 +13,7 @@ from tests.wording import Wording
 
 from ddpctl.command import Host, Output
 from ddpctl.errors import ConfigError, NotStartedError, UnavailableError
-from ddpctl.targets.ssh import SshTarget, scripts
+from ddpctl.targets.ssh import SshTarget, claims, scripts
 
 
 def test_a_container_on_every_host() -> None:
@@ -34,11 +34,26 @@ def test_a_container_on_every_host() -> None:
         == f"""\
 set -eu
 mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkpoints
-exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
-flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
-other=$(docker ps --filter label=ddpctl.run --format '{{{{.Label "ddpctl.run"}}}}' \\
-| grep -vxF night | head -n 1 || true)
-if [ -n "$other" ]; then echo "the run $other is there" >&2; exit 75; fi
+c="$HOME"/.ddpctl/claims-"$(uname -n)"
+held() {{
+  flock -n -s "$1" true || return 0
+  read -r run node _ engine _ <"$1" || return 1
+  case $engine in docker|podman) ;; *) return 1 ;; esac
+  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
+  [ -n "$ids" ]
+}}
+mkdir -p "$c"
+exec 8>>"$c/mutex"
+flock -w 60 8 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
+for f in "$c"/run-*; do
+  [ -e "$f" ] || continue
+  held "$f" || {{ rm -f "$f"; continue; }}
+  read -r run _ _ _ gpus <"$f"
+  for gpu in GPU-0 GPU-2; do
+    case " $gpus " in *" $gpu "*) echo "the run $run has $gpu" >&2; exit 75 ;; esac
+  done
+done
+echo night 0 "$(date +%s)" docker GPU-0 GPU-2 >"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.0
 env=$(umask 077 && mktemp "$HOME"/.ddpctl/runs/night/env.XXXXXX)
 trap 'rm -f "$env"' EXIT
 cat >"$env" <<'END_OF_FILE'
@@ -62,12 +77,19 @@ docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night -
 --volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/data:/data:ro '--gpus="device=GPU-0,GPU-2"' \
 --ulimit=memlock=-1:-1 \
 --entrypoint=/bin/sh {ID} -c 'exec ddprun "$@" >>"$DDP_RUN_DIR/node-$PET_NODE_RANK/node.log" 2>&1' ddprun \
---grace 30 -m ddptrain >/dev/null 9>&-
+--grace 30 -m ddptrain >/dev/null 8>&-
 """
     )
     assert "PET_NODE_RANK=1\n" in (starts[1].stdin or "")
     assert '--gpus="device=GPU-0,GPU-1"' in (starts[1].stdin or "")
-    assert submission.handle == {"port": "61000", "address": "10.0.0.1", "logs": "ddpctl logs night"}
+    assert submission.handle == {
+        "port": "61000",
+        "address": "10.0.0.1",
+        "logs": "ddpctl logs night",
+        "hosts": (0, 1),
+        "nodes": "2",
+        "device": "cuda",
+    }
     assert submission.checkpoint_dir == "box1:~/.ddpctl/runs/night/checkpoints"
     assert submission.table == (
         "HOST  SSH  DOCKER  IMAGE         GPUS FREE  DISK FREE  CLOCK   STATE",
@@ -91,9 +113,24 @@ def test_a_process_where_there_is_no_container() -> None:
         == """\
 set -eu
 mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkpoints
-exec 9>>"$HOME"/.ddpctl/lock-"$(uname -n)"
-flock -n 9 || { echo "the run $(cat "$HOME"/.ddpctl/lock-"$(uname -n)") is there" >&2; exit 75; }
-echo night >"$HOME"/.ddpctl/lock-"$(uname -n)"
+c="$HOME"/.ddpctl/claims-"$(uname -n)"
+held() {
+  flock -n -s "$1" true || return 0
+  read -r run node _ engine _ <"$1" || return 1
+  case $engine in docker|podman) ;; *) return 1 ;; esac
+  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
+  [ -n "$ids" ]
+}
+mkdir -p "$c"
+exec 8>>"$c/mutex"
+flock -w 60 8 || { echo "another launch is starting a run there" >&2; exit 75; }
+for f in "$c"/run-*; do
+  [ -e "$f" ] || continue
+  held "$f" || { rm -f "$f"; continue; }
+done
+exec 9>>"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.1
+flock -w 10 9 || { echo "night is there already" >&2; exit 75; }
+echo night 1 "$(date +%s)" none >"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.1
 cd "$HOME"/
 export DDP_DEVICE=cpu
 export PET_NNODES=2
@@ -107,7 +144,7 @@ export DDP_CHECKPOINT_DIR=/home/alice/.ddpctl/runs/night/checkpoints
 export CUDA_VISIBLE_DEVICES=''
 export DDP_JOB_ENV='{"A": "b c"}'
 setsid "$HOME"/venv/bin/python -P -m ddprun --grace 30 -m ddptrain </dev/null \
->>"$HOME"/.ddpctl/runs/night/node-1/node.log 2>&1 &
+>>"$HOME"/.ddpctl/runs/night/node-1/node.log 2>&1 8>&- &
 """
     )
 
@@ -155,6 +192,12 @@ def test_shellcheck_finds_nothing_in_a_script(runtime: Any, tmp_path: Path) -> N
         [(facts(1, script="yes"), facts(2, script="yes")), CLOCKS, PORT, (OK, OK)],
     )
     texts = [command.stdin for commands in asked for command in commands if command.argv == ("/bin/sh",)]
+    folder = scripts.claims_folder(options.home)
+    texts += [
+        claims.take_ticket(folder, "night", "12ab"),
+        claims.renew(folder, 3),
+        scripts.gpus_text(options, load=True),
+    ]
     texts += [scripts.show(options, "night", 0), scripts.signal_process(options, "night", 0, "TERM", 5)]
     texts += [scripts.logs(options.home, "night", 0, (1, 2), tail=3, follow=follow) for follow in (True, False)]
     texts += [

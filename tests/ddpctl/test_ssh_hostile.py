@@ -39,7 +39,14 @@ def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str])
         (home / "my python").write_text(DUMP)
         (home / "my python").chmod(0o755)
         text = scripts.start_process(
-            "~/.ddpctl", "night", 0, ("~/my python", *words), env, folder="~/", checkpoints="~/.ddpctl/c"
+            "~/.ddpctl",
+            "night",
+            0,
+            ("~/my python", *words),
+            env,
+            gpus=(),
+            folder="~/",
+            checkpoints="~/.ddpctl/c",
         )
         done = subprocess.run(
             ["/bin/sh"],

@@ -20,7 +20,9 @@ REFUSALS: list[tuple[dict[str, Any], type[DdpctlError]]] = [
     ({"flock": None}, UnavailableError),
     ({"writable": None}, UnavailableError),
     ({"disk": "1024"}, UnavailableError),
-    ({"lock": ("old", "old")}, UnavailableError),
+    ({"gpu": GPUS, "claim": f"old 0 970 none {GPUS[0]} {GPUS[2]}", "now": "1000"}, UnavailableError),
+    ({"gpu": GPUS, "ticket": "000000001 old 12ab"}, UnavailableError),
+    ({"gpu": GPUS, "claims_error": "another launch is starting a run there"}, UnavailableError),
     ({"image": None}, ConfigError),
     ({"image": inspected("sha256:bb")}, ConfigError),
     ({"gpu": GPUS[:1]}, ConfigError),
@@ -28,8 +30,8 @@ REFUSALS: list[tuple[dict[str, Any], type[DdpctlError]]] = [
     ({"gpu_error": "exit code 15: GPU is lost", "gpu": GPUS}, UnavailableError),
     ({"gpu": GPUS, "runtimes": "{}"}, UnavailableError),
 ]
-IDS = ("silent", "engine", "flock", "writable", "disk", "lock", "no-image", "other-image", "too-few-gpus", "busy-gpus",
-       "nvidia-smi", "nvidia-runtime")  # fmt: skip
+IDS = ("silent", "engine", "flock", "writable", "disk", "claim", "ticket", "claims", "no-image", "other-image",
+       "too-few-gpus", "busy-gpus", "nvidia-smi", "nvidia-runtime")  # fmt: skip
 
 
 @pytest.mark.parametrize(("words", "kind"), REFUSALS, ids=IDS)

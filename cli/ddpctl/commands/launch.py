@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,6 +18,7 @@ import typer
 from ddpctl.errors import CannotWriteError, UsageError
 
 if TYPE_CHECKING:
+    from ddpctl.config import TargetFlags
     from ddpctl.launcher import Request
     from ddpctl.run_store import Run
 
@@ -96,6 +97,10 @@ class Flags:
     array: Annotated[
         str | None, _option("--array", metavar="0-3%2", help="On Slurm: the same job several times, as an array.")
     ] = None
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="HOST", help="On SSH machines: no node on this host; may be repeated."),
+    ] = None
     program: Annotated[
         list[str] | None,
         typer.Argument(
@@ -138,6 +143,14 @@ def launch(
     pull: Annotated[
         bool, typer.Option("--pull", help="When it has ended, bring here what it has written, as ddpctl pull does.")
     ] = False,
+    wait: Annotated[
+        str | None,
+        typer.Option(
+            "--wait",
+            metavar="TIME",
+            help="On SSH machines: wait for free GPUs, in the order of arrival, up to 2h, 30m.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Start a training and follow it to its end.
@@ -167,6 +180,8 @@ def launch(
     if pull and (detach or "pull" not in targets.capabilities(request.kind)):
         why = "--detach does not wait for its end" if detach else f"runs of kind {request.kind} write on this machine"
         raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
+    if wait is not None:
+        request = replace(request, wait_s=_wait_s(wait, request))
     _warn(request)
     if dry_run:
         launcher.dry_run(context, request)
@@ -241,12 +256,14 @@ def overrides(flags: Flags) -> dict[str, Any]:
     return given | {"env": variables or None, "command": tuple(flags.program) if flags.program else None}
 
 
-def target_flags(flags: Flags) -> dict[str, tuple[str, str | None]]:
-    """The flags that are options of some targets: the flag's name, the option's and its text."""
+def target_flags(flags: Flags) -> "TargetFlags":
+    """The flags that are options of some targets: the flag's name, the option's and its text or texts."""
+    exclude = tuple(flags.exclude) if flags.exclude else None
     return {
         "--kind": ("workload", flags.workload),
         "--replace-lost": ("replace_lost", "true" if flags.replace_lost else None),
         "--array": ("array", flags.array),
+        "--exclude": ("exclude", exclude),
     }
 
 
@@ -294,7 +311,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
         file=None,
         profile=None,
         target="local",  # the job is what is checked; the run keeps its own target
-        overrides={**vars(run.job), **given, "env": env},
+        overrides={**vars(run.job), "nodes": run.handle.get("nodes", run.job.nodes), **given, "env": env},
         kinds=targets.kinds(),
     )
     options, wrong = config.lay_over(
@@ -312,6 +329,18 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
         name=flags.name,
         resumes=run,
     )
+
+
+def _wait_s(text: str, request: "Request") -> int:
+    from ddpctl import targets
+    from ddpctl.spec import check_time, time_s
+
+    if "wait" not in targets.capabilities(request.kind):
+        raise UsageError(f"--wait: a target of kind {request.kind} does not take it; ssh does")
+    try:
+        return time_s(check_time(text, example="2h"))
+    except ValueError as error:
+        raise UsageError(f"--wait: {text!r} is not allowed: {error}") from None
 
 
 def _check_name(name: str | None) -> None:

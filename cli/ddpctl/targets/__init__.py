@@ -27,6 +27,51 @@ class Submission:
     note: str = ""  # one line that a user should know: what was decided for them
     table: tuple[str, ...] = ()  # what was found out about each machine, as lines
     checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
+    nodes: str | None = None  # how many nodes were started, if not as many as were asked for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """Which lost nodes of a run were started anew on spare machines."""
+
+    handle: Mapping[str, Any]  # the run's, changed where there are any
+    nodes: tuple[int, ...] = ()
+    note: str = ""  # one line that a user should know; empty: no node is lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuReport:
+    """A GPU of a machine; None: the machine does not say it."""
+
+    uuid: str
+    computes: bool  # whether a program computes on it
+    run: str | None = None  # the run that has it
+    since: int | None = None  # seconds since the epoch, of the machine's clock
+    busy_percent: int | None = None
+    memory_mib: int | None = None
+    total_mib: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuRun:
+    """A run without GPUs."""
+
+    run: str
+    since: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostReport:
+    """A machine of a target: its GPUs, who has them, and who waits."""
+
+    host: str
+    failure: str = ""  # why it does not answer
+    time: int = 0  # its clock, in seconds since the epoch
+    load: float | None = None  # of the last minute, in processes
+    cores: int | None = None
+    gpus: tuple[GpuReport, ...] = ()
+    cpu_runs: tuple[CpuRun, ...] = ()
+    waiting: tuple[str, ...] = ()  # the launches in line, the first one first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +114,7 @@ Capability = Literal[
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
     "sweep",  # what a run has left is found by its name, also where its record does not know of it
+    "wait",  # a launch can wait for free GPUs before its nodes start
     "tethered",  # the nodes of an attached launch end with its ddpctl
 ]
 
@@ -116,6 +162,10 @@ class Target(ABC):
         """Return what every node's endpoint and folder say, by node."""
         raise self._cannot(run, "show a run while it goes on")
 
+    def hosts(self) -> Verb[tuple[HostReport, ...]]:
+        """Return what each machine has, and who has it. Of the capability "hosts"."""
+        raise NotImplementedError
+
     def tasks(self, run: Run) -> tuple[Run, ...]:
         """Return the trainings of an array as runs of their own, named RUN.task-K; none: it is no array."""
         return ()
@@ -156,6 +206,14 @@ class Target(ABC):
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
         raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
+
+    def has_spares(self, run: Run) -> bool:
+        """Whether ``replace_lost`` may find a machine for a lost node."""
+        return False
+
+    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+        """Start nodes on spare machines for which the run waits, and whose machines do not answer."""
+        raise NotImplementedError
 
     def suspend(self, run: Run) -> Verb[None]:
         """End the nodes, which save first, and keep the run. Of the capability "suspend"."""

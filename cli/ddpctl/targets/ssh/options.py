@@ -125,12 +125,18 @@ class SshOptions:
     network: Annotated[
         str, Doc("The containers' network: host, or one that reaches the other hosts."), Rule(check_network)
     ] = "host"  # fmt: skip
+    exclude: Annotated[tuple[str, ...], Doc("Addresses of hosts that get no node: machines in repair.")] = ()
     min_disk: Annotated[
         str, Doc("How much disk every host must have free where runs are kept."), Rule(check_size)
     ] = "1Gi"  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
         """What cannot be: the key and a sentence."""
-        if job.max_nodes > (has := len(self.hosts)):
-            hosts = f"{has} host{'s' if has > 1 else ''}"
+        addresses = [host.address for host in self.hosts]
+        for address in self.exclude:
+            if address not in addresses:
+                yield "exclude", f"{address} is no host of the target; there are: {', '.join(addresses)}"
+        has = sum(address not in self.exclude for address in addresses)
+        if job.max_nodes > has:
+            hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"
             yield "job.nodes", f"{job.nodes}, but the target has {hosts}: ask for fewer nodes, or add hosts"

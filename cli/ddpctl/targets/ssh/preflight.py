@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from ddpctl.command import Output
@@ -10,14 +11,57 @@ from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.images import Image, difference, read_inspect
 from ddpctl.launch_plan import counted
 from ddpctl.spec import JobSpec, size_bytes
+from ddpctl.targets import CpuRun, GpuReport, HostReport
+from ddpctl.targets.ssh.claims import Claim, Ticket, parse_claims, parse_tickets
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.text import one_line, table
+from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
 GIB = 1 << 30
-Found = tuple[bool, tuple[str, ...], tuple[str, ...]]  # whether the ranks take GPUs, the table, warnings
 Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, the sentence
+
+
+class GpusTakenError(UnavailableError):
+    """A host has the GPUs, but not now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What is to be said of hosts before a launch."""
+
+    hosts: tuple[SshHost, ...]
+    facts: tuple["Facts", ...]
+    cuda: bool  # whether the ranks take GPUs
+    wrong: tuple[Wrong, ...]
+    rows: tuple[str, ...]  # a table
+
+    def kinds(self, number: int) -> set[type[DdpctlError]]:
+        """What is wrong with one host; nothing: it is ready."""
+        return {kind for one, kind, _ in self.wrong if one == number}
+
+    def why(self, number: int) -> str:
+        """The same in a sentence."""
+        return "; ".join(text for one, _, text in self.wrong if one == number)
+
+    def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
+        """The error that says all of it. ``need``: so many hosts; ``dry_run``: nothing was to be started."""
+        bad = len({number for number, _, _ in self.wrong})
+        kind = ConfigError if all(kind is ConfigError for _, kind, _ in self.wrong) else UnavailableError
+        head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
+        head += "is not ready" if bad == 1 else "are not ready"
+        if need < len(self.hosts):
+            head += f", and {need} {'is' if need == 1 else 'are'} needed"
+        sentences = [one_line(f"{self.hosts[number].address}: {text}") for number, _, text in self.wrong]
+        return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]))
+
+    def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
+        """A line for each of the chosen hosts whose clock is off."""
+        return tuple(
+            f"{self.hosts[number].address}: its clock is {ahead:+.0f} s off this machine's"
+            for number in chosen
+            if (ahead := self.facts[number].clock_s) is not None and abs(ahead) > CLOCK_S
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +83,28 @@ class Facts:
 
     @property
     def free_gpus(self) -> tuple[str, ...]:
-        """Those on which nothing computes."""
-        return tuple(gpu for gpu in self.gpus if gpu not in self.words.get("busy", ()))
+        """Those on which nothing computes, and which no run has."""
+        taken = {*self.words.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
+        return tuple(gpu for gpu in self.gpus if gpu not in taken)
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """The runs that are there."""
+        return parse_claims(self.words.get("claim", ()))
+
+    @property
+    def tickets(self) -> tuple[Ticket, ...]:
+        """The launches that wait there, in their order."""
+        return parse_tickets(self.words.get("ticket", ()))
+
+    def ahead(self, uid: str) -> tuple[str, ...]:
+        """The launches that come before this one, which may have no ticket."""
+        return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
+
+    @property
+    def now(self) -> int:
+        """The host's time; 0: it did not say it."""
+        return int(self.get("now")) if self.get("now").isdecimal() else 0
 
     @property
     def image(self) -> Image | None:
@@ -89,49 +153,28 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
     )
 
 
-def check(
-    options: SshOptions,
-    job: JobSpec,
-    hosts: Sequence[SshHost],
-    facts: Sequence[Facts],
-    script: str | None,
-    *,
-    dry_run: bool = False,
-) -> Found:
-    """Whether the ranks take GPUs, the table of the hosts, and warnings. Raises DdpctlError when not all are ready.
-
-    Its message says that nothing was started, unless nothing was meant to be: ``dry_run``.
-    """
+def judge(
+    options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
+) -> Judgement:
+    """What is wrong with each host. ``uid``: of the launch, whose own ticket is not in its way."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong: list[Wrong] = []
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         found = (
-            _alone(options, job, host, fact, script, cuda) if not fact.failure else [(UnavailableError, fact.failure)]
+            _alone(options, job, host, fact, script, cuda, uid)
+            if not fact.failure
+            else [(UnavailableError, fact.failure)]
         )
         wrong += [(number, kind, text) for kind, text in found]
     if options.runtime != "none":
         wrong += [(number, ConfigError, text) for number, text in _images(job.image, hosts, facts)]
     rows = table(list(_rows(options, hosts, facts, {number for number, _, _ in wrong})))
-    if wrong:
-        raise _refusal("" if dry_run else "nothing was started: ", hosts, sorted(wrong, key=lambda one: one[0]), rows)
-    warnings = [
-        f"{host.address}: its clock is {fact.clock_s:+.0f} s off this machine's"
-        for host, fact in zip(hosts, facts, strict=True)
-        if fact.clock_s is not None and abs(fact.clock_s) > CLOCK_S
-    ]
-    return cuda, tuple(rows), tuple(warnings)
-
-
-def _refusal(before: str, hosts: Sequence[SshHost], wrong: Sequence[Wrong], rows: Iterable[str]) -> DdpctlError:
-    bad = {number for number, _, _ in wrong}
-    kind = ConfigError if all(kind is ConfigError for _, kind, _ in wrong) else UnavailableError
-    head = f"{before}{len(bad)} of {len(hosts)} hosts {'is' if len(bad) == 1 else 'are'} not ready"
-    sentences = [one_line(f"{hosts[number].address}: {text}") for number, _, text in wrong]
-    return kind("\n".join([head, *(f"  {row}" for row in rows), *sentences]))
+    wrong.sort(key=lambda one: one[0])
+    return Judgement(hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(wrong), rows=tuple(rows))
 
 
 def _alone(
-    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool
+    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
 ) -> Iterator[tuple[type[DdpctlError], str]]:
     """What is wrong with one host."""
     if fact.get("engine_error"):
@@ -148,9 +191,7 @@ def _alone(
             f"its disk is full: {free / GIB:.1f} GiB free where runs are kept ({options.home}), "
             f"{size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk)",
         )
-    for run in sorted(set(fact.words.get("lock", ()))):
-        yield UnavailableError, f"the run {run} is there, and a host has one run: wait for it, or ddpctl stop {run}"
-    yield from _gpus(options, job, host, fact, cuda)
+    yield from _gpus(options, job, host, fact, cuda, uid)
     looked = options.runtime == "none" or options.project.startswith(("/", "~"))
     if script and looked and options.project != "sync" and not fact.get("script"):
         folder = "the home folder" if options.project == "none" else options.project
@@ -161,7 +202,7 @@ def _alone(
 
 
 def _gpus(
-    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool
+    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool, uid: str
 ) -> Iterator[tuple[type[DdpctlError], str]]:
     if not cuda:
         return
@@ -174,15 +215,31 @@ def _gpus(
             f", of which a run may have {host.gpus}" if host.gpus is not None else ""
         )
         yield ConfigError, f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
+    elif fact.get("claims_error"):
+        yield UnavailableError, f"who has its GPUs is unknown: {fact.get('claims_error')}"
     elif len(fact.free_gpus) < job.gpus:
-        verb = "is" if len(fact.free_gpus) == 1 else "are"
-        yield (
-            UnavailableError,
-            f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, {job.gpus} needed: "
-            "others compute on the rest (nvidia-smi)",
-        )
+        yield GpusTakenError, _taken(job, fact)
+    elif ahead := fact.ahead(uid):
+        waits = "waits" if len(ahead) == 1 else "wait"
+        yield GpusTakenError, f"{', '.join(ahead)} {waits} for its GPUs: --wait 2h takes the next place in line"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
         yield UnavailableError, "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
+
+
+def _taken(job: JobSpec, fact: Facts) -> str:
+    """Who has the GPUs."""
+    verb = "is" if len(fact.free_gpus) == 1 else "are"
+    who = [
+        f"the run {claim.run} has {len(claim.gpus)}, for {format_duration(fact.now - claim.since)}"
+        for claim in fact.claims
+        if claim.gpus
+    ]
+    if len(fact.gpus) - len(fact.free_gpus) > sum(len(claim.gpus) for claim in fact.claims):
+        who.append("others compute on the rest (nvidia-smi)")
+    return (
+        f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, {job.gpus} needed: "
+        f"{', '.join(who)}; --wait 2h waits for them"
+    )
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
@@ -219,6 +276,41 @@ def _rows(
             "-" if fact.clock_s is None else f"{fact.clock_s:+.1f} s",
             state,
         )
+
+
+def host_report(host: SshHost, output: Output) -> HostReport:
+    """What a host answered to ``scripts.hosts_script``."""
+    fact = parse_facts(output)
+    if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
+        return HostReport(host=host.address, failure=failure)
+    holders = {gpu: claim for claim in fact.claims for gpu in claim.gpus}
+    use = {uuid: numbers for uuid, *numbers in (line.replace(",", " ").split() for line in fact.words.get("use", ()))}
+
+    def number(gpu: str, place: int) -> int | None:
+        text = use.get(gpu, ())[place : place + 1]
+        return int(text[0]) if text and text[0].isdecimal() else None
+
+    load = fact.get("load").split()
+    return HostReport(
+        host=host.address,
+        time=fact.now,
+        load=float(load[0]) if len(load) == 2 else None,
+        cores=int(load[1]) if len(load) == 2 else None,
+        gpus=tuple(
+            GpuReport(
+                uuid=gpu,
+                computes=gpu in fact.words.get("busy", ()),
+                run=holders[gpu].run if gpu in holders else None,
+                since=holders[gpu].since if gpu in holders else None,
+                busy_percent=number(gpu, 0),
+                memory_mib=number(gpu, 1),
+                total_mib=number(gpu, 2),
+            )
+            for gpu in fact.gpus
+        ),
+        cpu_runs=tuple(CpuRun(run=claim.run, since=claim.since) for claim in fact.claims if not claim.gpus),
+        waiting=tuple(ticket.run for ticket in fact.tickets),
+    )
 
 
 def report(output: Output) -> Any:

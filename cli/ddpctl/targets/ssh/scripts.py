@@ -2,8 +2,7 @@
 
 A host needs sh, flock, coreutils and its runtime, no more. Every script comes over stdin, so that a process list shows
 ``/bin/sh`` alone. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files),
-which the kernel releases; with runtime none, ddprun also inherits a descriptor that holds the host's
-lock.
+which the kernel releases. Which GPUs it has stands in the host's claims (claims.py).
 """
 
 import shlex
@@ -16,12 +15,12 @@ from ddpctl.images import Engine, inspect_line
 from ddpctl.launch_plan import Plan, ddprun_args
 from ddpctl.spec import size_bytes
 from ddpctl.targets import StopSignal
+from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
 from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
-BUSY = 75  # the code of a script that found the host taken
 _END = "END_OF_FILE"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # torch's own prefix makes room for ours
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
@@ -50,25 +49,49 @@ def node_path(home: str, run: str, node: int) -> str:
     return path_word(run_path(home, run, node_name(node)))
 
 
-def lock_word(home: str) -> str:
-    """The host's lock. Homes may be shared among hosts, so it bears the host's name."""
-    return f'{path_word(home.rstrip("/") + "/lock-")}"$(uname -n)"'
+def claims_folder(home: str) -> str:
+    """The folder of the host's claims. Homes may be shared among hosts, so it bears the host's name."""
+    return f'{path_word(home.rstrip("/") + "/claims-")}"$(uname -n)"'
 
 
-def _labelled(engine: str, run: str | None = None, node: int | None = None) -> str:
-    """The engine's list of our containers that run, or all of one node's."""
-    if run is None:
-        form = f'{{{{.Label "{RUN_LABEL}"}}}}' if engine == "docker" else f'{{{{index .Labels "{RUN_LABEL}"}}}}'
-        return f"{engine} ps --filter label={RUN_LABEL} --format {shlex.quote(form)}"
+def _labelled(engine: str, run: str, node: int) -> str:
+    """The engine's list of all of a node's containers."""
     return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
 
 
-def facts_script(options: SshOptions, *, image: str, script: str | None) -> str:
-    """Says what the host has, a word and its value a line; changes nothing. ``parse_facts`` reads it."""
-    home, lock = path_word(options.home), lock_word(options.home)
-    engine = options.runtime
+def gpus_text(options: SshOptions, *, load: bool = False) -> str:
+    """Says which GPUs the host has, who has claims on them, and who waits; ``load``: also how busy it is."""
+    smi = "timeout 10 nvidia-smi"
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
+        'say name "$(uname -n) $(cat /etc/machine-id 2>/dev/null)"',
+        'say now "$(date +%s)"',
+        f"code=0; out=$({smi} --query-gpu=uuid --format=csv,noheader 2>/dev/null) || code=$?",
+        "case $code in",
+        '  0) printf "%s\\n" "$out" | while read -r gpu; do case $gpu in GPU-*|MIG-*) say gpu "$gpu" ;; esac; done ;;',
+        f"  {'|'.join(map(str, NO_GPU))}) ;;",
+        '  *) say gpu_error "exit code $code: $(printf "%s" "$out" | tail -n 1)" ;;',
+        "esac",
+        f"{smi} --query-compute-apps=gpu_uuid --format=csv,noheader 2>/dev/null | "
+        'while read -r gpu; do say busy "$gpu"; done',
+        claims.list_claims(claims_folder(options.home)).rstrip(),
+    ]
+    if load:
+        query = "uuid,utilization.gpu,memory.used,memory.total"
+        lines += [
+            'say load "$(cut -d " " -f 1 /proc/loadavg) $(nproc)"',
+            f"{smi} --query-gpu={query} --format=csv,noheader,nounits 2>/dev/null | "
+            'while read -r line; do say use "$line"; done',
+        ]
+    return "\n".join(lines)
+
+
+def facts_script(options: SshOptions, *, image: str, script: str | None, checkpoints: str | None = None) -> str:
+    """Says what the host has, a word and its value a line; changes nothing. ``parse_facts`` reads it."""
+    home = path_word(options.home)
+    engine = options.runtime
+    lines = [
+        gpus_text(options),
         'last() { printf "%s" "$1" | tail -n 1; }',
         'say id "$(id -u):$(id -g)"',
         'say home "$HOME"',
@@ -77,15 +100,6 @@ def facts_script(options: SshOptions, *, image: str, script: str | None) -> str:
         'if [ -w "$d" ]; then say writable yes; fi',
         'say disk "$(df -Pk "$d" | awk \'NR == 2 { print $4 }\')"',
         "if command -v flock >/dev/null; then say flock yes; fi",
-        f'if [ -e {lock} ] && ! flock -n {lock} true; then say lock "$(cat {lock})"; fi',
-        "code=0; out=$(timeout 10 nvidia-smi --query-gpu=uuid --format=csv,noheader 2>/dev/null) || code=$?",
-        "case $code in",
-        '  0) printf "%s\\n" "$out" | while read -r gpu; do case $gpu in GPU-*|MIG-*) say gpu "$gpu" ;; esac; done ;;',
-        f"  {'|'.join(map(str, NO_GPU))}) ;;",
-        '  *) say gpu_error "exit code $code: $(last "$out")" ;;',
-        "esac",
-        "timeout 10 nvidia-smi --query-compute-apps=gpu_uuid --format=csv,noheader 2>/dev/null | "
-        'while read -r gpu; do say busy "$gpu"; done',
     ]
     if engine == "none":
         python = path_word(options.python)
@@ -107,11 +121,13 @@ def facts_script(options: SshOptions, *, image: str, script: str | None) -> str:
             f"say asked {shlex.quote(image)}",
             f"if out=$(timeout 10 {shlex.join(inspect_line(engine, image))} 2>/dev/null); then "
             "say image \"$(printf '%s' \"$out\" | tr -d '\\n')\"; fi",
-            f'timeout 10 {_labelled(engine)} 2>/dev/null | while read -r run; do say lock "$run"; done',
         ]
         if script and options.project.startswith(("/", "~")):
             folder = path_word(options.project)
             lines.append(f"if cd {folder} && [ -f {shlex.quote(script)} ]; then say script yes; fi")
+    if checkpoints:
+        names = f"ls -A {path_word(checkpoints)} 2>/dev/null | sort | tail -n 1"
+        lines.append(f'name=$({names}); if [ -n "$name" ]; then say checkpoint "$name"; fi')
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
@@ -127,10 +143,11 @@ def start_container(
     argv: tuple[str, ...],
     env_file: str,
     *,
+    gpus: tuple[str, ...],
     checkpoints: str,
     owner: str | None,
 ) -> str:
-    """Start a node's container, unless another run is on the host. ``owner``: whom the run's folders are given to."""
+    """Start a node's container, unless another run has its GPUs. ``owner``: whom the run's folders are given to."""
     folder = path_word(run_path(home, run))
     # The one word that is not known here: the file's name.
     words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
@@ -138,44 +155,45 @@ def start_container(
     return f"""\
 set -eu
 {_folders(home, run, node, checkpoints)}
-{give}exec 9>>{lock_word(home)}
-flock -w 10 9 || {{ echo "another launch is starting a run there" >&2; exit {BUSY}; }}
-other=$({_labelled(engine)} \\
-| grep -vxF {shlex.quote(run)} | head -n 1 || true)
-if [ -n "$other" ]; then echo "the run $other is there" >&2; exit {BUSY}; fi
+{give}{claims.take(claims_folder(home), run, node, gpus, engine=engine)}\
 env=$(umask 077 && mktemp {folder}/env.XXXXXX)
 trap 'rm -f "$env"' EXIT
 cat >"$env" <<'{_END}'
 {env_file}{_END}
-{words} >/dev/null 9>&-
+{words} >/dev/null 8>&-
 """
 
 
 def start_process(
-    home: str, run: str, node: int, argv: tuple[str, ...], env: Mapping[str, str], *, folder: str, checkpoints: str
+    home: str,
+    run: str,
+    node: int,
+    argv: tuple[str, ...],
+    env: Mapping[str, str],
+    *,
+    gpus: tuple[str, ...],
+    folder: str,
+    checkpoints: str,
 ) -> str:
-    """Start a node's ddprun in a session of its own, which holds the host's lock for as long as it lives."""
-    lock = lock_word(home)
+    """Start a node's ddprun in a session of its own, which holds the node's claim for as long as it lives."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(home, run, node_name(node), NODE_LOG))
     python, *rest = argv
     return f"""\
 set -eu
 {_folders(home, run, node, checkpoints)}
-exec 9>>{lock}
-flock -n 9 || {{ echo "the run $(cat {lock}) is there" >&2; exit {BUSY}; }}
-echo {shlex.quote(run)} >{lock}
+{claims.take(claims_folder(home), run, node, gpus, engine="none")}\
 cd {path_word(folder)}
-{exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 &
+{exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 8>&- &
 """
 
 
 def show(options: SshOptions, run: str, node: int) -> str:
     """One JSON text with what ``nodectl show`` says: alive, node.json, outcome.json."""
     folder = path_word(run_path(options.home, run, node_name(node)))
-    lock = lock_word(options.home)
     if options.runtime == "none":
-        there = f'[ "$(cat {lock} 2>/dev/null)" = {shlex.quote(run)} ] && ! flock -n {lock} true'
+        claim = claims.claim_word(claims_folder(options.home), run, node)
+        there = f"[ -e {claim} ] && ! flock -n -s {claim} true"
     else:
         there = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
     # As few programs as can be: a status of many hosts is many times this.

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import PurePath
 
 from ddpctl import run_store
-from ddpctl.command import UNREACHED, Command, Host, Output, Verb
+from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb
 from ddpctl.errors import (
-    ConfigError,
     DdpctlError,
     NotStartedError,
     UnavailableError,
@@ -22,18 +21,21 @@ from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.secrets import read_secrets
 from ddpctl.spec import JobSpec
-from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
-from ddpctl.targets.ssh import preflight, scripts
+from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
+from ddpctl.targets.ssh import scripts
+from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
-from ddpctl.targets.ssh.preflight import Facts, report
+from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report
 from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
+from ddpctl.text import one_line
 from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS
 
 STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
 KILL_WAIT_S = 5.0
+SHOW_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
 PORT_S = 60.0
@@ -46,7 +48,7 @@ class SshTarget(Target):
     """Nodes on machines that SSH reaches."""
 
     kind = "ssh"
-    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop"})
+    capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop", "wait"})
 
     options: SshOptions
 
@@ -58,42 +60,43 @@ class SshTarget(Target):
         )
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
-        """Look at every host, and when all are ready start one node on each."""
+        """Look at the hosts, and when enough are ready start one node on each."""
         try:
-            hosts = self._hosts(plan)
             secrets = yield from read_secrets(plan.job)
-            facts = yield from self._probe(plan, hosts)
-            found = preflight.check(self.options, plan.job, hosts, facts, script_of(plan.job.command))
+            choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
         except DdpctlError as error:
             raise NotStartedError(error) from None
-        return (yield from self._start(plan, hosts, facts, found, secrets))
+        return (yield from self._start(plan, choice, secrets))
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
         """The same; for hosts that are not ready with ``<words>`` for what is not known, and the error at the end."""
-        hosts = self._hosts(plan)
-        secrets = yield from read_secrets(plan.job)
-        facts = yield from self._probe(plan, hosts)
-        script = script_of(plan.job.command)
-        try:
-            found = preflight.check(self.options, plan.job, hosts, facts, script, dry_run=True)
-        except DdpctlError:
-            assumed = assume_facts(self.options, plan.job, facts)
-            cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
-            yield from self._start(plan, hosts, assumed, (cuda or plan.job.device == "cuda", (), ()), secrets)
-            raise
-        return (yield from self._start(plan, hosts, facts, found, secrets))
+        plan = replace(plan, wait_s=None)
+        seen: list[tuple[SshHost, Facts]] = []
 
-    def _start(
-        self,
-        plan: Plan,
-        hosts: Sequence[SshHost],
-        facts: Sequence[preflight.Facts],
-        found: preflight.Found,
-        secrets: Mapping[str, str],
-    ) -> Verb[Submission]:
+        def look(hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
+            facts = yield from self._probe(plan, hosts)
+            seen.extend(zip(hosts, facts, strict=True))
+            return facts
+
+        secrets = yield from read_secrets(plan.job)
+        try:
+            choice = yield from choose(self.options, plan, look, dry_run=True)
+        except DdpctlError:
+            if not seen:
+                raise
+            hosts, facts = zip(*seen[: plan.job.max_nodes], strict=True)
+            cuda = plan.job.device != "cpu" and any(fact.failure or fact.gpus for fact in facts)
+            assumed = assume_facts(self.options, plan.job, facts)
+            choice = Choice(numbers=(), hosts=hosts, facts=assumed, cuda=cuda or plan.job.device == "cuda")
+            yield from self._start(plan, choice, secrets)
+            raise
+        return (yield from self._start(plan, choice, secrets))
+
+    def _start(self, plan: Plan, choice: Choice, secrets: Mapping[str, str]) -> Verb[Submission]:
         """Start one node on each host."""
-        options, job = self.options, plan.job
-        cuda, rows, warnings = found
+        options, hosts, facts, asked = self.options, choice.hosts, choice.facts, plan.job.nodes
+        plan = replace(plan, job=replace(plan.job, nodes=choice.nodes(plan.job)))
+        job = plan.job
         if options.project == "sync":
             try:
                 places = [host.host for host in hosts]
@@ -105,7 +108,9 @@ class SshTarget(Target):
         if port.returncode:
             raise UnavailableError(f"{hosts[0].address}: {port.last_line('no free port')}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
-        nodes = node_scripts(options, plan, hosts, facts, cuda=cuda, address=address, port=number, secrets=secrets)
+        nodes = node_scripts(
+            options, plan, hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets
+        )
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
             for host, text in zip(hosts, nodes, strict=True)
@@ -117,27 +122,36 @@ class SshTarget(Target):
         ]
         if failed:
             raise UnavailableError("\n".join(["a node could not be started, and the others were taken back", *failed]))
-        notes = [*warnings]
-        if not cuda and job.device != "cpu":
+        notes = [*choice.notes]
+        if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} under gloo")
         return Submission(
-            handle={"port": number, "address": address, "logs": f"ddpctl logs {plan.run}"},
+            handle={
+                "port": number,
+                "address": address,
+                "logs": f"ddpctl logs {plan.run}",
+                "hosts": choice.numbers,
+                "nodes": asked,
+                "device": "cuda" if choice.cuda else "cpu",
+            },
             note="; ".join(notes),
-            table=rows,
+            table=choice.rows,
+            nodes=job.nodes,
             checkpoint_dir=checkpoints_shown(options, plan, hosts[0]),
         )
 
-    def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[preflight.Facts, ...]]:
+    def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
         """What the hosts have."""
         script = script_of(plan.job.command)
-        text = scripts.facts_script(self.options, image=plan.job.image, script=script)
+        checkpoints = checkpoint_folder(self.options, plan) if is_resumed(plan) else None
+        text = scripts.facts_script(self.options, image=plan.job.image, script=script, checkpoints=checkpoints)
         local = look_for_script(plan) if self.options.project == "sync" else ()
         outputs = yield (
             *(Command(argv=("/bin/sh",), stdin=text, host=host.host, probe=True, timeout_s=FACTS_S) for host in hosts),
             *local,
         )
         check_script(plan, *outputs[len(hosts) :])
-        facts = tuple(map(preflight.parse_facts, outputs[: len(hosts)]))
+        facts = tuple(map(parse_facts, outputs[: len(hosts)]))
         date = ("date", "+%s.%N")
         here, *there = yield (
             Command(argv=date, probe=True),
@@ -149,7 +163,7 @@ class SshTarget(Target):
         )
         dates = iter(there)
         times = [Output(returncode=1) if fact.failure else next(dates) for fact in facts]
-        return preflight.clocks(facts, here, times)
+        return clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
         """Ask every host of every run."""
@@ -184,6 +198,75 @@ class SshTarget(Target):
         if lost and not query.follow:  # who follows is told by the status that comes next
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
+    def has_spares(self, run: Run) -> bool:
+        """Whether the target has a host that has no node of the run, and the record says which have one."""
+        return "hosts" in run.handle and bool(self._spares(run))
+
+    def _spares(self, run: Run) -> tuple[int, ...]:
+        used = {*run.handle.get("hosts", range(run.job.max_nodes)), *run.handle.get("lost_hosts", ())}
+        hosts = enumerate(self.options.hosts)
+        return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
+
+    def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
+        """Start a node on a spare if its host does not answer, and node 0 waits for it (it tells who is lost).
+
+        Node 0 has the run's store: without it the run ends.
+        """
+        hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
+        answers = yield tuple(
+            Command(argv=("/bin/sh",), stdin=scripts.show(self.options, run.name, n), host=host.host, timeout_s=SHOW_S)
+            for n, host in enumerate(hosts)
+        )
+        first = report(answers[0])
+        lost = [node for node, answer in enumerate(answers) if answer.returncode in (UNREACHED, TIMED_OUT)]
+        if not lost or not first or not first["alive"] or (first["node"] or {}).get("state") != "rendezvous":
+            return nothing
+        spares = self._spares(run)
+        at = [self.options.hosts[number] for number in spares]
+        facts = (yield from self._probe(plan, at)) if at else ()
+        job = replace(plan.job, device=run.handle.get("device", plan.job.device))
+        found = judge(self.options, job, at, facts, script_of(job.command), plan.uid)
+        ready = [place for place in range(len(at)) if not found.kinds(place)][: len(lost)]
+        if len(ready) < len(lost):
+            gone = ", ".join(f"{hosts[node].address} (node {node})" for node in lost)
+            why = "; ".join(f"{host.address}: {found.why(place)}" for place, host in enumerate(at)) or "there is none"
+            return replace(nothing, note=one_line(f"{gone} is lost, and no spare host is ready: {why}"))
+        cuda = found.cuda
+        taken = [at[place] for place in ready]
+        secrets = yield from read_secrets(plan.job)
+        if self.options.project == "sync":
+            at_hosts = [host.host for host in taken]
+            yield from sync(at_hosts, cwd=plan.cwd, home=self.options.home, run=plan.run, run_dir=plan.run_dir)
+        handle, where = run.handle, {"address": run.handle["address"], "port": run.handle["port"]}
+        texts = []
+        for node, place in zip(lost, ready, strict=True):
+            gpus = _share(job, at[place], facts[place]) if cuda else ()
+            text = _node_script(self.options, plan, node, facts[place], gpus=gpus, cuda=cuda, secrets=secrets, **where)
+            texts.append(text)
+        outputs = yield tuple(
+            Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
+            for host, text in zip(taken, texts, strict=True)
+        )
+        for host, output in zip(taken, outputs, strict=True):
+            if output.returncode:
+                raise UnavailableError(f"{host.address}: a lost node cannot be started there: {output.last_line()}")
+        left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
+        for node, place in zip(lost, ready, strict=True):
+            numbers[node] = spares[place]
+        moves = ", ".join(
+            f"node {node} was on {hosts[node].address}, which is lost, and starts on {host.address}"
+            for node, host in zip(lost, taken, strict=True)
+        )
+        return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
+
+    def hosts(self) -> Verb[tuple[HostReport, ...]]:
+        """Ask every host, also those that are excluded."""
+        text = f"{scripts.gpus_text(self.options, load=True)}\nsay end yes\n"
+        outputs = yield tuple(
+            Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=FACTS_S) for host in self.options.hosts
+        )
+        return tuple(map(host_report, self.options.hosts, outputs))
+
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Ask every host: each fetches its own node's metrics."""
         hosts = self._hosts_of(run)
@@ -197,13 +280,11 @@ class SshTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Signal every node, and wait until nothing of the run is left on any host."""
         wait_s = 0.0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
-        hosts = self._hosts_of(run)
-        outputs = yield tuple(
-            self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in enumerate(hosts)
-        )
+        places = self._places(run)
+        outputs = yield tuple(self._signal(run, node, host.host, signal, wait_s=wait_s) for node, host in places)
         failed = [
             f"{host.address} (node {node}): {output.last_line()}"
-            for node, (host, output) in enumerate(zip(hosts, outputs, strict=True))
+            for (node, host), output in zip(places, outputs, strict=True)
             if output.returncode
         ]
         if failed:
@@ -212,7 +293,9 @@ class SshTarget(Target):
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
         """The run's folder on each of its hosts; the project's tree and a checkpoint_dir of the target's stay."""
-        path, hosts = scripts.run_path(self.options.home, run.name), self._hosts_of(run)
+        path = scripts.run_path(self.options.home, run.name)
+        lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
+        hosts = (*self._hosts_of(run), *lost)
         command = run_store.disk_usage_command(scripts.path_word(path), dry_run=dry_run)
         outputs = yield tuple(replace(command, host=host.host) for host in hosts)
         return tuple(
@@ -259,14 +342,17 @@ class SshTarget(Target):
             raise UnavailableError(f"{host}: {done.stderr}" if tty else "")  # the stream has said it
         return done.returncode
 
-    def _hosts(self, plan: Plan) -> tuple[SshHost, ...]:
-        """The first hosts, one a node. Raises ConfigError where a run is resumed with more nodes."""
-        for _, text in self.options.problems(plan.job):
-            raise ConfigError(f"--nodes: {text}")
-        return self.options.hosts[: plan.job.max_nodes]
-
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
-        return self.options.hosts[: run.job.max_nodes]
+        """The host of each node; the first ones where a record does not say it."""
+        hosts, numbers = self.options.hosts, run.handle.get("hosts")
+        known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
+        return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
+
+    def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
+        """Each node and its host; of a launch that has not said which took which, every host that may have."""
+        if run.handle or run.job.max_nodes == len(self.options.hosts):
+            return tuple(enumerate(self._hosts_of(run)))
+        return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
 
 
 # Dry run: what is assumed of hosts that are not ready
@@ -327,7 +413,7 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     """Where the checkpoints are on a host; ``~`` is whoever logs in there."""
-    if plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS):
+    if is_resumed(plan):
         return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has said it: HOST:PATH
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
@@ -387,7 +473,9 @@ def _node_script(
         env |= job_env.pack({name: value for name, value in plan.job.env.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
         where = work_dir(options, plan.run)
-        return scripts.start_process(options.home, plan.run, node, argv, env, folder=where, checkpoints=checkpoints)
+        return scripts.start_process(
+            options.home, plan.run, node, argv, env, gpus=gpus, folder=where, checkpoints=checkpoints
+        )
     own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
     inside = f"{scripts.RUNS}/{plan.run}"
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
@@ -411,6 +499,7 @@ def _node_script(
         node,
         scripts.run_args(plan, container, env_file="$env"),
         scripts.env_file(env),
+        gpus=gpus,
         checkpoints=checkpoints,
         owner=_OURS if fact.get("id") == _ROOT else None,
     )

@@ -1,0 +1,81 @@
+"""``ddpctl hosts``: a target's machines, their GPUs, who has them and who waits."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ddpctl.commands.launch import File
+from ddpctl.commands.runs import Json
+from ddpctl.errors import ConfigError
+from ddpctl.text import cut, one_line, table
+
+if TYPE_CHECKING:
+    from ddpctl.targets import HostReport
+
+
+def hosts(
+    target: Annotated[
+        str | None,
+        typer.Option("--target", "-t", metavar="T", help="A target of the file with machines [default: the file's]."),
+    ] = None,
+    file: File = None,
+    as_json: Json = False,
+) -> None:
+    """List machines and their GPUs, and who has them.
+
+    For each GPU the run that has it, for how long, and how busy it is; and the launches that wait, in their order.
+    """
+    from ddpctl import config, launcher, targets
+
+    settings = config.load(
+        file=config.find_file(file, Path.cwd()), profile=None, target=target, overrides={}, kinds=targets.kinds()
+    )
+    if "hosts" not in targets.capabilities(settings.kind):
+        raise ConfigError(
+            f"hosts: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target"
+        )
+    context = launcher.open_context(os.environ)
+    found = context.executor.perform(targets.make(settings.kind, settings.options).hosts())
+    if as_json:
+        print(json.dumps([asdict(report) for report in found], indent=1))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    for line in hosts_table(found):
+        print(line if width is None else cut(line, width, plain=plain))
+
+
+def hosts_table(found: "Sequence[HostReport]") -> list[str]:
+    """A line a GPU, and one for each run of CPU ranks and each launch that waits."""
+    head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
+    return table([head, *(row for report in found for row in _rows(report))])
+
+
+def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
+    from ddpctl.commands.formatting import ago
+
+    host, load = one_line(report.host), "-" if report.load is None else f"{report.load:g} of {report.cores}"
+    if report.failure:
+        yield (host, "-", one_line(f"does not answer: {report.failure}"), "", "", "", "", "")
+        return
+    for place, gpu in enumerate(report.gpus):
+        busy = "-" if gpu.busy_percent is None else f"{gpu.busy_percent}%"
+        memory = "-"
+        if gpu.memory_mib is not None and gpu.total_mib is not None:
+            memory = f"{gpu.memory_mib / 1024:.0f} of {gpu.total_mib / 1024:.0f} GiB"
+        run = one_line(gpu.run) if gpu.run else "another program" if gpu.computes else "free"
+        lasting = "-" if gpu.since is None else ago(report.time - gpu.since)
+        yield (host, str(place), run, lasting, busy, memory, load, one_line(gpu.uuid))
+    for cpu in report.cpu_runs:
+        yield (host, "none", one_line(cpu.run), ago(report.time - cpu.since), "-", "-", load, "-")
+    if not report.gpus and not report.cpu_runs:
+        yield (host, "none", "-", "-", "-", "-", load, "-")
+    for place, name in enumerate(report.waiting):
+        yield (host, "-", f"{one_line(name)} waits, place {place + 1}", "", "", "", "", "")

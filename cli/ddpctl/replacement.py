@@ -1,0 +1,94 @@
+"""Replaces lost nodes of a run that this ddpctl follows: their ranks go on where their target has a spare machine."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Self
+
+from ddpctl import run_store
+from ddpctl.errors import DdpctlError
+from ddpctl.executor import Executor
+from ddpctl.launch_plan import Plan
+from ddpctl.run_store import Run
+from ddpctl.targets import LogQuery, Moved, Target
+
+POLL_S = 3.0
+LAST_LINES_S = 5.0  # how long the logs of the nodes that were started here may take to end
+
+
+class Replacement:
+    """Looks for lost nodes while a block is entered, if the target has spares for the run."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        target: Target,
+        run: Run,
+        *,
+        emit: Callable[[str], None],
+        moved: Callable[[Run], None],
+        stopping: Callable[[], bool],
+    ) -> None:
+        """``moved`` is called with the changed record of the run; ``stopping``: whether it was asked to stop."""
+        self._executor, self._target, self._run = executor, target, run
+        self._emit, self._moved, self._stopping = emit, moved, stopping
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._said = ""
+
+    def __enter__(self) -> Self:
+        if self._target.has_spares(self._run):
+            self._start(self._watch)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(LAST_LINES_S)
+
+    def _start(self, act: Callable[[], None]) -> None:
+        self._threads.append(threading.Thread(target=act, name="replacement", daemon=True))
+        self._threads[-1].start()
+
+    def _watch(self) -> None:
+        executor = self._executor.another()
+        while not self._over.wait(POLL_S):
+            if self._stopping():
+                continue
+            try:
+                found = executor.perform(self._target.replace_lost(self._run, _plan(self._run)))
+            except DdpctlError as error:
+                found = Moved(handle=self._run.handle, note=str(error))
+            if found.note and found.note != self._said:
+                self._emit(found.note)
+            self._said = found.note
+            if found.nodes:
+                self._run = replace(self._run, handle=found.handle)
+                run_store.save(self._run)
+                self._moved(self._run)
+                self._start(partial(self._follow, found.nodes))
+        executor.close()
+
+    def _follow(self, nodes: tuple[int, ...]) -> None:
+        executor = self._executor.another()
+        try:
+            executor.perform(self._target.logs(self._run, LogQuery(follow=True, nodes=nodes)))
+        except DdpctlError as error:
+            self._emit(str(error))
+        executor.close()
+
+
+def _plan(run: Run) -> Plan:
+    return Plan(
+        run=run.name,
+        job=run.job,
+        cwd=run.cwd,
+        run_dir=run.folder,
+        checkpoint_dir=run.checkpoint_dir,
+        uid=run.uid,
+        user=run.user,
+    )

@@ -1,0 +1,149 @@
+"""Who has which GPUs of a host, and who waits for them: shell text, and the parser of what it says. Pure.
+
+A host has a folder of claims. ``run-NAME.NODE`` says which GPUs a node has; it counts while the node's ddprun holds a
+lock on it, by a descriptor that it inherits, or while the node's container runs. ``ticket-N`` is a launch that waits,
+in the order of the numbers; it counts while a session of that launch's ddpctl holds a lock on it. Whoever reads or
+changes claims holds the lock of ``mutex`` for a moment. What no longer counts is removed by the next launch.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+BUSY = 75  # the code of a script that found a GPU taken
+MUTEX_S = 60  # how long an engine may take to start the container of another launch
+TICKET_S = 60  # a ticket that its launch has not renewed for so long is given up; find(1) counts in minutes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What one node of a run has on a host."""
+
+    run: str
+    node: int
+    since: int  # seconds since the epoch, of the host's clock
+    engine: str
+    gpus: tuple[str, ...]  # UUIDs; none: CPU ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ticket:
+    """A launch that waits on a host."""
+
+    number: int
+    run: str
+    uid: str  # tells launches of one name apart
+
+
+def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
+    """The claims that ``list_claims`` has printed; a line of another form is passed over."""
+    words = [line.split() for line in lines]
+    return tuple(
+        Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
+        for run, node, since, engine, *gpus in (one for one in words if len(one) > 3)
+        if node.isdecimal() and since.isdecimal()
+    )
+
+
+def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
+    """The tickets that ``list_claims`` has printed, in their order."""
+    words = [line.split() for line in lines]
+    found = [one for one in words if len(one) == 3 and one[0].isdecimal()]
+    return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in sorted(found))
+
+
+def _functions(folder: str) -> str:
+    """``$c``: the folder of claims; ``held FILE``: whether a claim counts, as it does if its engine does not answer."""
+    return f"""\
+c={folder}
+held() {{
+  flock -n -s "$1" true || return 0
+  read -r run node _ engine _ <"$1" || return 1
+  case $engine in docker|podman) ;; *) return 1 ;; esac
+  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
+  [ -n "$ids" ]
+}}
+"""
+
+
+def _lock(what: str) -> str:
+    return f"""\
+mkdir -p "$c"
+exec 8>>"$c/mutex"
+flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
+"""
+
+
+def list_claims(folder: str) -> str:
+    """Say each claim and each ticket that counts, with the ``say`` of ``scripts.facts_script``; changes nothing."""
+    return f"""\
+{_functions(folder)}if [ -e "$c/mutex" ]; then (
+  exec 8>>"$c/mutex"
+  flock -w 20 8 || {{ say claims_error "another launch is starting a run there"; exit 0; }}
+  for f in "$c"/run-* "$c"/ticket-*; do
+    if ! [ -e "$f" ] || ! held "$f"; then continue; fi
+    case ${{f##*/}} in
+      run-*) say claim "$(cat "$f")" ;;
+      *) say ticket "${{f##*/ticket-}} $(cat "$f")" ;;
+    esac
+  done
+) || say claims_error "$c cannot be read"; fi
+"""
+
+
+def claim_word(folder: str, run: str, node: int) -> str:
+    """The file of a node's claim, as a word of the host's shell."""
+    return f"{folder}/{shlex.quote(f'run-{run}.{node}')}"
+
+
+def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
+    """Claim the GPUs for the node, unless another run has one of them. The lock of the mutex is left to the script.
+
+    Of engine ``none`` the claim is held by descriptor 9.
+    """
+    check = ""
+    if gpus:
+        check = f"""
+  read -r run _ _ _ gpus <"$f"
+  for gpu in {shlex.join(gpus)}; do
+    case " $gpus " in *" $gpu "*) echo "the run $run has $gpu" >&2; exit {BUSY} ;; esac
+  done"""
+    name = claim_word(folder, run, node)
+    hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
+    words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
+    return f"""\
+{_functions(folder)}{_lock("another launch is starting a run there")}\
+for f in "$c"/run-*; do
+  [ -e "$f" ] || continue
+  held "$f" || {{ rm -f "$f"; continue; }}{check}
+done
+{hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
+"""
+
+
+def take_ticket(folder: str, run: str, uid: str) -> str:
+    """Take the next ticket, say its number, and hold it until stdin ends or the launch no longer renews it."""
+    return f"""\
+{_functions(folder)}{_lock("another launch is starting a run there")}\
+last=0
+for f in "$c"/ticket-*; do
+  [ -e "$f" ] || continue
+  if held "$f"; then last=${{f##*/ticket-}}; else rm -f "$f"; fi
+done
+t=$c/ticket-$(echo "$last" | awk '{{ printf "%09d", $1 + 1 }}')
+exec 9>"$t"
+flock -n 9
+echo {shlex.join([run, uid])} >&9
+exec 8>&- 3<&0
+echo "${{t##*/ticket-}}"
+cat <&3 >/dev/null 2>&1 9>&- & reader=$!
+while kill -0 "$reader" 2>/dev/null && [ -n "$(find "$t" -mmin -{TICKET_S // 60} 9>&-)" ]; do sleep 0.5 9>&-; done
+rm -f "$t"
+kill "$reader" 2>/dev/null
+exit 0
+"""
+
+
+def renew(folder: str, number: int) -> str:
+    """Say that the launch of a ticket still waits."""
+    return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

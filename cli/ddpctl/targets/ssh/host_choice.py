@@ -1,0 +1,200 @@
+"""Which hosts a launch takes: those that are ready, in the target's order; the others are spares. Yields commands."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import PurePath
+
+from ddpctl.command import Command, Output, Verb
+from ddpctl.errors import ConfigError, UnavailableError
+from ddpctl.launch_plan import Plan, counted, script_of
+from ddpctl.spec import JobSpec
+from ddpctl.targets.ssh import claims, scripts
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpctl.targets.ssh.preflight import Facts, GpusTakenError, Judgement, judge, parse_facts
+from ddpctl.text import format_duration, one_line
+from ddpwire.run_files import CHECKPOINTS
+
+TICKET_S = 90.0  # what taking a ticket may take: longer than claims.MUTEX_S
+POLL_S = 45.0
+Look = Callable[[Sequence[SshHost]], Verb[tuple[Facts, ...]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The hosts of a launch, one a node."""
+
+    numbers: tuple[int, ...]  # of the target's hosts
+    hosts: tuple[SshHost, ...]
+    facts: tuple[Facts, ...]
+    cuda: bool
+    rows: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def nodes(self, job: JobSpec) -> str:
+        """``N`` or ``MIN:MAX``, with as many at most as there are hosts."""
+        most = len(self.hosts)
+        return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
+
+
+def is_resumed(plan: Plan) -> bool:
+    """Whether another run has said where the checkpoints are: ``HOST:PATH``."""
+    return plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS)
+
+
+def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
+    """The numbers of the hosts that may be taken, in order; first the one that has a resumed run's checkpoints.
+
+    Raises ConfigError.
+    """
+    for _, text in options.problems(plan.job):
+        raise ConfigError(f"--nodes: {text}")
+    numbers = [number for number, host in enumerate(options.hosts) if host.address not in options.exclude]
+    return tuple(sorted(numbers, key=lambda number: number != _holder(options, plan)))
+
+
+def _holder(options: SshOptions, plan: Plan) -> int | None:
+    """The number of the host in whose own folder a resumed run's checkpoints are; None: it is no such run."""
+    if not is_resumed(plan) or options.checkpoint_dir:
+        return None
+    found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
+    return next(found, None)
+
+
+def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
+    """Look at as many hosts as there are nodes, at the spares where one is not ready, and wait where that is asked.
+
+    Raises DdpctlError where too few are ready.
+    """
+    order, job, script = candidates(options, plan), plan.job, script_of(plan.job.command)
+
+    def judged(facts: Sequence[Facts]) -> Judgement:
+        hosts = [options.hosts[number] for number in order[: len(facts)]]
+        return judge(options, job, hosts, facts, script, plan.uid)
+
+    facts = yield from look([options.hosts[number] for number in order[: job.max_nodes]])
+    found = judged(facts)
+    if found.wrong and len(order) > len(facts):
+        facts += yield from look([options.hosts[number] for number in order[len(facts) :]])
+        found = judged(facts)
+    places = range(len(facts))
+    ready = [place for place in places if not found.kinds(place)]
+    waits = plan.wait_s is not None and found.cuda
+    taken = [place for place in places if found.kinds(place) == {GpusTakenError}] if waits else []
+    resumed = _holder(options, plan) is not None and order[0] == _holder(options, plan)
+    usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
+    if len(usable) < job.min_nodes:
+        raise found.refusal(need=job.min_nodes, dry_run=dry_run)
+    usable, notes = _with_checkpoints(options, plan, found, usable)
+    chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
+    notes += [
+        one_line(f"{host.address} is passed over: {found.why(place)}")
+        for place, host in enumerate(found.hosts)
+        if place not in chosen and found.kinds(place)
+    ]
+    if waits:
+        hosts = [found.hosts[place] for place in chosen]
+        yield from wait_in_line(options, plan, hosts, [found.facts[place] for place in chosen])
+        again = judge(options, job, hosts, (yield from look(hosts)), script, plan.uid)
+        if again.wrong:
+            raise again.refusal(need=len(hosts))
+        found = replace(found, rows=again.rows)
+        facts = tuple(dict(zip(chosen, again.facts, strict=True)).get(place, facts[place]) for place in places)
+    return Choice(
+        numbers=tuple(order[place] for place in chosen),
+        hosts=tuple(found.hosts[place] for place in chosen),
+        facts=tuple(facts[place] for place in chosen),
+        cuda=found.cuda,
+        rows=found.rows,
+        notes=(*found.clock_warnings(chosen), *notes),
+    )
+
+
+def _with_checkpoints(
+    options: SshOptions, plan: Plan, found: Judgement, usable: list[int]
+) -> tuple[list[int], list[str]]:
+    """The places with one first that has a resumed run's checkpoints, and a note. Raises UnavailableError."""
+    if not is_resumed(plan) or options.checkpoint_dir:
+        return usable, []
+    holder = _holder(options, plan)
+    if usable[0] == 0 and holder is not None and holder not in _excluded(options):
+        return usable, []
+    why = "is excluded" if holder is None or holder in _excluded(options) else f"is not ready ({found.why(0)})"
+    where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
+    having = [place for place in usable if found.facts[place].get("checkpoint")]
+    if not having:
+        raise UnavailableError(
+            f"nothing was started: {where}; no other host has any",
+            hint="bring it back, or launch anew without --resume; a checkpoint_dir that all hosts share prevents this",
+        )
+    best = max(having, key=lambda place: found.facts[place].get("checkpoint"))
+    name = found.facts[best].get("checkpoint")
+    note = one_line(f"{where}: it goes on from {name} of {found.hosts[best].address}, which may be older")
+    return [best, *(place for place in usable if place != best)], [note]
+
+
+def _excluded(options: SshOptions) -> set[int]:
+    return {number for number, host in enumerate(options.hosts) if host.address in options.exclude}
+
+
+# Waiting: a launch queues on one host after another, in the order of the hosts' own names, and is first on all that
+# come before. So no two launches wait for each other, whatever the order and the names in their files.
+
+
+def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
+    """Wait until the launch is first in line on every host, and the GPUs are free. Raises UnavailableError.
+
+    The tickets are held until the verb ends.
+    """
+    order = sorted(range(len(hosts)), key=lambda place: (facts[place].get("name"), hosts[place].address))
+    folder = scripts.claims_folder(options.home)
+    tickets: list[int] = []
+    started: int | None = None
+    waiting = said = ""
+    while waiting or len(tickets) < len(hosts):
+        if not waiting:
+            host = hosts[order[len(tickets)]]
+            text = claims.take_ticket(folder, plan.run, plan.uid)
+            (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TICKET_S),)
+            if took.returncode or not took.stdout.strip().isdecimal():
+                raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it said nothing')}")
+            tickets.append(int(took.stdout))
+        date, *answers = yield (
+            Command(argv=("date", "+%s"), say=f"  waiting for {waiting}" if waiting not in ("", said) else ""),
+            *(
+                Command(argv=("/bin/sh",), stdin=_poll(options, number), host=hosts[place].host, timeout_s=POLL_S)
+                for place, number in zip(order, tickets, strict=False)
+            ),
+        )
+        now, said = int(date.stdout), waiting
+        started = now if started is None else started
+        lines = [_waits_for(plan, hosts[place], answer) for place, answer in zip(order, answers, strict=False)]
+        waiting = next(filter(None, lines), "")
+        if waiting and now >= started + (plan.wait_s or 0):
+            raise UnavailableError(
+                f"nothing was started: no free GPUs in {format_duration(plan.wait_s or 0)}: {waiting}",
+                hint="give --wait a longer time, or see ddpctl hosts",
+            )
+
+
+def _poll(options: SshOptions, number: int) -> str:
+    renew = claims.renew(scripts.claims_folder(options.home), number)
+    return f"{renew}sleep 1\n{scripts.gpus_text(options)}\nsay end yes\n"
+
+
+def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
+    """What a launch waits for on a host; nothing: it is its turn. Raises UnavailableError."""
+    fact = parse_facts(answer)
+    if all(ticket.uid != plan.uid for ticket in fact.tickets):
+        why = fact.failure or "the host gave it up"
+        raise UnavailableError(f"nothing was started: {host.address}: the place in line is lost: {why}")
+    ahead = fact.ahead(plan.uid)
+    free, need = len(fact.free_gpus), plan.job.gpus
+    if not ahead and free >= need and not fact.get("claims_error"):
+        return ""
+    line = f"place {len(ahead) + 1} of {len(fact.tickets)} in line"
+    after = f", after {', '.join(ahead)}" if ahead else ""
+    runs = ", ".join(dict.fromkeys(claim.run for claim in fact.claims if claim.gpus))
+    has = f"; the others are with {runs}" if runs else ""
+    return one_line(
+        f"{host.address}: {line}{after}; {free} of {counted(len(fact.gpus), 'GPU')} free, {need} needed{has}"
+    )

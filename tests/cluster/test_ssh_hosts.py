@@ -1,0 +1,145 @@
+"""Hosts that several runs share, and hosts that come and go: real sshds, GPUs stood in by device nodes. Needs root."""
+
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+
+import exact
+import pytest
+from tests.cluster.ssh_cluster import Lab, cluster
+from tests.cluster.ssh_lab import ROOT_MISSING
+from tests.e2e.driver import wait_until
+
+pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(600)]
+HOLD = """\
+import os, pathlib, time
+print("sees", os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
+end = pathlib.Path.home() / "end" / os.environ["DDP_RUN_ID"]
+while not end.exists():
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with cluster(tmp_path_factory.mktemp("hosts"), boxes_wanted=4, gpus=4) as made:
+        yield made
+
+
+@pytest.fixture
+def lab(built: Lab, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    monkeypatch.setenv("PATH", built.variables["PATH"])
+    for one in built.boxes:
+        (one.home / "hold.py").write_text(HOLD)
+        (one.home / "end").mkdir(exist_ok=True)
+    yield built
+    built.ddpctl("stop", "--all", "--kill")
+    shutil.rmtree(built.folder / "runs", ignore_errors=True)
+
+
+def write(lab: Lab, *boxes: int, job: str, options: str = "") -> None:
+    lab.write(hosts=f"[{', '.join(lab.boxes[number].address for number in boxes)}]", options=options)
+    file = lab.folder / "ddpctl.yaml"
+    file.write_text(re.sub(r"(?m)^job: .*$", f"job: {{{job}}}", file.read_text()))
+
+
+def holders(lab: Lab) -> dict[str, tuple[str | None, ...]]:
+    """Of each host who has its GPUs."""
+    done = lab.ddpctl("hosts", "--json")
+    assert done.returncode == 0, done.stderr
+    return {one["host"]: tuple(gpu["run"] for gpu in one["gpus"]) for one in json.loads(done.stdout)}
+
+
+def end(lab: Lab, *runs: str) -> None:
+    for one in lab.boxes:
+        for run in runs:
+            (one.home / "end" / run).touch()
+
+
+def seen(lab: Lab, run: str, box: int, node: int = 0) -> str:
+    """What a run's first rank there sees."""
+    path = lab.boxes[box].home / f".ddpctl/runs/{run}/node-{node}/rank-{node * 2}.log"
+    return path.read_text() if path.exists() else ""
+
+
+def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
+    """Two have two GPUs each; a third and a fourth wait; the third is killed, and the fourth starts by itself."""
+    write(lab, 0, job="name: hold, gpus: 2")
+    box = lab.boxes[0].address
+    for run in ("one", "two"):
+        done = lab.ddpctl("launch", "--detach", "--name", run, "--", "hold.py")
+        assert done.returncode == 0, done.stderr
+    assert holders(lab) == {box: ("one", "one", "two", "two")}
+    for run, gpus in (("one", "GPU-node-1-0,GPU-node-1-1"), ("two", "GPU-node-1-2,GPU-node-1-3")):
+        wait_until(
+            lambda run=run, gpus=gpus: seen(lab, run, 0) == f"sees {gpus}\n", f"the GPUs of {run}", timeout_s=120
+        )
+    refused = lab.ddpctl("launch", "--name", "three", "--", "hold.py")
+    assert refused.returncode == 69
+    assert re.search(r"needed: the run one has 2, for .*, the run two has 2, for ", refused.stderr)
+    on_cpus = lab.ddpctl("launch", "--detach", "--device", "cpu", "--name", "cpu", "--", "hold.py")
+    assert on_cpus.returncode == 0, on_cpus.stderr
+
+    third = lab.start("launch", "--wait", "10m", "--name", "three", "--", "hold.py")
+    wait_until(lambda: "place 1 of 1 in line; 0 of 4 GPUs free" in lab.said(), "its place", timeout_s=120)
+    fourth = lab.start("launch", "--wait", "10m", "--name", "four", "--", "hold.py")
+    wait_until(lambda: "place 2 of 2 in line, after three" in lab.said(), "its place", timeout_s=120)
+    assert json.loads(lab.ddpctl("hosts", "--json").stdout)[0]["waiting"] == ["three", "four"]
+    overtaking = lab.ddpctl("launch", "--name", "five", "--gpus", "1", "--", "hold.py")
+    assert overtaking.returncode == 69
+    os.killpg(third.pid, signal.SIGKILL)
+    third.wait(20)
+    wait_until(lambda: "place 1 of 1 in line; " in lab.said(), "its new place", timeout_s=120)
+    end(lab, "two", "four")
+    assert fourth.wait(180) == 0, lab.said()
+    assert "sees GPU-node-1-2,GPU-node-1-3" in lab.said()
+    assert holders(lab) == {box: ("one", "one", None, None)}
+
+
+def test_launches_that_want_the_same_hosts_in_opposite_order(lab: Lab) -> None:
+    write(lab, 0, 1, job="name: hold, nodes: 2, gpus: 4")
+    end(lab, "there", "back")
+    assert lab.ddpctl("launch", "--detach", "--name", "now", "--", "hold.py").returncode == 0
+    there = lab.start("launch", "--wait", "10m", "--name", "there", "--", "hold.py")
+    said_there = lab.folder / "there.txt"
+    (lab.folder / "said.txt").rename(said_there)
+    write(lab, 1, 0, job="name: hold, nodes: 2, gpus: 4")
+    back = lab.start("launch", "--wait", "10m", "--name", "back", "--", "hold.py")
+    first = f"waiting for {lab.boxes[0].address}: "
+    wait_until(lambda: first in said_there.read_text() and first in lab.said(), "both wait", timeout_s=120)
+    end(lab, "now")
+    assert there.wait(300) == 0, said_there.read_text()
+    assert back.wait(300) == 0, lab.said()
+    assert [text.count("GPU-node-1-0") for text in (said_there.read_text(), lab.said())] == [4, 4]
+
+
+def test_lost_hosts_are_replaced(lab: Lab) -> None:
+    """A spare takes the place of node 1; node 0's host is lost as well, and the resumed run takes those that live."""
+    options = f"    checkpoint_dir: {lab.folder}/shared\n"
+    write(lab, 0, 1, 2, 3, job="name: digits, nodes: 2, gpus: 2, device: cpu, join_timeout: 300", options=options)
+    program = ("--", "--deterministic", *exact.DIGITS)
+    launched = lab.start("launch", "--name", "night", *program)
+    try:
+        wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch", timeout_s=180)
+        lab.machines[1].cut()
+        lab.machines[1].kill()
+        spare = f"node 1 was on {lab.boxes[1].address}, which is lost, and starts on {lab.boxes[2].address}"
+        wait_until(lambda: spare in lab.said(), "the spare", timeout_s=180)
+        wait_until(lambda: "ranks 0 to 1 of 4 started (attempt 2)" in lab.log("night"), "the ranks", timeout_s=180)
+        lab.machines[0].cut()
+        lab.machines[0].kill()
+        assert launched.wait(180) != 0
+        resumed = lab.ddpctl("launch", "--resume", "night", "--name", "again", *program, timeout=300)
+        assert resumed.returncode == 0, resumed.stderr
+        for number in (0, 1):
+            assert f"{lab.boxes[number].address} is passed over: " in resumed.stderr
+        assert "going on at step " in resumed.stdout
+        found = re.search(r"weights sha256 (\w+)", resumed.stdout)
+        assert found
+        assert found[1] == exact.undisturbed((1, 4), exact.DIGITS)
+    finally:
+        for number in (0, 1):
+            lab.machines[number].plug_in()

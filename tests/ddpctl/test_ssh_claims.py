@@ -1,0 +1,145 @@
+"""Who has which GPUs of a host, and who waits: a host's scripts in its shell, with real processes and locks."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.e2e.driver import wait_until
+
+from ddpctl.command import Output
+from ddpctl.targets.ssh import SshHost, SshOptions, claims, scripts
+from ddpctl.targets.ssh.preflight import Facts, host_report, parse_facts
+
+OPTIONS = SshOptions(hosts=(SshHost(address="box1"),), runtime="none")
+FOLDER = scripts.claims_folder(OPTIONS.home)
+PYTHON = '#!/bin/sh\necho $$ >"$HOME/pid-$DDP_RUN_ID"\nexec sleep 600\n'
+SMI = """#!/bin/sh
+case "$*" in
+  *utilization*) printf 'GPU-0, 93, 2048, 16384\\nGPU-1, [N/A], 5, 16384\\n' ;;
+  *query-gpu*) printf 'GPU-0\\nGPU-1\\n' ;;
+esac
+"""
+
+
+class Host:
+    """A home with a python that lives on, and an nvidia-smi."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.environ = {"HOME": str(home), "PATH": f"{home}/bin:/usr/bin:/bin"}
+        (home / "bin").mkdir()
+        for name, text in (("python", PYTHON), ("nvidia-smi", SMI)):
+            (home / "bin" / name).write_text(text)
+            (home / "bin" / name).chmod(0o755)
+        self.sessions: list[subprocess.Popen[str]] = []
+
+    def run(self, text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["/bin/sh"], input=text, env=self.environ, capture_output=True, text=True, timeout=60)
+
+    def start(self, run: str, *gpus: str) -> subprocess.CompletedProcess[str]:
+        """A node of a run; its pid is in a file when it goes on."""
+        done = self.run(
+            scripts.start_process("~/.ddpctl", run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, gpus=gpus, folder="~/",
+                                  checkpoints="~/c")
+        )  # fmt: skip
+        if done.returncode == 0:
+            wait_until(lambda: self.pid(run), f"the process of {run}")
+        return done
+
+    def pid(self, run: str) -> int:
+        path = self.home / f"pid-{run}"
+        return int(path.read_text() or 0) if path.exists() else 0
+
+    def facts(self) -> Facts:
+        done = self.run(f"{scripts.gpus_text(OPTIONS)}\nsay end yes\n")
+        assert (done.returncode, done.stderr) == (0, "")
+        return parse_facts(Output(returncode=0, stdout=done.stdout))
+
+    def wait(self, run: str) -> subprocess.Popen[str]:
+        """A session that holds a ticket, as the executor holds it: its stdin stays open."""
+        pipe = subprocess.PIPE
+        session = subprocess.Popen(["/bin/sh"], env=self.environ, stdin=pipe, stdout=pipe, text=True)
+        self.sessions.append(session)
+        assert session.stdin
+        assert session.stdout
+        session.stdin.write(claims.take_ticket(FOLDER, run, f"uid-{run}"))
+        session.stdin.flush()
+        assert int(session.stdout.readline()) > 0
+        return session
+
+    def line(self) -> list[str]:
+        return [ticket.run for ticket in self.facts().tickets]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    for session in made.sessions:
+        with session:
+            session.kill()
+    for path in tmp_path.glob("pid-*"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def test_two_runs_share_a_host_and_who_dies_loses_its_gpus(host: Host) -> None:
+    assert host.start("night", "GPU-0").returncode == 0
+    refused = host.start("late", "GPU-1", "GPU-0")
+    assert (refused.returncode, refused.stderr) == (claims.BUSY, "the run night has GPU-0\n")
+    assert host.start("day", "GPU-1").returncode == 0
+    assert host.start("cpu").returncode == 0  # CPU ranks take no GPU from anybody
+    assert {claim.run: claim.gpus for claim in host.facts().claims} == {
+        "night": ("GPU-0",),
+        "day": ("GPU-1",),
+        "cpu": (),
+    }
+    assert host.facts().free_gpus == ()
+    done = host.run(f"{scripts.gpus_text(OPTIONS, load=True)}\nsay end yes\n")
+    report = host_report(OPTIONS.hosts[0], Output(returncode=0, stdout=done.stdout))
+    assert [(gpu.uuid, gpu.run, gpu.busy_percent, gpu.memory_mib) for gpu in report.gpus] == [
+        ("GPU-0", "night", 93, 2048),
+        ("GPU-1", "day", None, 5),
+    ]
+    assert [run.run for run in report.cpu_runs] == ["cpu"]
+    assert report.load is not None
+    assert report.failure == ""
+    os.kill(host.pid("night"), signal.SIGKILL)
+    wait_until(lambda: host.facts().free_gpus == ("GPU-0",), "the free GPU")
+    assert host.start("late", "GPU-0").returncode == 0
+    assert not list(host.home.glob(".ddpctl/claims-*/run-night.0"))
+
+
+def _close(session: subprocess.Popen[str]) -> None:
+    assert session.stdin
+    session.stdin.close()  # as when ddpctl, or its connection, is gone
+
+
+@pytest.mark.parametrize("end", [_close, subprocess.Popen.kill], ids=["connection", "kill"])
+def test_tickets_are_in_the_order_of_arrival_and_who_dies_loses_his(
+    host: Host, end: Callable[[subprocess.Popen[str]], None]
+) -> None:
+    first, *_ = [host.wait(run) for run in ("b", "a", "c")]
+    assert host.line() == ["b", "a", "c"]
+    end(first)
+    wait_until(lambda: host.line() == ["a", "c"], "the line without b")
+    host.wait("b")
+    assert host.line() == ["a", "c", "b"]
+
+
+def test_a_ticket_that_is_not_renewed_is_given_up(host: Host) -> None:
+    """The machine of the ddpctl that holds it was switched off, and nobody closed the connection."""
+    first, second = host.wait("a"), host.wait("b")
+    (path,) = host.home.glob(".ddpctl/claims-*/ticket-000000001")
+    os.utime(path, (1.0, 1.0))
+    assert first.wait(60) == 0
+    assert host.line() == ["b"]
+    assert second.poll() is None
+    (path,) = host.home.glob(".ddpctl/claims-*/ticket-000000002")
+    before = path.stat().st_mtime_ns
+    assert host.run(claims.renew(FOLDER, 2)).returncode == 0
+    assert path.stat().st_mtime_ns > before
