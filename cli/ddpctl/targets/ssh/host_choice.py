@@ -158,15 +158,14 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             if took.returncode or not took.stdout.strip().isdecimal():
                 raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it said nothing')}")
             tickets.append(int(took.stdout))
-        say, said = f"  waiting for {waiting}" if waiting and waiting != said else "", waiting
         date, *answers = yield (
-            Command(argv=("date", "+%s"), say=say),
+            Command(argv=("date", "+%s"), say=f"  waiting for {waiting}" if waiting not in ("", said) else ""),
             *(
                 Command(argv=("/bin/sh",), stdin=_poll(options, number), host=hosts[place].host, timeout_s=POLL_S)
                 for place, number in zip(order, tickets, strict=False)
             ),
         )
-        now = int(date.stdout)
+        now, said = int(date.stdout), waiting
         started = now if started is None else started
         lines = [_waits_for(plan, hosts[place], answer) for place, answer in zip(order, answers, strict=False)]
         waiting = next(filter(None, lines), "")

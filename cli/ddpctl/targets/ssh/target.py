@@ -26,7 +26,7 @@ from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.host_choice import Choice, choose, is_resumed
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.targets.ssh.preflight import Facts, clocks, host_report, judge, parse_facts, report
-from ddpctl.targets.ssh.project import check_all, sync
+from ddpctl.targets.ssh.project import sync
 from ddpctl.targets.ssh.scripts import container_name, path_word, run_path
 from ddpctl.text import one_line
 from ddpwire import job_env, names, run_files
@@ -235,8 +235,8 @@ class SshTarget(Target):
         taken = [at[place] for place in ready]
         secrets = yield from read_secrets(plan.job)
         if self.options.project == "sync":
-            places = [host.host for host in taken]
-            yield from sync(places, cwd=plan.cwd, home=self.options.home, run=plan.run, run_dir=plan.run_dir)
+            at_hosts = [host.host for host in taken]
+            yield from sync(at_hosts, cwd=plan.cwd, home=self.options.home, run=plan.run, run_dir=plan.run_dir)
         handle, where = run.handle, {"address": run.handle["address"], "port": run.handle["port"]}
         texts = []
         for node, place in zip(lost, ready, strict=True):
@@ -247,7 +247,9 @@ class SshTarget(Target):
             Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
             for host, text in zip(taken, texts, strict=True)
         )
-        check_all([host.host for host in taken], outputs, "a lost node cannot be started there")
+        for host, output in zip(taken, outputs, strict=True):
+            if output.returncode:
+                raise UnavailableError(f"{host.address}: a lost node cannot be started there: {output.last_line()}")
         left = [*handle.get("lost_hosts", ()), *(numbers[node] for node in lost)]
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
