@@ -1,4 +1,4 @@
-"""Runs commands: the only place of ddpctl that starts processes, on this machine and, over SSH, on others.
+"""Runs commands on this machine and, by remote.py, on others: the only place of ddpctl that starts processes.
 
 Each process has its own session: ddpctl decides what a terminal's Ctrl-C means, the commands do not receive it.
 Knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
@@ -6,29 +6,24 @@ Knows nothing of targets: it takes ``Command`` values and gives ``Output`` value
 
 import ctypes
 import os
-import select
 import shlex
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TextIO
+from typing import IO, Any, TextIO
 
 from ddpctl.command import (
     NOT_FOUND,
     TIMED_OUT,
-    UNREACHED,
     Command,
-    FilePart,
-    Host,
     Output,
     T,
     Transfer,
@@ -38,21 +33,12 @@ from ddpctl.command import (
     shell_line,
 )
 from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.remote import Remote, write_bytes
 from ddpctl.text import plain
 from ddpctl.transfers import Display, move
 from ddpwire import names
-from ddpwire.merged_output import MergedOutput
-
-if TYPE_CHECKING:
-    from fabric import Connection
-    from paramiko import Channel
-
-    from ddpctl.ssh import Connector
-
 
 _MAX_PARALLEL = 64
-PROBE_S = 3.0  # how often a silent host is asked whether it is there
-LOST_S = 8.0
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
@@ -372,7 +358,7 @@ class Executor:
 def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:
     with suppress(OSError):  # whoever reads has seen enough
         while data := os.read(pipe.fileno(), _CHUNK):
-            _write(sys.stdout, keep(data))
+            write_bytes(sys.stdout, keep(data))
 
 
 def _kill_session(process: subprocess.Popen[Any]) -> None:
@@ -411,226 +397,9 @@ def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
             error = another
 
 
-# Other machines, over SSH: one connection a host, which is kept, and any number of commands on it side by side. What a
-# command reads goes over its stdin, never into its command line. A host that is lost in the middle is noticed within
-# LOST_S, also behind a jump host.
-
-
-class Remote:
-    """The machines that this process talks to."""
-
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        self._home = Path(environ.get("HOME", "/"))
-        self.keep: Callable[[bytes], bytes] = lambda data: data  # what of a command's stdout is printed
-        self._connector: Connector | None = None
-        self._connections: dict[Host, Connection] = {}
-        self._locks: dict[Host, threading.Lock] = {}
-        self._held: list[Channel] = []
-        self._lock = threading.Lock()
-
-    def prepare(self, num_streams: int = 0) -> None:
-        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race.
-
-        ``num_streams``: how many commands will be streamed side by side.
-        """
-        from ddpctl.ssh import Connector
-
-        self._connector = self._connector or Connector(self._home)
-        self._out = MergedOutput(lambda data: _write(sys.stdout, self.keep(data)), num_sources=num_streams)
-        self._err = MergedOutput(lambda data: _write(sys.stderr, data), num_sources=num_streams)
-
-    def openssh(self, host: Host) -> list[str]:
-        """OpenSSH's own client for a machine, with the settings of our connections."""
-        from ddpctl.ssh import openssh
-
-        return openssh(host, self._home)
-
-    def capture(self, command: Command) -> Output:
-        """Wait for it, keep what it wrote."""
-        out, err = bytearray(), bytearray()
-        done = self._run(command, out.extend, err.extend)
-        texts = (out.decode(errors="replace"), err.decode(errors="replace") + done.stderr)
-        return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
-
-    def stream(self, command: Command) -> Output:
-        """Wait for it; what it writes is ours, merged with what others write that go on side by side.
-
-        A host that is lost is named at once: the others may go on for days.
-        """
-        with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
-            done = self._run(command, out.add, err.add)
-            if done.stderr:
-                err.add(f"{command.host}: {done.stderr}\n".encode())
-        return done
-
-    def hold(self, command: Command) -> Output:
-        """Keep what its first line says; its stdin stays open until it is released."""
-        from paramiko.ssh_exception import SSHException
-
-        from ddpctl.ssh import NoConnectionError
-
-        out, err = bytearray(), bytearray()
-        try:
-            channel = self._channel(_host(command))
-            channel.settimeout(command.timeout_s)
-            channel.exec_command(process_line(command))
-            channel.sendall((command.stdin or "").encode())
-            while b"\n" not in out and (data := channel.recv(_CHUNK)):
-                out += data
-            if b"\n" in out:
-                self._held.append(channel)
-                return Output(returncode=0, stdout=out.decode(errors="replace"))
-            _drain(channel, out.extend, err.extend)
-            return Output(returncode=channel.recv_exit_status() or 1, stderr=err.decode(errors="replace"))
-        except TimeoutError:
-            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
-        except (NoConnectionError, SSHException, OSError, EOFError) as error:
-            return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
-
-    def release(self) -> None:
-        """Let what is held end."""
-        while self._held:
-            self._held.pop().close()
-
-    def hand_over(self, command: Command) -> Output:
-        """The terminal is the command's."""
-        self.prepare()
-        from ddpctl.ssh import NoConnectionError
-
-        try:
-            done = self._connect(_host(command)).run(process_line(command), pty=True, warn=True, in_stream=sys.stdin)
-        except NoConnectionError as error:
-            return Output(returncode=UNREACHED, stderr=str(error))
-        return Output(returncode=done.exited)
-
-    def close(self) -> None:
-        """Let go of all machines; what waits for one of them ends."""
-        with self._lock:
-            for connection in self._connections.values():
-                connection.close()
-            self._connections.clear()
-
-    def _run(self, command: Command, out: Callable[[bytes], None], err: Callable[[bytes], None]) -> Output:
-        from paramiko.ssh_exception import SSHException
-
-        from ddpctl.ssh import NoConnectionError
-
-        deadline = None if command.timeout_s is None else time.monotonic() + command.timeout_s
-        try:
-            channel = self._channel(_host(command))
-        except NoConnectionError as error:
-            return Output(returncode=UNREACHED, stderr=str(error))
-        try:
-            channel.settimeout(command.timeout_s)
-            channel.exec_command(process_line(command))
-            if command.stdin is not None:
-                data = command.stdin.encode(errors="surrogateescape")
-                for start in range(0, len(data), _CHUNK):  # sendall copies what is left for each packet
-                    channel.sendall(data[start : start + _CHUNK])
-            if command.part is not None:
-                for data in _read(command.part):
-                    channel.sendall(data)
-            channel.shutdown_write()
-            code = _pump(channel, deadline, out, err)
-        except TimeoutError:
-            return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
-        except (SSHException, OSError, EOFError) as error:
-            self._forget(_host(command))
-            return Output(returncode=UNREACHED, stderr=f"the connection was lost: {str(error) or 'the host is gone'}")
-        finally:
-            channel.close()
-        return Output(returncode=code)
-
-    def _channel(self, host: Host) -> "Channel":
-        """A new channel; a connection that has gone stale since its last use is made anew, once."""
-        from paramiko.ssh_exception import SSHException
-
-        from ddpctl.ssh import NoConnectionError
-
-        for _ in range(2):
-            try:
-                return self._connect(host).transport.open_session(timeout=LOST_S)
-            except (SSHException, OSError, EOFError) as error:
-                why = str(error) or type(error).__name__
-                self._forget(host)
-        raise NoConnectionError(f"the connection was lost: {why}")
-
-    def _connect(self, host: Host) -> "Connection":
-        with self._lock:
-            lock = self._locks.setdefault(host, threading.Lock())
-        assert self._connector is not None, "prepare() comes first"  # noqa: S101 -- ours to keep
-        with lock:
-            if host not in self._connections or not self._connections[host].is_connected:
-                self._connections[host] = self._connector.open(host)
-            return self._connections[host]
-
-    def _forget(self, host: Host) -> None:
-        with self._lock:
-            connection = self._connections.pop(host, None)
-        if connection is not None:
-            connection.close()
-
-
-def _read(part: FilePart) -> Iterator[bytes]:
-    with Path(part.path).open("rb") as file:
-        file.seek(part.start)
-        left = part.length
-        while left and (data := file.read(min(left, _CHUNK))):
-            left -= len(data)
-            yield data
-
-
-def _host(command: Command) -> Host:
-    assert command.host is not None, "a command for this machine"  # noqa: S101 -- ours to keep
-    return command.host
-
-
-def _pump(
-    channel: "Channel", deadline: float | None, out: Callable[[bytes], None], err: Callable[[bytes], None]
-) -> int:
-    """Hand on what comes until the command ends; its exit status. Raises TimeoutError, SSHException, OSError."""
-    heard = time.monotonic()
-    while True:
-        moved = _drain(channel, out, err)
-        now = time.monotonic()
-        if deadline is not None and now > deadline:
-            raise TimeoutError
-        if moved:
-            heard = now
-            continue
-        if channel.exit_status_ready() and (channel.eof_received or channel.closed):
-            if channel.exit_status < 0:
-                raise EOFError
-            return int(channel.exit_status)
-        if now - heard > PROBE_S:
-            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises where nobody answers
-            heard = now
-        select.select([channel], [], [], PROBE_S if deadline is None else min(PROBE_S, max(0.0, deadline - now)))
-        if channel.eof_received:
-            time.sleep(0.005)  # the exit status is on its way, and select would not wait for it
-
-
-def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
-    """Hand on what has come; whether there was anything."""
-    moved = False
-    for ready, receive, take in (
-        (channel.recv_ready, channel.recv, out),
-        (channel.recv_stderr_ready, channel.recv_stderr, err),
-    ):
-        while ready():
-            take(receive(_CHUNK))
-            moved = True
-    return moved
-
-
 def _reads() -> bool:
     """Whether this process may read its stdin: not where that is the terminal of a shell that has put it aside."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # no terminal, or not the one that controls this session
         return True
-
-
-def _write(stream: TextIO, data: bytes) -> None:
-    stream.buffer.write(data)
-    stream.buffer.flush()
