@@ -477,17 +477,20 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
-    unsure = state.state == "unknown" or (state.ended and state.outcome is None)  # no answer, or nothing left to ask
+    # No answer, or nothing left to ask.
+    unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if unsure and (end := run_store.known_end(run)):
         state = state.with_end(end)
     if state.ended and state.state != "lost" and run.handle and not run_folders.is_by_hand(run):
         run_store.note_end(run, state)
     launch = run_store.unfinished_launch(run)
     by, outcome = run_store.stopped_by(run), state.outcome
-    if by and state.state in ("stopped", "lost") and (outcome is None or outcome.cause == "stopped"):
+    gone = state.is_absent or state.state in ("stopped", "lost")
+    if by and gone and (outcome is None or outcome.cause == "stopped"):
         at = outcome if outcome and outcome.rank is not None else None
         who = f": rank {at.rank} on node {at.node} ended with {at.code}" if at else ""
-        return replace(state, state="stopped", message=f"stopped by {by}{who}")
+        code = int(Exit.SAVED_TERM) if state.code is None else state.code
+        return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state
     if launch.going:

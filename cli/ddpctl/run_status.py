@@ -102,6 +102,11 @@ class RunStatus:
     has_logs: bool = True  # its logs can be read; False: they went with its nodes
     has_files: bool = True  # what it has written, its checkpoints, is somewhere; False: it went with its nodes
 
+    @property
+    def is_absent(self) -> bool:
+        """Whether nothing of it is there: it may come, or has been deleted."""
+        return self.state == "starting" and not self.has_logs
+
     def with_end(self, end: "RunStatus") -> "RunStatus":
         """How it ended, as that is known from before, with what is still there of it."""
         nodes = self.nodes or end.nodes

@@ -318,7 +318,7 @@ def fold(
         if any(pod.phase in ("waiting", "running", "stopping") for pod in by_pod.values()):
             return result("stopping", f"the {workload.kind} is deleted, and its pods are ending")
         if now - run.created < YOUNG_S:
-            return result("starting", "the cluster has not seen it yet")
+            return replace(result("starting", "the cluster has not seen it yet"), has_logs=False, has_files=False)
         return result(
             "stopped",
             f"the {workload.kind} is not in the cluster any more: it was stopped, deleted, or its time (keep) "
