@@ -5,9 +5,11 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ import exact
 import pytest
 from tests.cluster.ssh_cluster import CLI, Lab, cluster
 from tests.cluster.ssh_lab import ROOT_MISSING, box, fingerprint, make_key
-from tests.e2e.driver import wait_until
+from tests.e2e.driver import ROOT, wait_until
 
 pytestmark = [pytest.mark.skipif(bool(ROOT_MISSING), reason=ROOT_MISSING or ""), pytest.mark.timeout(240)]
 FOREVER = ("--", "--epochs", "5000")
@@ -269,3 +271,38 @@ def test_a_secret_is_nowhere(lab: Lab) -> None:
     assert said.count(hashlib.sha256(canary.encode()).hexdigest()) == 4, said
     written = [path for path in lab.folder.rglob("*") if path.is_file() and canary.encode() in path.read_bytes()]
     assert (written, canary in listed, canary in said, canary in dry.stdout) == ([], False, False, False)
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(" +", " ", re.sub(r"[+-]?[0-9][0-9.,:]*", "N", line))
+
+
+def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
+    """Each command of docs/two_boxes.md, in order, with the output that the page shows but for its numbers."""
+    page = (ROOT / "docs/two_boxes.md").read_text()
+    project = lab.folder / "digits"
+    project.mkdir()
+    subprocess.run(["git", "init", "--quiet", str(project)], check=True, timeout=30)
+    (text,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)
+    text = text.replace("~/venv/bin/python", sys.executable).replace("alice@", "")
+    (project / "ddpctl.yaml").write_text(text)
+    shutil.copy(ROOT / "examples/plain_ddp.py", project)
+    hosts = [f"Host box{number}\n  HostName {one.address}\n" for number, one in enumerate(lab.boxes, 1)]
+    (lab.person.home / ".ssh/config").write_text("".join(hosts))
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", page, re.M | re.S)
+    blocks = [block for language, block in fences if not language]
+    assert [block.split()[1] for block in blocks if block.startswith("ddpctl ")] == ["launch", "status", "pull", "rm"]
+    said = ""
+    for block in blocks:
+        if not block.startswith("ddpctl "):
+            shown = block.replace("/home/alice/digits", str(project)).splitlines()
+            assert {without_numbers(line) for line in shown} - {"..."} <= {
+                without_numbers(line) for line in said.splitlines()
+            }
+            continue
+        argv = lab.laptop.command(*CLI, *shlex.split(block)[1:])
+        done = subprocess.run(argv, env=lab.environ(), cwd=project, capture_output=True, text=True, timeout=200)
+        said = done.stderr + done.stdout
+        assert done.returncode == 0, said
+    assert (project / "results/node-1/node.log").is_file()
+    assert not [path for one in lab.boxes for path in one.home.glob(".ddpctl/runs/*/*")]

@@ -49,7 +49,7 @@ def test_launches(line: str, tmp_path: Path) -> None:
 
 
 def write_scripts(folder: Path) -> None:
-    for script in ("train.py", "examples/plain_ddp.py"):
+    for script in ("train.py", "plain_ddp.py", "examples/plain_ddp.py"):
         (folder / script).parent.mkdir(exist_ok=True)
         (folder / script).write_text("")
 
@@ -112,7 +112,8 @@ def test_the_other_verbs(tmp_path: Path) -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
-    others = ("launch", "image", "monitor", "export")  # above; export: tests/e2e/test_export.py
+    # above; export: tests/e2e/test_export.py, pull: tests/cluster/test_ssh.py
+    others = ("launch", "image", "monitor", "export", "pull")
     lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone
