@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=48)
     parser.add_argument("--pause", type=float, default=0.1)
+    parser.add_argument("--timeout", type=float, default=20.0, help="of a collective, in s")
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--do", default="")
@@ -66,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     rank = dist.get_rank()
     layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)]
     # find_unused_parameters: else DDP groups the gradients anew after its first step, and sums depend on where a

@@ -39,7 +39,7 @@ SERVER = Path(__file__).parent / "scripts" / "name_server.py"
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of an undisturbed run."""
-    options = {"prefix": "calm", "script_args": ("--steps", str(STEPS), "--pause", "0")}
+    options = {"prefix": "calm", "script_args": ("--steps", str(STEPS), "--pause", "0", "--timeout", "240")}
     with fault_job.start_job(tmp_path_factory.mktemp("calm") / "run", **options) as job:
         job.start()
         job.until(job.has_ended, "the end of an undisturbed run", LIMIT_S)
@@ -88,7 +88,11 @@ def give_new_address(job: Job, node: int, address: str) -> None:
 def test_survivors_stay_and_go_on_with_the_successor(how: signal.Signals, tmp_path: Path, weights: str) -> None:
     names = tmp_path / "names"
     names.write_text(f"{NAME} 10.77.0.10 0\n")
-    options = {"prefix": f"rep{how:d}", "script_args": ("--steps", str(STEPS), "--pause", "0.05"), "master": NAME}
+    options = {
+        "prefix": f"rep{how:d}",
+        "script_args": ("--steps", str(STEPS), "--pause", "0.05", "--timeout", "240"),
+        "master": NAME,
+    }
     environ = dict.fromkeys(range(NODES), REPLACED)
     cause = "stopped" if how == signal.SIGTERM else "node_lost"
     with fault_job.start_job(tmp_path / "run", environ=environ, **options) as job, name_server(job, names):
@@ -130,7 +134,11 @@ def test_of_two_node_0s_the_one_that_has_the_name_goes_on(tmp_path: Path, weight
     """Node 0 is cut off, and replaced; then it is back."""
     names = tmp_path / "names"
     names.write_text(f"{NAME} 10.77.0.10 0\n")
-    options = {"prefix": "reptwo", "script_args": ("--steps", str(STEPS), "--pause", "0.05"), "master": NAME}
+    options = {
+        "prefix": "reptwo",
+        "script_args": ("--steps", str(STEPS), "--pause", "0.05", "--timeout", "240"),
+        "master": NAME,
+    }
     environ = dict.fromkeys(range(NODES), REPLACED)
     with fault_job.start_job(tmp_path / "run", spares=1, environ=environ, **options) as job, name_server(job, names):
         job.start()
