@@ -121,13 +121,9 @@ def _train(
         debugging.set_up()
     join_ranks(rank_info, options.ranks)
     world = make_world(rank_info, options.machine.device, options.ranks)
-    directory = agree(
-        rank_info, lambda: CheckpointDirectory(options.checkpoints.folder) if rank_info.is_first else None
-    )
+    directory = _open_directory(options, rank_info)
     if directory is not None:
         resources.callback(directory.unlock)
-    if is_sharded(options.ranks, rank_info):
-        check_shared(options.checkpoints.folder, rank_info)
     options = replace(options, machine=same_precision(options.machine, world))
     options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
     data = _load_data(options, rank_info, metrics)
@@ -194,6 +190,15 @@ def _train(
         gc.collect()
         dist.barrier()
     return result.exit_code
+
+
+def _open_directory(options: Options, rank_info: RankInfo) -> CheckpointDirectory | None:
+    """Return the locked checkpoint directory on rank 0, and None on the other ranks. Raises TrainError on all."""
+    folder = options.checkpoints.folder
+    directory = agree(rank_info, lambda: CheckpointDirectory(folder) if rank_info.is_first else None)
+    if is_sharded(options.ranks, rank_info):
+        check_shared(folder, rank_info)
+    return directory
 
 
 def _training_info(state: TrainingState) -> TrainingInfo:

@@ -21,7 +21,6 @@ from ddptrain.config import RankOptions
 from ddptrain.distributed import World, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError
 from ddptrain.models import blocks_of
-from ddptrain.training_state import Precision, Stateful
 from ddpwire.exits import Exit
 
 
@@ -41,13 +40,13 @@ class Sharding:
     mesh: DeviceMesh
     shard: Shard | None
 
-    def apply(self, model: nn.Module, precision: Precision) -> None:
-        """Shard a model in place, and move it to the device a block at a time. Every rank makes this call."""
-        policy = (
-            MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
-            if precision.mixed
-            else MixedPrecisionPolicy()
-        )
+    def apply(self, model: nn.Module, compute: torch.dtype | None) -> None:
+        """Shard a model in place, and move it to the device a block at a time. Every rank makes this call.
+
+        ``compute``: the dtype of mixed precision, in which weights are gathered; None: their own.
+        """
+        reduce_dtype = None if compute is None else torch.float32
+        policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
         for module in (*blocks_of(model), model):
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
 
@@ -59,7 +58,7 @@ class Sharding:
 
         return map_tensors(state, rows_of)
 
-    def distribute(self, part: Stateful, values: Any) -> Any:
+    def distribute(self, part: Any, values: Any) -> Any:
         """Return rank 0's state of a part on all ranks, each with the rows that are its own. Every rank calls it.
 
         One tensor at a time is whole, so that no rank holds a whole state.
@@ -124,7 +123,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
     return Sharding(world=world, mesh=mesh, shard=shard)
 
 
-def _like(part: Stateful, path: tuple[Any, ...]) -> Any:
+def _like(part: Any, path: tuple[Any, ...]) -> Any:
     """Return the parameter that a tensor of a part's state belongs to; None: it has none."""
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]

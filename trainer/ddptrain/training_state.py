@@ -238,7 +238,7 @@ def build_training_state(
     if sharding is not None:
         for one in (model, average):
             if one is not None:
-                sharding.apply(one, precision)
+                sharding.apply(one, precision.compute if precision.mixed else None)
     ema = WeightAverage(model, options.training.ema, average) if average is not None else None
     return TrainingState(
         options=options,
