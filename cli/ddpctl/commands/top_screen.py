@@ -43,7 +43,8 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
     """All of it. ``height``: the lines that there are, None: as many as it takes; ``plain``: ASCII alone."""
     head = _head(snapshot, title, width)
-    message = [] if snapshot.state == "training" else [Text(one_line(snapshot.message))]
+    steps = snapshot.state == "training" and snapshot.step is not None
+    message = [] if steps else [Text(one_line(snapshot.message))]
     numbers = _numbers(snapshot, width, plain=plain)
     numbers += [Text(one_line(silent), style="yellow") for silent in snapshot.silent]
     if not snapshot.ranks:  # there is room for the whole message
