@@ -53,9 +53,15 @@ def hosts(
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:
-    """A line a GPU, and one for each run of CPU ranks and each launch that waits."""
+    """A line a GPU and a run of CPU ranks; below them the hosts that do not answer, and the launches that wait."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
-    return table([head, *(row for report in found for row in _rows(report))])
+    lines = table([head, *(row for report in found for row in _rows(report))])
+    for report in found:
+        if report.failure:
+            lines.append(one_line(f"{report.host} does not answer: {report.failure}"))
+        if report.waiting:
+            lines.append(one_line(f"{report.host}: in line: {', '.join(report.waiting)}"))
+    return lines
 
 
 def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
@@ -63,7 +69,6 @@ def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
 
     host, load = one_line(report.host), "-" if report.load is None else f"{report.load:g} of {report.cores}"
     if report.failure:
-        yield (host, "-", one_line(f"does not answer: {report.failure}"), "", "", "", "", "")
         return
     for place, gpu in enumerate(report.gpus):
         busy = "-" if gpu.busy_percent is None else f"{gpu.busy_percent}%"
@@ -77,5 +82,3 @@ def _rows(report: "HostReport") -> Iterator[tuple[str, ...]]:
         yield (host, "none", one_line(cpu.run), ago(report.time - cpu.since), "-", "-", load, "-")
     if not report.gpus and not report.cpu_runs:
         yield (host, "none", "-", "-", "-", "-", load, "-")
-    for place, name in enumerate(report.waiting):
-        yield (host, "-", f"{one_line(name)} waits, place {place + 1}", "", "", "", "", "")

@@ -1,0 +1,31 @@
+"""How ``ddpctl hosts`` looks, in 80 and in 160 columns."""
+
+import pytest
+from tests.wording import Wording
+
+from ddpctl.commands.hosts import hosts_table
+from ddpctl.targets import CpuRun, GpuReport, HostReport
+from ddpctl.text import cut
+
+UUID = "GPU-8a2f6c1e-2b7d-4c55-9d0e-0123456789a"
+GPUS = (
+    GpuReport(uuid=f"{UUID}0", computes=True, run="night-otter", since=1000, busy_percent=97, memory_mib=71680,
+              total_mib=81920),
+    GpuReport(uuid=f"{UUID}1", computes=True),
+    GpuReport(uuid=f"{UUID}2", computes=False, busy_percent=0, memory_mib=4, total_mib=81920),
+)  # fmt: skip
+HOSTS = (
+    HostReport(host="box1", time=8200, load=3.5, cores=64, gpus=GPUS, waiting=("day", "late")),
+    HostReport(host="box2", time=1030, cpu_runs=(CpuRun(run="small", since=1000),)),
+    HostReport(host="box3", failure="10.0.0.3:22: no route to host"),
+    HostReport(host="box4"),
+)
+
+
+@pytest.mark.parametrize("columns", [80, 160])
+def test_hosts_on_a_terminal(columns: int, wording: Wording) -> None:
+    lines = [cut(line, columns) for line in hosts_table(HOSTS)]
+    assert max(map(len, lines)) <= columns
+    assert any(UUID in line for line in lines) == (columns > 80)
+    for line in lines:
+        wording(line.rstrip())
