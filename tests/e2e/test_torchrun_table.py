@@ -109,6 +109,7 @@ CASES = {
 # Why a behaviour differs, in a sentence: of one case, "case: behaviour", or of all that have it, "behaviour".
 OWN_CODE = "ddprun exits with the rank's own code, or with 128 + the number of the signal that killed it."
 AGAIN = "ddprun starts killed ranks again, until three attempts in a row made no progress; then it exits with 75."
+STOPPED = "A run that was asked to stop is no success: ddprun exits with 143, and names the rank that ended first."
 OWN_STORE = (
     "Under ddprun a single rank serves its own store, so that processes that it spawns can meet at a port of their own."
 )
@@ -118,9 +119,8 @@ REASONS = {
     "SIGKILL: exit code of the launcher": AGAIN,
     "SIGKILL: stdout": AGAIN,
     "SIGSEGV: stderr": "ddprun sets PYTHONFAULTHANDLER, so the rank prints its stacks.",
-    "SIGTERM to the launcher: rank that failed, as the launcher names it": (
-        "A run that was asked to stop is no success: ddprun exits with 143, and names the rank that ended first."
-    ),
+    "SIGTERM to the launcher: exit code of the launcher": STOPPED,
+    "SIGTERM to the launcher: rank that failed, as the launcher names it": STOPPED,
     "output: a process that the rank leaves behind lives on": "No process of a run outlives ddprun.",
     "children: mp.spawn of two processes that train": OWN_STORE,
     "children: stderr": OWN_STORE,

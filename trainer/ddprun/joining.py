@@ -129,8 +129,8 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
             control = stores.connect(address, int(port))
             claim = stores.decode("claim/0", control.get("claim/0"), dict)
             if claim.get("run id") == run_id and control.check(["attempt"]):
-                told = json.dumps(asdict(refusal(int(node), outcome)))
-                control.compare_set(f"{int(control.get('attempt'))}/left", "", told)
+                value = json.dumps(asdict(refusal(int(node), outcome)))
+                control.compare_set(f"{int(control.get('attempt'))}/left", "", value)
                 return
         except (OSError, ValueError, RuntimeError, NodeError):
             pass  # node 0 is not there yet

@@ -130,7 +130,7 @@ def main() -> NoReturn:
             signals.watch_lifeline(config.lifeline_fd)
         folder = claim_node_dir(config, state)
     except NodeError as error:
-        end_early(error, args, node_rank, tell=config is None)
+        end_early(error, args, node_rank, reports=config is None)
     console = Console(f"node{node}")
     journal = Journal(folder.path, state, console)
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
@@ -193,11 +193,11 @@ def end_without_disk(error: NodeError, workers: Workers, console: Console) -> No
     os._exit(error.code)
 
 
-def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, tell: bool) -> NoReturn:
-    """End a node that has no folder yet. ``tell``: its settings are wrong, and node 0 is to know."""
+def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
+    """End a node that has no folder yet. ``reports``: its settings are wrong, and node 0 is to know."""
     print(f"ddprun: {error}", file=sys.stderr, flush=True)
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
-    if tell:
+    if reports:
         with contextlib.suppress(NodeError):
             settings = launchers.read_settings(args, os.environ)
             keys: tuple[launchers.Setting, ...] = ("node_rank", "master_addr", "master_port", "run_id")
@@ -207,8 +207,8 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
     """Tell node 0 that this other node does not begin, unless somebody has stopped it or the network is missing."""
-    is_told = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
-    if is_told and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
+    is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
+    if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError):  # there is no torch
             joining.report_refusal(
                 outcome, node=node, host=host, port=port, run_id=run_id or node_config.DEFAULT_RUN_ID

@@ -181,8 +181,6 @@ def _train(
     stop.close()
     if result.exit_code and stop.requested_by is not None:
         heartbeat.stopped_for(stop.requested_by)
-    elif not result.exit_code:
-        heartbeat.complete()
     callbacks.stragglers.read_answer(result.step)
     _save_and_report(state, result, manager, callbacks, progress, stop)
     if rank_info.size > 1:
@@ -259,6 +257,7 @@ def _save_and_report(
     if result.exit_code:
         progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
     else:
+        callbacks.heartbeat.complete()
         evaluation = result.evaluation
         if evaluation is None:
             with callbacks.goodput.time_lost("evaluation"):
