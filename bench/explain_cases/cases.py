@@ -493,6 +493,14 @@ def healthy_slow_start() -> None:
     go_on_without_join()
 
 
+@case
+def healthy_late_join() -> None:
+    if RANK == 0:
+        time.sleep(25)
+    join()
+    reduce(times=100_000)
+
+
 def go_on_without_join() -> None:
     reduce(times=100_000)
 

@@ -36,7 +36,7 @@ Cause = Literal[
 ]
 HANG_S = 30.0  # a shorter wait may be that of an evaluation or a checkpoint
 LOG_LINES = 5  # of the rank that failed
-NOT_YET = f"; less than {HANG_S:g} s may be an evaluation or a checkpoint"
+NOT_YET = f"; less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
 MIN_WAIT_S, PACES = 2.0, 5  # a wait is noteworthy after so long, and so many times the usual
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
 MOSTLY = 0.5  # of the samples
@@ -116,7 +116,7 @@ class RankView:
 
     rank: int
     node: int
-    group: bool
+    group_at: float | None  # when it made its first process group; None: it has none, or was not forked
     step: int | None
     read_at: float
     states: tuple[Mapping[str, Any], ...]
@@ -151,6 +151,19 @@ class RankView:
         ticks = [(one["ticks"], one["time"]) for one in self.states if "ticks" in one]
         spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
         return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
+
+    @property
+    def pace_s(self) -> float:
+        """The longest time between two of its last collectives."""
+        times = sorted(one.at for one in self.collectives.values())
+        gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+        return max(gaps[-20:-1] or [0.0])
+
+    @property
+    def moved_lately(self) -> bool:
+        """Whether it has entered a collective not longer ago than is usual for it."""
+        last = max((one.at for one in self.collectives.values()), default=0.0)
+        return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
     def share(self, path: str) -> float:
         """The share of its samples that have a frame in this file."""
@@ -239,7 +252,7 @@ def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float) -> Ra
     return RankView(
         rank=int(found["rank"]),
         node=node,
-        group=bool(found["group"]),
+        group_at=None if found["group_at"] is None else float(found["group_at"]) - clock_offset_s,
         step=found["step"],
         read_at=float(found["time"]) - clock_offset_s,
         states=tuple(found["samples"]),
@@ -339,9 +352,9 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
     unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
-    unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group]
+    unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
     if found is None:
-        moves = any(len({*view.stacks}) > 1 or view.busy for view in ranks)
+        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in ranks)
         what = "the ranks go on, and none keeps the others waiting" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
@@ -369,15 +382,9 @@ def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, floa
     """The ranks that wait for longer than is usual for them, in what, and for how long."""
     found = []
     for view in ranks:
-        if (one := view.waits_in) and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * _pace_s(view)):
+        if (one := view.waits_in) and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * view.pace_s):
             found.append((view, one, waited_s))
     return found
-
-
-def _pace_s(view: RankView) -> float:
-    times = sorted(one.at for one in view.collectives.values())
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    return max(gaps[-20:-1] or [0.0])
 
 
 def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -461,16 +468,21 @@ def _silent(
 
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    without = [view for view in ranks if not view.group]
-    meeting = [view for view in ranks if view.group and not view.collectives and view.share(COLLECTIVES) == 1]
-    if not without or not meeting or len(without) == world_size:
+    without = [view for view in ranks if view.group_at is None]
+    meeting = [
+        view.read_at - view.group_at
+        for view in ranks
+        if view.group_at is not None and not view.collectives and view.share(COLLECTIVES) == 1
+    ]
+    if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]
     more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
-    text = (
-        f"{view.who} has not called init_process_group{more}, in which {_count(len(meeting), 'wait')}; {view.doing()}"
-    )
-    return _about(view, "no_group" if view.state else "ended_early", text)
+    waits = f"{_count(len(meeting), 'wait')} for {format_duration(max(meeting))}"
+    text = f"{view.who} has not called init_process_group{more}, in which {waits}; {view.doing()}"
+    fault = not view.state or max(meeting) >= HANG_S
+    cause: Cause = "no_group" if view.state else "ended_early"
+    return _about(view, cause, text if fault else text + NOT_YET, fault=fault)
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:

@@ -1,4 +1,4 @@
-"""What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_explain.py."""
+"""What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_hang.py."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def entered(
 def rank(number: int, collectives: list[dict[str, Any]], stack: list[list[Any]] = IN_ALL_REDUCE, **state: Any) -> Any:
     sample = {"state": "S", "wchan": "futex_do_wait", "ticks": 5, "threads": [stack]} | state
     samples = [sample | {"time": NOW - 1}, sample | {"time": NOW}]
-    return {"rank": number, "pid": 7, "step": None, "group": True, "samples": samples, "children": [],
+    return {"rank": number, "pid": 7, "step": None, "group_at": NOW - 61, "samples": samples, "children": [],
             "collectives": collectives, "time": NOW}  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def test_a_short_wait_is_no_hang(wording):
     assert facts(found) == ("missing", 1, False)
     wording(found.sentence)
     moment = [*BEFORE, entered(8, NOW - 0.5, done=False)]
-    assert facts(explained(rank(0, moment), rank(1, BEFORE, IN_SCRIPT))) == ("unknown", None, False)
+    assert facts(explained(rank(0, moment), rank(1, BEFORE, IN_SCRIPT))) == ("none", None, False)
 
 
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"size": 7}])
@@ -89,7 +89,7 @@ def test_the_root_of_a_chain_of_waits_is_named():
     [
         (rank(1, BEFORE, IN_SCRIPT, state="T"), "stopped_process"),
         (rank(1, BEFORE, IN_SCRIPT) | {"samples": [{"time": NOW, "threads": None}], "unknown": "gone"}, "ended_early"),
-        (rank(1, [], IN_SCRIPT) | {"group": False, "unknown": "it has no process group"}, "no_group"),
+        (rank(1, [], IN_SCRIPT) | {"group_at": None, "unknown": "it has no process group"}, "no_group"),
         (rank(1, BEFORE, [[f"{TORCH}serialization.py", 9, "save"], *IN_SCRIPT]), "checkpoint"),
         (rank(1, BEFORE, IN_LOADER) | {"children": [{"state": "S", "threads": [IN_WORKER]}]}, "data_loader"),
     ],

@@ -23,6 +23,7 @@ VERBS = (
     "ps",
     "status",
     "logs",
+    "explain",
     "stop",
     "top",
     "report",

@@ -19,6 +19,7 @@ from ddpctl.command import Output
 from ddpctl.node_probe import Probe, ProbeResult, probe_script, read_probe
 from ddpctl.targets.kubernetes import KubernetesOptions, KubernetesTarget
 from ddpctl.targets.ssh import SshTarget
+from ddpwire.run_files import DIAGNOSIS_REQUEST
 
 METRICS = "# TYPE ddp_loss gauge\nddp_loss 0.5\n"
 PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -61,7 +62,7 @@ def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) 
     for program in programs:
         (tmp_path / "bin" / program).symlink_to(shutil.which(program, path=PATH) or program)
     folder = node(tmp_path / "run" / "node 0", url)
-    probe = Probe(files=("history.csv", "node.log", "none"), max_bytes=15)
+    probe = Probe(files=("history.csv", "node.log", "none"), max_bytes=15, request="word 7")
     text = probe_script(probe, [f"'{folder}'", "/nowhere"])
     environ = {"PATH": f"{tmp_path}/bin", "http_proxy": "http://127.0.0.1:9"}
     done = subprocess.run(["/bin/sh"], input=text, env=environ, capture_output=True, text=True, timeout=30)
@@ -70,6 +71,7 @@ def test_a_shell_sees_files_and_metrics(fetcher: str, url: str, tmp_path: Path) 
     assert there.files["history.csv"] == "ddp_loss\n1.0,2\n"
     assert there.files["node.log"] == "time\ntwo three\n"
     assert there.time is not None
+    assert (folder / DIAGNOSIS_REQUEST).read_text() == "word 7"
     assert (nowhere.node, nowhere.metrics, nowhere.files, nowhere.failure) == (1, "", {}, "")
 
 
@@ -101,11 +103,11 @@ def test_a_machine_that_cannot_be_asked(wording: Wording) -> None:
 def test_local_asks_nodectl() -> None:
     answer = {"time": 5.0, "metrics": METRICS, "files": {"a": "b"}, "failure": ""}
     said = "".join(f"{json.dumps(answer)}\n" for _ in range(2))
-    verb = test_local.TARGET.probe(test_local.RUN, Probe(files=("a",), max_bytes=9))
+    verb = test_local.TARGET.probe(test_local.RUN, Probe(files=("a",), max_bytes=9, request="7"))
     ((command,),), seen = test_local.play(verb, [(Output(returncode=0, stdout=said),)])
     assert command.argv == (
         "/venv/bin/python", "-P", "-m", "ddprun.nodectl", "look", "--bytes", "9", "--metrics", "--file=a",
-        "/runs/digits-otter/node-0", "/runs/digits-otter/node-1",
+        "--request=7", "/runs/digits-otter/node-0", "/runs/digits-otter/node-1",
     )  # fmt: skip
     assert seen == tuple(ProbeResult(node=node, time=5.0, metrics=METRICS, files={"a": "b"}) for node in range(2))
 

@@ -128,10 +128,16 @@ def _about(rank: RankProcess, node_dir: Path) -> dict[str, Any]:
         "pid": rank.pid,
         "step": beat.step if beat else None,
         "silent_s": round(time.monotonic() - beat.at_s, 3) if beat else None,
-        "group": heartbeat.with_name(heartbeat.name + GROUP_SUFFIX).exists(),
+        "group_at": _modified_at(heartbeat.with_name(heartbeat.name + GROUP_SUFFIX)),
         "samples": [],
         "children": [],
     }
+
+
+def _modified_at(path: Path) -> float | None:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime
+    return None
 
 
 def _state(pid: int) -> dict[str, Any]:
