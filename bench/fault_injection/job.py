@@ -54,6 +54,7 @@ class Job:
     environ: dict[int, dict[str, str]] = field(default_factory=dict)  # of a node, besides
     enter: dict[int, Callable[[], None]] = field(default_factory=dict)  # called in a node's child, before it is ddprun
     tended: bool = False
+    most_starts: int = STARTS
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     codes: dict[int, list[int]] = field(default_factory=lambda: {node: [] for node in range(NODES)})
 
@@ -95,7 +96,7 @@ class Job:
         for node, process in list(self.processes.items()):
             if self.processes.get(node) is not process:  # started anew meanwhile
                 continue
-            if process.poll() is None or len(self.codes[node]) == STARTS:
+            if process.poll() is None or len(self.codes[node]) == self.most_starts:
                 continue
             del self.processes[node]
             code = of_status(process.returncode)

@@ -94,6 +94,7 @@ def test_survivors_stay_and_go_on_with_the_successor(how: signal.Signals, tmp_pa
         "master": NAME,
     }
     environ = dict.fromkeys(range(NODES), REPLACED)
+    options["most_starts"] = TIMES + 1
     cause = "stopped" if how == signal.SIGTERM else "node_lost"
     with fault_job.start_job(tmp_path / "run", environ=environ, **options) as job, name_server(job, names):
         began, best = time.time(), 0
