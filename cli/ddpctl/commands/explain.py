@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from ddpctl.commands.runs import Json, RunName, Task
+from ddpctl.commands.arguments import Json, RunName, Task
 from ddpctl.errors import DdpctlError, UnavailableError
 
 if TYPE_CHECKING:

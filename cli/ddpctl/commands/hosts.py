@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ddpctl.commands.arguments import Json
 from ddpctl.commands.launch import File
-from ddpctl.commands.runs import Json
 from ddpctl.errors import ConfigError
 from ddpctl.text import cut, one_line, table
 

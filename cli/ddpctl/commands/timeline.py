@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.runs import Json, RunName, Task
+from ddpctl.commands.arguments import Json, RunName, Task
 from ddpctl.errors import CannotWriteError
 from ddpctl.text import cut, format_duration, one_line
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ddpctl.commands.runs import RunName, Task
+from ddpctl.commands.arguments import RunName, Task
 from ddpctl.errors import UsageError
 
 if TYPE_CHECKING:
