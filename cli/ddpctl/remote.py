@@ -142,7 +142,7 @@ class Remote:
             if command.part is not None:
                 for data in _read(command.part):
                     channel.sendall(data)
-            channel.shutdownwrite_bytes()
+            channel.shutdown_write()
             code = _pump(channel, deadline, out, err)
         except TimeoutError:
             return Output(returncode=TIMED_OUT, stderr=f"no answer within {command.timeout_s:g} s")
