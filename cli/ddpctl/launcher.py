@@ -429,8 +429,11 @@ def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
     """Bring what a run has written into a folder here, which is returned.
 
-    Raises ConfigError where it is reached without; UnavailableError where a machine of the run does not answer.
+    Raises ConfigError where it is reached without; NoInputError where there is nothing yet; UnavailableError where a
+    machine of the run does not answer.
     """
+    if is_unplaced(run):
+        raise NoInputError(f"{run.name} has written nothing yet: {status(context, (run,))[0].message}")
     folder = (into or Path(run.folder, run_store.PULLED)).absolute()
     missing = context.executor.perform(target_of(run).pull(run, str(folder), best=best))
     context.emit(f"what {run.name} has written is in {folder}")

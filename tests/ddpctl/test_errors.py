@@ -46,8 +46,14 @@ def test_the_error_of_a_rank_has_the_runs_code() -> None:
 class Failing:
     """A target whose launches fail."""
 
+    capabilities = frozenset[str]()
+
     def __init__(self, error: BaseException) -> None:
         self.error, self.stopped = error, 0
+
+    def resolve(self) -> Verb[LocalOptions]:
+        yield ()
+        return LocalOptions()
 
     def submit(self, *_: object, **__: object) -> Verb[Any]:
         yield ()

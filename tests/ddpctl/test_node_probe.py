@@ -171,7 +171,8 @@ def test_of_a_pod_that_has_ended_there_is_its_log(wording: Wording) -> None:
     target, run = KubernetesTarget(KubernetesOptions()), run_of()
     ended = as_run("pods/succeeded", "digits-otter", "succeeded")
     log, gone = Output(returncode=0, stdout="[node0] done\n"), Output(returncode=1, stderr="no such pod\n")
-    asked, seen = play(target.probe(run, Probe(metrics=False)), [(ended,), (log, gone)])
+    nothing_kept = Output(returncode=0, stdout="\n\x1e=0\n\n\x1e=1\n")
+    asked, seen = play(target.probe(run, Probe(metrics=False)), [(ended,), (log, gone), (nothing_kept,)])
     assert lines(asked[1]) == [
         f"{KUBECTL} logs succ-worker-{node} --container pytorch --tail=2000" for node in range(2)
     ]

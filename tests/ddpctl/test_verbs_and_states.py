@@ -273,11 +273,13 @@ VERBS = {
     "stop": ("stop", "night"),
     "after": ("status", "night"),
 }
+# By the state that is said, the exit code of each verb; None: it would follow the run, or fetch by OpenSSH's client
+# (tests/cluster/test_ssh_pull.py). After "launching" there is no run any more: its launch has taken it back.
 GOING, OVER = (0, 0, 0, 0, None, 2, 78, 0, 0, 0, 2, 78, 0, 0), (0, 0, 0, 66, 66, 0, 78, 0, 0, 0, 0, 2, 0, 0)
-# By the state that is said, the exit code of each verb; None: it would follow the run. After "launching" there is no
-# run any more: its launch has taken it back.
-LAUNCHING = (0, 0, 66, 69, 69, 2, 78, 0, 0, 0, 2, 69, 0, 66)
-INTERRUPTED = (0, 0, 66, 66, 66, 0, 78, 0, 0, 0, 0, 2, 0, 0)
+SSH_GOING, SSH_OVER = (*GOING[:6], None, *GOING[7:]), (*OVER[:6], None, *OVER[7:])
+KUBERNETES_OVER = (*OVER[:6], 66, *OVER[7:])
+LAUNCHING = (0, 0, 66, 69, 69, 2, 66, 0, 0, 0, 2, 69, 0, 66)
+INTERRUPTED = (0, 0, 66, 66, 66, 0, 66, 0, 0, 0, 0, 2, 0, 0)
 TABLE = {
     "slurm": {
         "launching": ("starting", LAUNCHING),
@@ -294,22 +296,22 @@ TABLE = {
     "ssh": {
         "launching": ("starting", LAUNCHING),
         "interrupted": ("lost", INTERRUPTED),
-        "training": ("training", GOING),
-        "succeeded": ("succeeded", OVER),
-        "failed": ("failed", OVER),
-        "stopped": ("stopped", OVER),
-        "lost": ("lost", OVER),
-        "unknown": ("unknown", (0, 0, 69, 69, 69, 69, 78, 0, 0, 0, 69, 78, 69, 0)),
+        "training": ("training", SSH_GOING),
+        "succeeded": ("succeeded", SSH_OVER),
+        "failed": ("failed", SSH_OVER),
+        "stopped": ("stopped", SSH_OVER),
+        "lost": ("lost", SSH_OVER),
+        "unknown": ("unknown", (0, 0, 69, 69, 69, 69, None, 0, 0, 0, 69, 78, 69, 0)),
     },
     "kubernetes": {
         "launching": ("starting", LAUNCHING),
         "interrupted": ("lost", INTERRUPTED),
-        "pending": ("starting", (0, 0, 66, 0, None, 2, 78, 0, 0, 0, 2, 0, 0, 0)),
-        "training": ("training", (0, 0, 0, 0, None, 2, 78, 0, 0, 0, 2, 0, 0, 0)),
-        "suspended": ("suspended", (0, 0, 66, 66, None, 2, 78, 0, 0, 0, 2, 0, 0, 0)),
-        "succeeded": ("succeeded", OVER),
-        "failed": ("failed", OVER),
-        "unknown": ("unknown", (0, 0, 69, 69, 69, 69, 78, 69, 69, 69, 69, 69, 69, 0)),
+        "pending": ("starting", (0, 0, 66, 0, None, 2, 66, 0, 0, 0, 2, 0, 0, 0)),
+        "training": ("training", (0, 0, 0, 0, None, 2, 66, 0, 0, 0, 2, 0, 0, 0)),
+        "suspended": ("suspended", (0, 0, 66, 66, None, 2, 66, 0, 0, 0, 2, 0, 0, 0)),
+        "succeeded": ("succeeded", KUBERNETES_OVER),
+        "failed": ("failed", KUBERNETES_OVER),
+        "unknown": ("unknown", (0, 0, 69, 69, None, 69, 69, 69, 69, 69, 69, 69, 69, 0)),  # attach: it tries for 120 s
     },
 }
 AFTER = {"pending": "stopped", "starting": "stopped", "training": "stopped", "suspended": "stopped"}

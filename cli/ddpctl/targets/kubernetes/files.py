@@ -4,6 +4,7 @@
 """
 
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -61,9 +62,8 @@ def _probe_kept(
     run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
 ) -> Verb[tuple[ProbeResult, ...]]:
     """What is kept here of nodes whose pods are gone or have ended, under what their logs have (``seen``)."""
-    folders = [str(Path(run.folder, node_name(node))) for node in nodes]
+    words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
     files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
-    words = [f"'{folder}'" for folder in folders]
     text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
     (output,) = yield (Command(argv=("/bin/sh",), stdin=text, timeout_s=TIMEOUT_S, probe=True),)
     found = []

@@ -180,6 +180,8 @@ class KubernetesTarget(Target):
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch from the pods that run; else from the claim that the run has written to."""
+        if not run.handle:
+            raise NoInputError(f"{run.name} has written nothing: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
         return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
