@@ -280,7 +280,7 @@ SSH_GOING, SSH_OVER = (*GOING[:6], None, *GOING[7:]), (*OVER[:6], None, *OVER[7:
 KUBERNETES_OVER = (*OVER[:6], 66, *OVER[7:])
 LAUNCHING = (0, 0, 66, 69, 69, 2, 66, 0, 0, 0, 2, 69, 0, 66)
 INTERRUPTED = (0, 0, 66, 66, 66, 0, 66, 0, 0, 0, 0, 2, 0, 0)
-TABLE = {
+TABLE: dict[str, dict[str, tuple[str, tuple[int | None, ...]]]] = {
     "slurm": {
         "launching": ("starting", LAUNCHING),
         "interrupted": ("lost", INTERRUPTED),
