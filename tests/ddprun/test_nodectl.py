@@ -41,7 +41,7 @@ def test_show_and_signal_a_node(runs, wording):
     assert {*rows} <= {*known}
     assert (code, found) == (
         0,
-        {"dir": str(node.folder), "alive": True, "node": state, "outcome": None, "remains": False},
+        {"dir": str(node.folder), "gone": False, "alive": True, "node": state, "outcome": None, "remains": False},
     )
     assert (state["pid"], state["state"]) == (node.process.pid, "training")
     code, told, _ = nodectl("signal", "--signal", "KILL", "--wait", "5", node.folder)

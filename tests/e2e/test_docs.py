@@ -69,6 +69,15 @@ def test_launches_on_hosts_that_are_not_there(line: str, tmp_path: Path, wording
         assert re.sub(r" \\\n +", " ", shown_line).rstrip("\n") in done.stdout, done.stdout
 
 
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl hosts ")])
+def test_hosts_that_are_not_there(line: str, tmp_path: Path) -> None:
+    """They are named (tests/cluster has real ones)."""
+    hosts = "[alice@no-such-box1.invalid, alice@no-such-box2.invalid]"
+    (tmp_path / "ddpctl.yaml").write_text(f"targets: {{boxes: {{kind: ssh, hosts: {hosts}}}}}\n")
+    done = ddpctl(*shlex.split(line)[1:], cwd=tmp_path)
+    assert (done.returncode, done.stdout.count("does not answer")) == (0, 2), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl image ")])
 def test_what_is_about_images(line: str, tmp_path: Path) -> None:
     """Built and pushed as dry runs; what needs an engine or a host is parsed."""
@@ -113,7 +122,7 @@ def test_the_other_verbs(tmp_path: Path) -> None:
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that goes on: tests/cluster, and for an ended one test_reach.py
     # above; export: tests/e2e/test_export.py, pull: tests/cluster/test_ssh.py
-    others = ("launch", "image", "monitor", "export", "pull")
+    others = ("launch", "image", "monitor", "hosts", "export", "pull")
     lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone
