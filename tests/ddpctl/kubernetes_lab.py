@@ -25,9 +25,9 @@ VIEW = Output(
 )
 
 
-def plan_of(job: JobSpec = JOB, run: str = "digits-otter") -> Plan:
+def plan_of(job: JobSpec = JOB, run: str = "digits-otter", uid: str = "") -> Plan:
     folder = f"/state/{run}"
-    return Plan(run=run, job=job, cwd="/project", run_dir=folder, checkpoint_dir=f"{folder}/checkpoints")
+    return Plan(run=run, job=job, cwd="/project", run_dir=folder, checkpoint_dir=f"{folder}/checkpoints", uid=uid)
 
 
 def draft_of(job: JobSpec = JOB, options: KubernetesOptions | None = None, **rest: Any) -> Draft:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes import manifests, target
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
 from ddpctl.targets.kubernetes.options import KubernetesOptions, find_problems
-from ddpctl.targets.kubernetes.pod import dump
+from ddpctl.targets.kubernetes.pod import Draft, dump
 
 JOBS = {
     "plain": JOB,
@@ -193,3 +194,18 @@ def test_rendering_is_pure_and_the_same_each_time() -> None:
     for word in WORKLOADS:
         texts = {target.render(plan_of(), KubernetesOptions(workload=word)) for _ in range(3)}  # type: ignore[arg-type]
         assert len(texts) == 1
+
+
+@pytest.mark.parametrize("word", WORKLOADS)
+def test_all_that_a_launch_makes_has_its_uid_and_is_selected_by_its_name(word: str) -> None:
+    job = replace(JOB, secrets=("TOKEN",))
+    options = KubernetesOptions(workload=word, spread="require")  # type: ignore[arg-type]
+    draft = Draft(plan=plan_of(job, uid="4c1f5a1e2b3d"), options=options, project={})
+    before = (manifests.network_policy(draft), manifests.config_map(draft, {}), manifests.secret(draft, {"TOKEN": "x"}))
+    things = (*before, *WORKLOADS[word].before(draft), WORKLOADS[word].job(draft))
+    labels = [thing["metadata"]["labels"] for thing in (*things, WORKLOADS[word].pod(draft))]
+    assert {(one["ddpctl.run"], one["ddpctl.uid"]) for one in labels} == {("digits-otter", "4c1f5a1e2b3d")}
+    text = dump(things)
+    selectors = re.findall(r"(?:matchLabels|selector):\n +(\S+): \S+\n +(\S+)", text)
+    assert selectors
+    assert {key for pair in selectors for key in pair if key.startswith("ddpctl.")} == {"ddpctl.run"}

@@ -123,7 +123,7 @@ def test_a_train_job_whose_runtime_is_not_seen_yet_is_made_again() -> None:
     assert [kinds(asked[number]) for number in (4, 6, 8)] == [["TrainJob"]] * 3
     assert submission.handle["workload"] == "trainjob"
     with pytest.raises(ConfigError):
-        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK,), workload="trainjob")
+        submit(*before, *((unseen,), (OK,)) * 4, (unseen,), (OK, OK), (), workload="trainjob")
 
 
 SECRET = replace(JOB, secrets=("TOKEN",), mounts=("pvc=ckpt:/runs",))
@@ -216,18 +216,23 @@ def test_a_refusal_of_the_cluster_comes_before_anything_is_made(answers, kind, w
 
 
 def test_a_job_that_cannot_be_made_takes_back_what_it_needs(wording: Wording) -> None:
-    verb = TARGET.submit(plan_of(), attached=True)
-    next(verb)
-    verb.send((VIEW,))
-    verb.send((PYTORCH, ABSENT))
-    verb.send((OK, OK, OK))
-    verb.send((OK,))
-    assert lines(verb.send((recorded("bad/already-exists"),))) == [
-        f"{KUBECTL} delete networkpolicy digits-otter --ignore-not-found --wait=false"
-    ]
-    with pytest.raises(NotStartedError) as error:
+    exists = recorded("bad/already-exists")
+    uid, other = Output(returncode=0, stdout="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
+    for is_its, end in ((uid, (OK,)), (other, ()), (OK, ())):  # the last has no such label
+        verb = TARGET.submit(plan_of(uid=uid.stdout), attached=True)
+        next(verb)
+        verb.send((VIEW,))
+        verb.send((PYTORCH, ABSENT))
+        verb.send((OK, OK, OK))
         verb.send((OK,))
-    assert isinstance(error.value.reason, ConfigError)
+        label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
+        asks = [f"{KUBECTL} get networkpolicy digits-otter --ignore-not-found -o {label}"]
+        assert lines(verb.send((exists,))) == asks
+        deletes = [f"{KUBECTL} delete networkpolicy digits-otter --ignore-not-found --wait=false"] if end else []
+        assert lines(verb.send((is_its,))) == deletes
+        with pytest.raises(NotStartedError) as error:
+            verb.send(end)
+        assert isinstance(error.value.reason, ConfigError)
     wording(error.value)
 
 

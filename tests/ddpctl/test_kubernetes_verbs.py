@@ -11,7 +11,7 @@ from tests.ddpctl.kubernetes_lab import DATA, KUBECTL, OK, VIEW, as_run, lines, 
 from tests.wording import Wording
 
 from ddpctl.command import Command, Output, shell_line
-from ddpctl.errors import ConfigError, DdpctlError, NoInputError
+from ddpctl.errors import ConfigError, DdpctlError, NoInputError, UnavailableError
 from ddpctl.launcher import AppContext, Stopper
 from ddpctl.run_status import RunStatus
 from ddpctl.targets import LogQuery
@@ -202,6 +202,50 @@ def test_stop_of_a_launch_that_was_interrupted_looks_for_all_that_it_may_have_ma
         "trainingruntimes.trainer.kubeflow.org",
     ]
     assert gone
+
+
+def test_stop_of_a_launch_that_was_interrupted_deletes_what_has_its_uid() -> None:
+    unserved = Output(returncode=1, stderr="error: the server doesn't have a resource type")
+    mine, other = Output(returncode=0, stdout="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
+    no_right = Output(
+        returncode=1, stderr='Error from server (Forbidden): cannot get resource "secrets" in API group ""'
+    )
+    run = replace(RUN, handle={}, uid=mine.stdout, job=replace(RUN.job, mounts=("pvc=runs:/runs",)))
+    run = replace(run, checkpoint_dir="/runs/digits-otter/checkpoints")
+    named = "digits-otter --ignore-not-found"
+    selector = f"ddpctl.run=digits-otter,ddpctl.uid={run.uid}"
+    wait = f"kubectl --context lab --namespace ml wait pods --for=delete --selector {selector} --timeout=30s"
+    left = f"{KUBECTL} get pods --selector {selector} --ignore-not-found -o json"
+    pods = f"{KUBECTL} delete pods --selector {selector} --ignore-not-found --wait=false --grace-period=1"
+    kinds = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
+    kinds += ("trainingruntimes.trainer.kubeflow.org", "pytorchjobs.kubeflow.org")
+    kinds += ("trainjobs.trainer.kubeflow.org", "jobs.batch")
+
+    seen = (mine, no_right, other, mine, unserved, other, unserved, mine)
+    asked, gone = play(TARGET.stop(run, signal="KILL"), [(VIEW,), seen, (OK,), (OK,), (OK,), (OK,), (OK,)])
+    label = "'jsonpath={.metadata.labels.ddpctl\\.uid}'"
+    assert lines(asked[1]) == [f"{KUBECTL} get {kind} {named} -o {label}" for kind in kinds]
+    assert [line for step in asked[2:] for line in lines(step)] == [
+        f"{KUBECTL} delete jobs.batch {named} --wait=false --cascade=foreground",
+        pods,
+        f"{KUBECTL} delete configmaps,networkpolicies.networking.k8s.io {named} --wait=false",
+        wait,
+        left,
+    ]
+    assert gone
+
+    seen = (OK, no_right, OK, OK, mine, unserved, mine, other)
+    asked, _ = play(TARGET.stop(run, signal="KILL"), [(VIEW,), seen, (OK,), (OK,), (OK,), (OK,), (OK,)])
+    assert lines(asked[2] + asked[4]) == [
+        f"{KUBECTL} delete trainjobs.trainer.kubeflow.org {named} --wait=false --cascade=background",
+        f"{KUBECTL} delete trainingruntimes.trainer.kubeflow.org {named} --wait=false",
+    ]
+
+    asked, gone = play(TARGET.stop(run, signal="KILL"), [(VIEW,), (OK,) * 8, (), (OK,), (), (OK,), (OK,)])
+    assert [line for step in asked[2:] for line in lines(step)] == [pods, wait, left]
+    away = (recorded("bad/api-unreachable-get"),) * 8
+    with pytest.raises(UnavailableError):
+        play(TARGET.stop(run, signal="KILL"), [(VIEW,), away])
 
 
 def test_execute_in_a_nodes_container(wording: Wording) -> None:

@@ -21,6 +21,7 @@ call=1; until mkdir "$CLUSTER/call-$call" 2>/dev/null; do call=$((call + 1)); do
 read -r moment edge signal 2>/dev/null <"$CLUSTER/kill"
 interrupt() { [[ $call == "$moment" && $1 == "$edge" ]] && kill -s "$signal" "$PPID"; }
 file_of() { local kind=${1%%.*}; kind=${kind%s}; echo "$CLUSTER/objects/${kind/policie/policy}.$2"; }
+uid_of() { sed -n "/^metadata:/,$ s/^    ddpctl.uid: '*\\([^']*\\)'*$/\\1/p" "$1" 2>/dev/null; }
 interrupt begin
 if [[ -e $CLUSTER/away && $call -gt $(<"$CLUSTER/away") ]]; then
   echo "The connection to the server lab:6443 was refused" >&2; exit 1
@@ -43,7 +44,11 @@ case $1 in
       if [[ -e $file ]]; then rm -f "$file"; echo "${file##*/} deleted"; fi
     done ;;
   get)
+    if [[ $* == *jsonpath=*uid}* ]]; then uid_of "$(file_of "$2" "$3")"; interrupt end; exit 0; fi
     what=${2%%/*}; name=$(echo "$CLUSTER"/objects/pytorchjob.*); name=${name##*.}
+    if [[ $3 == --selector && $4 == *,ddpctl.uid=* ]]; then
+      [[ $(uid_of "$CLUSTER/objects/pytorchjob.$name") == "${4##*=}" ]] || exit 0
+    fi
     if [[ $name != '*' && -e $CLUSTER/$what ]]; then sed "s/RUN/$name/g" "$CLUSTER/$what"; fi ;;
   exec)
     [[ $2 == --stdin ]] && shift

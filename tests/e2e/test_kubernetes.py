@@ -143,6 +143,22 @@ def test_nothing_is_left_of_a_launch_that_was_interrupted(cluster: StandIn, tmp_
     assert cluster.objects() == []
 
 
+def test_another_users_objects_survive_the_stop_of_an_interrupted_launch(cluster: StandIn, tmp_path: Path) -> None:
+    cluster.kill_at(7, "end", "KILL")  # it has made its NetworkPolicy
+    assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == -signal.SIGKILL
+    wait_until(lambda: not cluster.processes(), "its kubectl to end")
+    cluster.kill_at(0, "", "")
+    assert cluster.objects() == ["networkpolicy.dawn"]
+    uid = json.loads((tmp_path / "runs/dawn/run.json").read_text())["uid"]
+    theirs = {"pytorchjob.dawn": "    ddpctl.uid: f00dfeed0000\n", "configmap.dawn": ""}
+    for name, label in theirs.items():
+        text = f"metadata:\n  name: dawn\n  labels:\n    ddpctl.run: dawn\n{label}spec: {{note: {uid}}}\n"
+        (cluster.folder / "objects" / name).write_text(text)
+    stopped = in_process("stop", "dawn")
+    assert stopped.returncode == 0, stopped.stderr
+    assert cluster.objects() == sorted(theirs)
+
+
 def test_stop_takes_away_what_an_interrupted_stop_has_left(cluster: StandIn) -> None:
     assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == 0
     cluster.kill_at(cluster.calls() + 6, "end", "KILL")  # after two of its status and three to keep its events

@@ -23,7 +23,7 @@ KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "Conf
 LONGEST = 63  # a DNS label: a pod's hostname, a Service
 LONGEST_WORD = 9  # what a run's name has beside its job's: -saffron
 OURS = ("/dev/shm", "/tmp")  # noqa: S108 -- paths in the container
-_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run")
+_LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run", "ddpctl.uid")
 
 
 def is_object_name(name: str) -> bool:

@@ -30,6 +30,7 @@ _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./ ]*[A-Za-z0-9/]|[A-Za-z/]")
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 USER = 10001  # of the image
 RUN_LABEL = "ddpctl.run"
+UID_LABEL = "ddpctl.uid"  # tells launches of one name apart
 _DISK = "ephemeral-storage"
 PORT = 23456  # the operators' own, where the job says none
 SCRATCH = "1Gi"  # that is reserved
@@ -98,14 +99,15 @@ class Draft:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The label of all that belongs to the run."""
+        """What selects the run's pods: they have each other's name, whichever launch has made them."""
         return {RUN_LABEL: self.name}
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of the job and its pods."""
+        """The labels of all objects of the run; a spec that is only rendered has no uid."""
         ours = {"app.kubernetes.io/managed-by": "ddpctl", "app.kubernetes.io/name": self.plan.job.name}
-        return {**self.options.labels, **ours, **self.selector}
+        launch = {UID_LABEL: self.plan.uid} if self.plan.uid else {}
+        return {**self.options.labels, **ours, **self.selector, **launch}
 
     @property
     def metadata(self) -> Object:

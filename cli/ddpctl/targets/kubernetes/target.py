@@ -44,6 +44,7 @@ from ddpctl.targets.kubernetes.options import (
 )
 from ddpctl.targets.kubernetes.pod import (
     RUN_LABEL,
+    UID_LABEL,
     Draft,
     Object,
     checkpoint_dir,
@@ -57,7 +58,8 @@ from ddpwire.exits import Exit
 
 STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
 KILL_WAIT_S = 30
-COMPANIONS = "configmaps,secrets,services,networkpolicies.networking.k8s.io"
+COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
+RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to make a TrainJob whose runtime was made a moment before
 MOST_NAMES = 10
 RECORD_LINE = r"^\[node[0-9]+\] ddprun-record "
@@ -186,29 +188,42 @@ class KubernetesTarget(Target):
         return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Delete the job, whose pods then have their grace, and all that belongs to it."""
+        """Delete the job, whose pods then have their grace, and all that belongs to it.
+
+        A launch that was interrupted may have made nothing: what has its name and not its uid is another user's.
+        """
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
         found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
+        companions, runtimes = COMPANIONS, any(workload.word == "trainjob" for workload in found)
+        selector = f"{RUN_LABEL}={run.name}"
+        if not run.handle and run.uid:
+            selector += f",{UID_LABEL}={run.uid}"
+            kinds = (*COMPANIONS, RUNTIMES, *(workload.resource for workload in found))
+            made = yield from _made(kubectl, kinds, run.name, run.uid, needed=COMPANIONS)
+            found = [workload for workload in found if workload.resource in made]
+            companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
         jobs = yield tuple(
             kubectl.run("delete", workload.resource, run.name, *quietly, f"--cascade={workload.cascade}")
             for workload in found
         )
-        if run.handle:
+        known = bool(run.handle or run.uid)
+        if known:
             check(*jobs)
         if signal == "KILL":
-            mine = ("--selector", f"{RUN_LABEL}={run.name}")
-            pods = [mine, *([(reader_name(run.name),)] if holds(run.job, run.checkpoint_dir) else [])]
+            reader = [(reader_name(run.name),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
+            pods = [("--selector", selector), *reader]
             check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
-        trains = any(workload.word == "trainjob" for workload in found)
-        runtimes = ("trainingruntimes.trainer.kubeflow.org",) if trains else ()
-        deleted = yield tuple(kubectl.run("delete", what, run.name, *quietly) for what in (COMPANIONS, *runtimes))
-        check(*(answer for answer in deleted[: 1 + bool(run.handle)] if not keeps_secrets(answer)))
+        beside = [",".join(companions)] if companions else []
+        deleted = yield tuple(
+            kubectl.run("delete", what, run.name, *quietly) for what in (*beside, *([RUNTIMES] if runtimes else []))
+        )
+        check(*(answer for answer in (deleted if known else deleted[:1]) if not keeps_secrets(answer)))
         wait_s = KILL_WAIT_S if signal == "KILL" else int(run.job.grace) + STOP_MARGIN_S
         if wait:
-            gone = ("wait", "pods", "--for=delete", "--selector", f"{RUN_LABEL}={run.name}", f"--timeout={wait_s}s")
+            gone = ("wait", "pods", "--for=delete", "--selector", selector, f"--timeout={wait_s}s")
             yield (Command(argv=(*kubectl.argv, *gone), timeout_s=wait_s + 10),)
-        (left,) = yield (kubectl.get("pods", "--selector", f"{RUN_LABEL}={run.name}"),)
+        (left,) = yield (kubectl.get("pods", "--selector", selector),)
         check(left)
         return not items(left)
 
@@ -250,6 +265,22 @@ class KubernetesTarget(Target):
 
 def _kubectl(run: Run) -> Kubectl:
     return Kubectl(context=run.handle.get("context"), namespace=run.handle.get("namespace"))
+
+
+def _made(
+    kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
+) -> Verb[tuple[str, ...]]:
+    """The kinds whose object of that name the launch with this uid has made. Raises what is said of a ``needed`` one.
+
+    Each is asked for by name, since a deletion by label needs the right to list, which for Secrets is to read them all.
+    """
+    label = "jsonpath={.metadata.labels." + UID_LABEL.replace(".", r"\.") + "}"
+    answers = yield tuple(kubectl.run("get", kind, name, "--ignore-not-found", "-o", label) for kind in kinds)
+    seen = dict(zip(kinds, answers, strict=True))
+    check(*(seen[kind] for kind in needed if not keeps_secrets(seen[kind])))
+    return tuple(
+        kind for kind, answer in seen.items() if answer.returncode == 0 and uid and answer.stdout.strip() == uid
+    )
 
 
 def _place(handle: Mapping[str, Any]) -> dict[str, Any]:
@@ -396,9 +427,13 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
         kinds = {one["kind"].lower() for one in (*_companions(draft), *choice.workload.before(draft))}
         kinds |= {"configmap"} if files else set()
         kinds |= {"secret"} if values else set()
-        named = (",".join(sorted(kinds)) or "configmap", draft.name, "--ignore-not-found", "--wait=false")
-        (deleted,) = yield (kubectl.run("delete", *named),)
-        if deleted.returncode or isinstance(error, UnavailableError):  # then the cluster may have made the job
+        try:
+            made = yield from _made(kubectl, sorted(kinds), draft.name, plan.uid, needed=sorted(kinds))
+            named = ([",".join(made), draft.name, "--ignore-not-found", "--wait=false"],) if made else ()
+            check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
+        except DdpctlError:
+            raise error from None
+        if isinstance(error, UnavailableError):  # then the cluster may have made the job
             raise
         raise NotStartedError(error) from None
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
