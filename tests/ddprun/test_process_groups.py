@@ -131,8 +131,8 @@ if __name__ == "__main__":
     os.environ["MASTER_PORT"] = sys.argv[2]
     meet(rank, None, 0, 2)
 """
-# Where an agent is said to serve the store, nobody serves one at an address of the script's own; and a second group there
-# would find the addresses of the first.
+# Where an agent is said to serve the store, nobody serves one at an address of the script's own; and a second group
+# there would find the addresses of the first.
 WITHOUT_ADDRESSES = re.sub(r'.*(tcp://|os\.environ\["MASTER|meet\(rank, None).*\n', "", HARMLESS)
 
 
