@@ -21,7 +21,7 @@ test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
 	$(BIN)/python -m pytest -n $(CORES)
 
 e2e: $(VENV)/.dev  ## whole trainings, restarts, notebooks and benchmarks in their smallest form
-	$(BIN)/python -m pytest -n $$(($(CORES) * 2)) --dist worksteal -m e2e
+	$(BIN)/python -m pytest -n $$(($(CORES) * 3 / 2)) --dist worksteal -m e2e
 
 wording: $(VENV)/.dev  ## write the golden files of messages anew, of TESTS="FILE ...", else of the quick tests
 	$(BIN)/python -m pytest -p no:xdist --update-wording $(if $(TESTS),-m "" $(TESTS))

@@ -432,7 +432,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     Raises ConfigError where it is reached without; NoInputError where there is nothing yet; UnavailableError where a
     machine of the run does not answer.
     """
-    if is_unplaced(run):
+    if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"{run.name} has written nothing yet: {status(context, (run,))[0].message}")
     folder = (into or Path(run.folder, run_store.PULLED)).absolute()
     missing = context.executor.perform(target_of(run).pull(run, str(folder), best=best))
