@@ -60,6 +60,9 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/metrics.py
 	$(BIN)/python bench/input.py
 	$(BIN)/python bench/stragglers.py
+	$(BIN)/python bench/random_kills.py
+	$(BIN)/python bench/explain.py
+	$(BIN)/python bench/sync.py
 	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi

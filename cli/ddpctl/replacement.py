@@ -10,7 +10,6 @@ from typing import Self
 from ddpctl import run_store
 from ddpctl.errors import DdpctlError
 from ddpctl.executor import Executor
-from ddpctl.launch_plan import Plan
 from ddpctl.run_store import Run
 from ddpctl.targets import LogQuery, Moved, Target
 
@@ -60,7 +59,7 @@ class Replacement:
             if self._stopping():
                 continue
             try:
-                found = executor.perform(self._target.replace_lost(self._run, _plan(self._run)))
+                found = executor.perform(self._target.replace_lost(self._run, self._run.plan))
             except DdpctlError as error:
                 found = Moved(handle=self._run.handle, note=str(error))
             if found.note and found.note != self._said:
@@ -80,15 +79,3 @@ class Replacement:
         except DdpctlError as error:
             self._emit(str(error))
         executor.close()
-
-
-def _plan(run: Run) -> Plan:
-    return Plan(
-        run=run.name,
-        job=run.job,
-        cwd=run.cwd,
-        run_dir=run.folder,
-        checkpoint_dir=run.checkpoint_dir,
-        uid=run.uid,
-        user=run.user,
-    )

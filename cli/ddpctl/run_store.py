@@ -21,6 +21,7 @@ from typing import Any
 
 from ddpctl.command import UNREACHED, Command, Output
 from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.launch_plan import Plan
 from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpctl.spec import JobSpec, check_nodes, fields_of
 from ddpwire import kaggle
@@ -64,6 +65,19 @@ class Run:
     uid: str = ""  # tells runs of one name apart; empty: an older ddpctl started it
     user: str = ""  # who started it
     handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
+
+    @property
+    def plan(self) -> Plan:
+        """What it was launched with."""
+        return Plan(
+            run=self.name,
+            job=self.job,
+            cwd=self.cwd,
+            run_dir=self.folder,
+            checkpoint_dir=self.checkpoint_dir,
+            uid=self.uid,
+            user=self.user,
+        )
 
     @property
     def elsewhere(self) -> bool:

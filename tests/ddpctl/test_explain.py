@@ -10,10 +10,10 @@ from ddpwire.run_files import Outcome
 
 NOW = 1_800_000_000.0
 TORCH = "/venv/lib/python3.11/site-packages/torch/"
-IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/work/train.py", 12, "<module>"]]
-IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/work/train.py", 11, "<module>"]]
-IN_SCRIPT = [["/work/dataset.py", 88, "read"], ["/work/train.py", 10, "<module>"]]
-IN_WORKER = [["/work/dataset.py", 40, "decode"], [f"{TORCH}utils/data/_utils/fetch.py", 54, "fetch"]]
+IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "<module>"]]
+IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/home/me/train.py", 11, "<module>"]]
+IN_SCRIPT = [["/home/me/dataset.py", 88, "read"], ["/home/me/train.py", 10, "<module>"]]
+IN_WORKER = [["/home/me/dataset.py", 40, "decode"], [f"{TORCH}utils/data/_utils/fetch.py", 54, "fetch"]]
 
 
 def entered(

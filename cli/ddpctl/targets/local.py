@@ -191,7 +191,7 @@ class LocalTarget(Target):
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run it in the run's project folder, with the run's variables; every node is this machine."""
-        env = contract(_plan(run), node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
+        env = contract(run.plan, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
         return done.returncode
@@ -211,18 +211,6 @@ def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
         shown = one_line(output.stdout.strip()[:60]) or output.last_line("nothing")
         raise UnavailableError(f"ddprun.nodectl has not answered as it should: {shown}", hint="is 'python' a Python?")
     return iter(answers)
-
-
-def _plan(run: Run) -> Plan:
-    return Plan(
-        run=run.name,
-        job=run.job,
-        cwd=run.cwd,
-        run_dir=run.folder,
-        checkpoint_dir=run.checkpoint_dir,
-        uid=run.uid,
-        user=run.user,
-    )
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:
