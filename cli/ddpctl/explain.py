@@ -1,7 +1,7 @@
-"""Why a run hangs, is slow or has failed: one sentence with its evidence, from what all of its ranks told. Pure.
+"""Why a run hangs, is slow or has failed: one sentence with its evidence, from what all of its ranks report. Pure.
 
 The order is that of certainty: the outcome, the state of the processes, the collectives that the ranks have entered by
-torch's flight recorder, then where their Python code is. What cannot be told is said to be unknown.
+torch's flight recorder, then where their Python code is. What is not known is said to be unknown.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Removes runs: which of them may go, what goes with each, and in which order."""
+"""Removes runs: which of them may be removed, what is removed with each, and in which order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

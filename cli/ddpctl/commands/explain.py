@@ -28,8 +28,8 @@ CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MU
 def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> None:
     """Say why a run hangs, is slow or has failed.
 
-    All ranks of all nodes are asked where they are, which takes a few seconds; they go on undisturbed. Of a run that
-    was killed for a hang it is what they said before.
+    It asks all ranks of all nodes where they are. This takes a few seconds and does not interrupt the training. If a
+    run was killed because it hung, the answers from before the kill are used.
     """
     from ddpctl import launcher
 

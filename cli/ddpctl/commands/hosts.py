@@ -28,9 +28,9 @@ def hosts(
     file: File = None,
     as_json: Json = False,
 ) -> None:
-    """List machines and their GPUs, and who has them.
+    """List SSH machines, their GPUs, and which run has each GPU.
 
-    For each GPU the run that has it, for how long, and how busy it is; and the launches that wait, in their order.
+    Shows for how long a run has a GPU, how busy the GPU is, and the launches that wait, in their order.
     """
     from ddpctl import config, launcher, targets
 
