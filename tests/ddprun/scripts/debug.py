@@ -3,13 +3,27 @@
 import os
 import shutil
 import signal
+import threading
 
 import torch
 import torch.distributed as dist
 
 dist.init_process_group("gloo")
 answer = 0
-signal.signal(signal.SIGWINCH, lambda *_: print(f"now {os.get_terminal_size().columns} columns", flush=True))
+
+# input() runs a signal's Python handler only if the signal comes during its select(). A thread is told at any moment.
+wakeup, wakeup_end = os.pipe()
+os.set_blocking(wakeup_end, False)
+signal.set_wakeup_fd(wakeup_end)
+signal.signal(signal.SIGWINCH, lambda *_: None)
+
+
+def print_columns() -> None:
+    while os.read(wakeup, 1):
+        print(f"now {os.get_terminal_size().columns} columns", flush=True)
+
+
+threading.Thread(target=print_columns, daemon=True).start()
 is_debugged = dist.get_rank() == dist.get_world_size() - 1
 if is_debugged:
     print(f"terminals {[os.isatty(number) for number in (0, 1, 2)]}, {shutil.get_terminal_size().columns} columns")
