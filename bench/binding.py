@@ -21,7 +21,7 @@ TIMEOUT_S = 300
 def images_per_s(mode: str, nproc: int, arguments: list[str]) -> float:
     """What ddptrain says at its end, of all ranks together."""
     command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(nproc), "--numa-binding", mode]
-    with tempfile.TemporaryDirectory() as folder:  # lest a run goes on from another's checkpoint
+    with tempfile.TemporaryDirectory() as folder:  # lest a run continues from another's checkpoint
         done = subprocess.run(
             [*command, "--run-dir", folder, "-m", "ddptrain", *arguments],
             env=os.environ | {"DDP_DEVICE": "cpu"},

@@ -4,7 +4,7 @@
 
 Everything runs with --deterministic on gloo. Each row trains twice on as many ranks: undisturbed, and with a rank that
 gets signals at chosen moments (exact_rank.py). A rank killed by SIGKILL is started again by ddprun, or by the same
-command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop, and the same command goes on.
+command, or by ``ddpctl launch --resume``; after SIGTERM all ranks save and stop, and the same command continues.
 --rows: the rows whose title this regular expression finds. --random N: besides, N runs of ``ddpctl launch --nodes 2
 --gpus 2 -- --epochs 12 --deterministic --checkpoint-every 20``, each with a rank killed at a random moment.
 --write puts the table into docs/faults.md. Ends with 1 if any weights differ.
@@ -48,7 +48,7 @@ def synthetic(shape: str, *options: str, steps: int = 6, batch: int = 24) -> tup
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One training, what happens to it (see exact_rank.py; R is the last rank), and what goes on with it."""
+    """One training, what happens to it (see exact_rank.py; R is the last rank), and what continues with it."""
 
     group: str
     title: str
@@ -170,7 +170,7 @@ def stopped_in_the_middle(folder: Path, ranks: int) -> Path:
 
 
 def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
-    """Train to the end, going on as the row says; the hash of the weights, and how many starts there were."""
+    """Train to the end, continuing as the row says; the hash of the weights, and how many starts there were."""
     nodes, here = row.ranks
     given = [event.replace("@R", f"@{nodes * here - 1}") for event in events]
     script = [RANK, str(folder / "events"), *given, "--", "--deterministic", *row.options]
@@ -194,7 +194,7 @@ def train(row: Row, folder: Path, events: Sequence[str]) -> tuple[str, int]:
         command = again
     happened = sorted(path.name for path in (folder / "events").iterdir())
     assert happened == sorted(event.rpartition("@")[0] for event in events), (happened, text)
-    resumed = text.count("going on at step")
+    resumed = text.count("continuing at step")
     if not resumed and events and "KILL@step:1@R" not in events:
         sys.exit(f"exact.py: {row.title}: no checkpoint was gone on from:\n{text}")
     return weights(text), resumed + 1
@@ -248,7 +248,7 @@ def launched(folder: Path, kill_after: int | None = None) -> str:
         code = run.wait(TIMEOUT_S)
         log.seek(0)
         text = log.read()
-    if code or (kill_after is not None and "going on at step" not in text and "attempt 2" not in text):
+    if code or (kill_after is not None and "continuing at step" not in text and "attempt 2" not in text):
         sys.exit(f"exact.py: a launch exited with {code}:\n{text}")
     return weights(text)
 

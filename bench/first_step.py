@@ -1,4 +1,4 @@
-"""A DDP training of nothing: each rank says in a file DIR/ATTEMPT.RANK when it has done its first step, and goes on."""
+"""A DDP training of nothing: each rank writes a file DIR/ATTEMPT.RANK after its first step, and continues."""
 
 import os
 import sys

@@ -120,7 +120,7 @@ def main() -> None:
             run.process.terminate()
             raise
         text = run.end()
-    resumed = [int(step) - 1 for step in re.findall(r"going on at step (\d+) of", text)]
+    resumed = [int(step) - 1 for step in re.findall(r"continuing at step (\d+) of", text)]
     lost = [at - back for (at, _), back in zip(done, resumed, strict=False)]
     equal = fingerprint(text) == whole
     print(

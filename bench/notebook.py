@@ -4,7 +4,7 @@
 
 Both train the same small model on the same number of images of CIFAR's shape, cropped and mirrored, on two gloo ranks
 of one thread each, and take turns, the order reversed each round. The tutorial's ranks are started by mp.spawn,
-and its DataLoader's workers, two a rank, anew each epoch; ours by ddpctl.notebook.launch. One instrument
+and its DataLoader's workers, two a rank, again each epoch; ours by ddpctl.notebook.launch. One instrument
 (ddptrain.step_timing) measures both; the first epoch of each turn is left out. "Not computing" is all but forward,
 backward and the optimizer: workers that start, input, waiting for the other rank.
 """

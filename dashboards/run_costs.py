@@ -101,7 +101,7 @@ LOST = [
     series(
         "How did ranks end?",
         "short",
-        "By cause, over all nodes; stopped: by ddprun, because another had failed or a stop was asked for.",
+        "By cause, over all nodes; stopped: by ddprun, because another had failed or a stop was requested.",
         q(f"sum by (cause) ({of('ddp_rank_exits_total')})", "{{cause}}"),
         width=8,
     ),

@@ -7,7 +7,7 @@ OWN = 'phase!="comm_exposed"'
 
 SPEED = [
     number(
-        "How many samples a second?",
+        "How many samples per second?",
         "suffix: /s",
         "Training samples of all ranks, over the last five minutes.",
         q(of("run:ddp_samples:rate5m")),

@@ -60,7 +60,7 @@ def collect_garbage() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """--update-wording, as `make wording` gives it."""
-    parser.addoption("--update-wording", action="store_true", help="write the sentences of tests/golden anew")
+    parser.addoption("--update-wording", action="store_true", help="write the sentences of tests/golden again")
 
 
 SENTENCES: dict[str, dict[str, list[str]]] = {}  # by program and test, as they were read

@@ -1,5 +1,5 @@
 """The checked-in specs are what ``ddpctl render`` makes of examples/, and the page of the metrics is what the catalogue
-says; ``make specs`` writes them anew.
+says; ``make specs`` writes them again.
 """
 
 import sys
@@ -85,7 +85,7 @@ time.
 
 `time` is when it happened, or was over, in seconds since the epoch, by that node's clock; `seconds` how long what is
 over took; `attempt` counts the starts of the ranks by one ddprun, from 1. Keys that say nothing are left out, and a
-reader passes over keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB
+reader skips keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB
 is put aside as `events.1.jsonl`, and the one before it deleted.
 
 | event | what happened; its keys besides |

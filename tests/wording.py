@@ -2,7 +2,7 @@
 
 A test asserts codes, fields and values itself, and hands a sentence to the fixture ``wording``, which compares it with
 the entry of that test in ``tests/golden/PROGRAM.yaml``. ``make wording`` writes the entries of the tests that it runs
-anew; what changed in the sentences is then read in ``git diff``.
+again; what changed in the sentences is then read in ``git diff``.
 """
 
 import re

@@ -24,7 +24,7 @@ CAUSES = (
     (r"No space left on device|No usable temporary directory|ENOSPC", "its disk is full: make room there"),
     (
         r"IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
-        "its host key has CHANGED: if it was set up anew, ssh-keygen -R it; if not, somebody may be in between",
+        "its host key has CHANGED: if it was set up again, ssh-keygen -R it; if not, somebody may be in between",
     ),
     (
         r"Host key verification failed|host key is known",

@@ -62,7 +62,7 @@ def agent_is_killed(node: int) -> Callable[[Experiment], None]:
         job.tend_from_now()
         experiment.is_noticed(1 - node)
         experiment.trains_again()
-        is_first = node == 0  # then the other has ended, too, and both begin anew
+        is_first = node == 0  # then the other has ended, too, and both begin again
         codes = [[137, 0], [137, 0] if is_first else [0]][:: 1 if is_first else -1]
         restarts = [{"requeue": 1} if is_first else {"node_lost": 1}, {"requeue": 1}]
         experiment.succeeds(codes=codes, restarts=restarts, exits=NOBODY)
@@ -98,7 +98,7 @@ def machine_is_lost_for_good(experiment: Experiment) -> None:
     experiment.job.machines[1].kill()
     experiment.is_noticed(0)
     experiment.fails(
-        f"node 1 was lost: its ddprun fell silent, and did not come back in {JOIN_S} s", code=137, nodes=[0]
+        f"node 1 was lost: its ddprun stopped responding, and did not come back within {JOIN_S} s", code=137, nodes=[0]
     )
 
 
@@ -142,7 +142,7 @@ def cable_stays_out(node: int) -> Callable[[Experiment], None]:
         experiment.is_noticed(*BOTH)
         experiment.fails(
             (
-                f"node 1 was lost: its ddprun fell silent, and did not come back in {JOIN_S} s",
+                f"node 1 was lost: its ddprun stopped responding, and did not come back within {JOIN_S} s",
                 "node 0 was lost, and with it the store of the run: start the run again",
             ),
             code=137,
@@ -174,7 +174,7 @@ def port_is_taken(experiment: Experiment) -> None:
         outcome = job.outcome(0)
         experiment.result = replace(experiment.result, ended_s=experiment.passed_s())
     who = f"by pid {pid} ({sys.executable} -m http.server {PORT})"[:80]
-    message = f"port {PORT} on 10.77.0.10 cannot be had: address already in use {who}"
+    message = f"port {PORT} on 10.77.0.10 is not available: address already in use {who}"
     experiment.also("codes", [[69], []], [job.codes[node] for node in BOTH])
     experiment.also("message", message, outcome.message[: len(message)] if outcome else None)
     experiment.is_gone()
@@ -194,7 +194,7 @@ def master_is_another(experiment: Experiment) -> None:
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
-    what = "10.77.0.99 is no address of this machine, which has to listen there; it has 10.77.0.10 (eth0)"
+    what = "10.77.0.99 is not an address of this machine, which must listen there; it has 10.77.0.10 (eth0)"
     experiment.fails(what, code=69, nodes=[0])
 
 
@@ -222,7 +222,8 @@ def rank_eats(experiment: Experiment) -> None:
         experiment.now()
         what = f"its cgroup has {EATER_BYTES / (1 << 30):.3g} GiB"
         experiment.fails(
-            f"rank 2 on node 1 was killed for memory: {what}; give the job more, or each rank less to do (again)",
+            f"rank 2 on node 1 ran out of memory and was killed: {what}; "
+            "give the job more, or each rank less to do (again)",
             code=137,
         )
     outcomes = [experiment.job.outcome(node) for node in BOTH]

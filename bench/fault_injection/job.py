@@ -94,7 +94,7 @@ class Job:
     def tend(self) -> None:
         """Note the ends; start again what may do better, where the job is ``tended``."""
         for node, process in list(self.processes.items()):
-            if self.processes.get(node) is not process:  # started anew meanwhile
+            if self.processes.get(node) is not process:  # restarted meanwhile
                 continue
             if process.poll() is None or len(self.codes[node]) == self.most_starts:
                 continue

@@ -1,6 +1,6 @@
 """A DDP training through faults: a step takes --pause s; every tenth, and the last before a stop, is a checkpoint.
 
-A start goes on from the last one.
+A start continues from the last one.
 
 Each process of a rank appends "TIME STEP" for each step to OUT/steps/RANK.PID, and at the end rank R writes the sha256
 of the weights to OUT/weights/R. The data, and so the weights, depend on nothing but the steps.
@@ -70,7 +70,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
     rank = dist.get_rank()
     layers = [torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()) for _ in range(LAYERS)]
-    # find_unused_parameters: else DDP groups the gradients anew after its first step, and sums depend on where a
+    # find_unused_parameters: else DDP groups the gradients again after its first step, and sums depend on where a
     # process began (docs/script.md). The gradients of 17 kB travel in two buckets.
     model = DistributedDataParallel(torch.nn.Sequential(*layers), bucket_cap_mb=0.01, find_unused_parameters=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

@@ -14,7 +14,7 @@ Mode = Literal[
     "capture",  # wait for it, keep what it wrote
     "stream",  # wait for it, its stdout is ours
     "background",  # start it in a session of its own, its stdout and stderr go to the file `output`
-    "hold",  # on a host: keep what its first line says, and let it go on until the verb ends
+    "hold",  # on a host: keep what its first line says, and let it continue until the verb ends
     "tty",  # wait for it, the terminal is its own: a shell, an attached process
 ]
 
@@ -43,7 +43,7 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What a command moves between machines: how much of it is done is shown while it goes on.
+    """What a command moves between machines: how much of it is done is shown while it runs.
 
     Its timeout_s is then how long nothing may move. OpenSSH's own client carries it, and not Fabric: it is several
     times as fast.

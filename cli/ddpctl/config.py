@@ -47,7 +47,7 @@ def find_file(given: Path | None, cwd: Path) -> Path | None:
     Relative where ``cwd`` is the process's own, as errors name it. Raises NoInputError where the given one is missing.
     """
     if given is not None and not os.path.lexists(given):
-        raise NoInputError(one_line(f"{given}: there is no such file"))
+        raise NoInputError(one_line(f"{given}: no such file"))
     found = Path(FILE_NAME) if cwd == Path.cwd() else cwd / FILE_NAME
     return given if given is not None else found if os.path.lexists(found) else None
 
@@ -221,7 +221,7 @@ class _File:
                 self.errors.add((*place, "merge keys (<<) are not allowed; use a profile, or write the keys out"))
             elif name in found:
                 first = self.keys[*path, name][0]
-                self.errors.add((*place, f"{quote(name)} is there twice, first in line {first}"))
+                self.errors.add((*place, f"{quote(name)} is given twice, first in line {first}"))
             else:
                 self.keys[*path, name] = place
                 found[name] = self.value(value, (*path, name))
@@ -311,7 +311,7 @@ _PHRASES = (
     (r"could not find expected ':'", "a key without its ':'"),
     (r"expected <block end>", "this does not fit the lines above; check the indentation and the quotes"),
     (r"found undefined alias", "an alias (*) without its anchor (&); quote text that begins with '*'"),
-    (r"second occurrence", "this anchor (&) is there twice"),
+    (r"second occurrence", "this anchor (&) is defined twice"),
     (r"found undefined tag handle|expected ' '", "a tag is not allowed; quote text that begins with '!'"),
     (r"expected ',' or", "a ',' or a closing bracket is missing before this"),
     (r"but found another document", "several documents in one file; keep one"),
@@ -357,7 +357,7 @@ class _Loader(yaml.SafeLoader):
         elif id(node) in self._sizes:
             self._count += self._sizes[id(node)]
         else:
-            raise _InvalidYaml("an alias (*) inside of what it stands for", place)
+            raise _InvalidYaml("an alias (*) inside what it stands for", place)
         if self._count > MAX_VALUES:
             raise _InvalidYaml(f"more than {MAX_VALUES} values, aliases (*) unfolded", place)
         return node

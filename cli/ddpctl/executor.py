@@ -79,7 +79,7 @@ class Executor:
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
         """Run a target's verb to its end.
 
-        ``on_interrupt`` is called at each Ctrl-C while a streamed command goes on; without it, and while
+        ``on_interrupt`` is called at each Ctrl-C while a streamed command continues; without it, and while
         anything else runs, Ctrl-C is raised as ever, and the commands are killed.
         """
         try:

@@ -17,7 +17,7 @@ from ddpwire.events import Event
 from ddpwire.run_files import Outcome
 
 Cause = Literal[
-    "none",  # the ranks go on, or the run ended well
+    "none",  # the ranks continue, or the run ended well
     "failed",  # a rank or a node failed first: as in the outcome
     "oom",
     "stopped_process",  # a rank is stopped by a signal
@@ -355,7 +355,7 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
     if found is None:
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in ranks)
-        what = "the ranks go on, and none keeps the others waiting" if moves else "nothing that blocks them is found"
+        what = "the ranks continue, and none keeps the others waiting" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
@@ -369,7 +369,7 @@ def _line(view: RankView) -> str:
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
     if stopped := [view for view in ranks if view.state in ("T", "t")]:
         names, more = stopped[0].who, f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
-        how = "by a signal (SIGSTOP): kill -CONT lets it go on" if stopped[0].state == "T" else "by a debugger"
+        how = "by a signal (SIGSTOP): kill -CONT lets it continue" if stopped[0].state == "T" else "by a debugger"
         return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
     return None
 
@@ -521,7 +521,7 @@ def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     if num_waits <= MOSTLY * len(own):
         return None
     view = max(ranks, key=lambda one: one.share(LOADER))
-    text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside of collectives"
+    text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside collectives"
     return Explanation(cause="data_loader", sentence=f"{text}; {view.who}: {view.doing()}", fault=False)
 
 

@@ -71,7 +71,7 @@ tar -C "$work" -cf - . | "$engine" load >&2
 find . -maxdepth 1 -type f -mtime +{KEPT_DAYS} -exec rm -f {{}} +
 """
 MAX_PARALLEL = 16
-SILENT = "it failed without a word"
+SILENT = "it failed without a message"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,7 @@ def send(host: Host, blob: Blob, start: int) -> Verb[int]:
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
     (done,) = yield (Command(argv=argv, host=host, part=part, timeout_s=LONG_S),)
     if done.returncode:
-        raise UnavailableError(f"{done.last_line(SILENT)}: ship again, it goes on where it was")
+        raise UnavailableError(f"{done.last_line(SILENT)}: ship again, it resumes where it stopped")
     return start + length
 
 
@@ -266,7 +266,7 @@ class Shipper:
                 try:
                     done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
                 except BaseException:
-                    self.executor.close()  # Ctrl-C: what is being sent ends, and a next ship goes on there
+                    self.executor.close()  # Ctrl-C: what is being sent ends, and a next ship continues there
                     raise
         for one in done:
             if one.error:

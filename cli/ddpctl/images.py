@@ -21,7 +21,7 @@ _VERSIONS = (
 class Image:
     """What an engine holds under a reference."""
 
-    reference: str  # as it was asked for
+    reference: str  # as it was requested
     id: str  # sha256:... of its configuration: the same wherever the same image was built, pulled or loaded
     digests: tuple[str, ...]  # name@sha256:...: what registries call it; none before it was pushed or pulled
     layers: tuple[str, ...]  # sha256:... of every layer's uncompressed content, lowest first

@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do: an exception in a verb; outside of one ddpctl exits without a message.
+"""What Ctrl-C, SIGTERM and SIGHUP do: an exception in a verb; outside one ddpctl exits without a message.
 
 Imports almost nothing, so that the handler is set before the imports that take time.
 """
@@ -12,7 +12,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: what handles Ctrl-C handles them. Raised once; those that follow are passed over."""
+    """SIGTERM or SIGHUP: what handles Ctrl-C handles them. Raised once; those that follow are skipped."""
 
     def __init__(self, number: int) -> None:
         super().__init__()

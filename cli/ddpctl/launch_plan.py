@@ -84,9 +84,8 @@ def unused_gpus(job: JobSpec) -> str:
     """A line if our own trainer leaves GPUs unused; empty: it does not, or the script is another."""
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
-    return (
-        f"ddptrain uses one GPU a rank: {job.local_world_size} of a node's {job.gpus} GPUs; leave ranks out to use all"
-    )
+    used = f"{job.local_world_size} of a node's {job.gpus} GPUs"
+    return f"ddptrain uses one GPU per rank: {used}; leave ranks out to use all"
 
 
 def command_line(job: JobSpec) -> str:

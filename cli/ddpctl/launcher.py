@@ -72,7 +72,7 @@ class Request:
     why: str  # what chose the target
     cwd: str
     name: str | None = None  # the run's exact name; None: one is made up
-    resumes: Run | None = None  # the run from whose checkpoints it goes on
+    resumes: Run | None = None  # the run from whose checkpoints it continues
     wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not
 
 
@@ -101,7 +101,7 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
     found = next((one for one in tasks if one.name == f"{run.name}.task-{task}"), None)
     if found is None:
         known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
-        raise NoInputError(f"--task {task}: {run.name} {f'has the tasks {known}' if tasks else 'is no array'}")
+        raise NoInputError(f"--task {task}: {run.name} {f'has the tasks {known}' if tasks else 'is not an array'}")
     return found
 
 
@@ -145,14 +145,14 @@ def _goes_on_from(request: Request) -> Run | None:
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """See that no run goes on in the checkpoints of one that is to be resumed. Raises UsageError."""
+    """See that no run is active in the checkpoints of one that is to be resumed. Raises UsageError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
-            raise UnavailableError(f"--resume: {old.name} cannot be asked whether it goes on: {state.message}")
+            raise UnavailableError(f"--resume: {old.name} does not answer whether it has ended: {state.message}")
         if not state.ended and state.state != "unknown":
             raise UsageError(
-                f"--resume: {state.run} goes on, and two trainings in its checkpoints would mix: stop it first"
+                f"--resume: {state.run} has not ended, and two trainings in its checkpoints would mix: stop it first"
             )
 
 
@@ -206,7 +206,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             context.emit(f"  logs         {run.logs_at}")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt):
-                context.emit(f"the launch of {name} is taken back")
+                context.emit(f"the launch of {name} was undone")
             context.executor.kill_started()
             if isinstance(error, NotStartedError):
                 run_store.discard(folder)
@@ -217,7 +217,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
             if gone:
                 run_store.discard(folder)
             else:
-                context.emit(f"something of {name} may be left: ddpctl stop {name} takes it away")
+                context.emit(f"something of {name} may be left: ddpctl stop {name} removes it")
             raise
     return run
 
@@ -239,7 +239,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 
     Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption. SIGTERM stops the
     run as well where this ddpctl has ``launched`` it, and SIGHUP if the run would end with ddpctl; else they are
-    raised (interrupts.Terminated) and the run goes on.
+    raised (interrupts.Terminated) and the run continues.
     """
     target = target_of(run)
     tethered = signals.SIGHUP if "tethered" in target.capabilities else signals.SIGTERM
@@ -263,7 +263,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 try:
                     logs = target.logs(run, LogQuery(follow=True, tail=tail))
                     context.executor.perform(logs, on_interrupt=stopper)
-                except CannotWriteError:  # the run goes on, whoever reads its log
+                except CannotWriteError:  # the run continues, whoever reads its log
                     printed = False
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
@@ -271,7 +271,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 return state, code
             except KeyboardInterrupt as error:  # between two commands
                 if not stopper.handles(error):
-                    context.emit(f"{run.name} goes on; ddpctl attach {run.name} follows it")
+                    context.emit(f"{run.name} keeps running; ddpctl attach {run.name} follows it")
                     raise
                 stopper(error)
 
@@ -279,7 +279,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
     state = _see_the_end(context, run, stopper)
     if state.state == "unknown":
-        context.emit(f"{run.name} cannot be asked any more, and goes on if it did: ddpctl attach {run.name}")
+        context.emit(f"{run.name} does not answer any more; it may still run: ddpctl attach {run.name}")
         return state, Exit.UNAVAILABLE
     if stopper.times:
         return state, stopper.code
@@ -287,12 +287,12 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 
 
 def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Its last word may take a moment; and where its log could not be printed to the end, the run still goes on."""
+    """Its last word may take a moment; and where its log could not be printed to the end, the run still continues."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
     if state.alive:
-        context.emit(f"the log cannot be printed any further; {run.name} goes on, and Ctrl-C stops it")
+        context.emit(f"the log cannot be printed any further; {run.name} keeps running, and Ctrl-C stops it")
     while state.alive:
         try:
             time.sleep(POLL_S)
@@ -344,7 +344,7 @@ class Stopper:
             self._context.emit(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
-        except UnavailableError as error:  # some of its machines; what goes on elsewhere is still to be seen
+        except UnavailableError as error:  # some of its machines; what continues elsewhere is still to be seen
             self._context.emit(str(error))
 
 
@@ -387,7 +387,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
         time.sleep(POLL_S)
     if Path(run.folder).exists():
         return None
-    return RunStatus(run=run.name, state="stopped", message="its launch is taken back", code=Exit.SAVED_TERM)
+    return RunStatus(run=run.name, state="stopped", message="its launch was undone", code=Exit.SAVED_TERM)
 
 
 def clear(context: AppContext, run: Run) -> None:
@@ -443,7 +443,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Let a run rest, or go on (``again``). Raises ConfigError where its target cannot."""
+    """Let a run rest, or continue (``again``). Raises ConfigError where its target cannot."""
     target = target_of(run)
     context.executor.perform(target.resume(run) if again else target.suspend(run))
 

@@ -158,6 +158,6 @@ def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[
         raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
-            f"ansible-playbook ended with {played.returncode} before it came to a machine: its own words stand above"
+            f"ansible-playbook ended with {played.returncode} before it came to a machine: see its output above"
         )
     return {host: HostResult(**fared) for host, fared in json.loads(recap.stdout).items()}

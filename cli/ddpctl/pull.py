@@ -23,7 +23,7 @@ from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS
 
-TRIES = 4  # a connection that was lost in the middle is made anew, and goes on where it was
+TRIES = 4  # a connection that was lost in the middle is made again, and resumes where it stopped
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file once more for its sum
 # What of a run's folder is no result: sent to it, or of use to living processes only.
@@ -70,7 +70,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     """Fetch all that is not here yet; lines for the user of what could not be had.
 
     ``best``: of the checkpoints only the one of the highest accuracy. A path that several places have is fetched from
-    the first. Raises UnavailableError where not all could be fetched, which the next pull goes on with.
+    the first. Raises UnavailableError where not all could be fetched, which the next pull continues with.
     """
     whole: dict[str, str] = {}  # what this pull has brought or found here, with its problem
     problem = ""
@@ -98,7 +98,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
             return silent
     raise UnavailableError(
         f"not all that {run} has written is here: {problem or 'files change while they are read'}",
-        hint="the same command goes on where it was",
+        hint="the same command resumes where it stopped",
     )
 
 
@@ -120,7 +120,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
             silent.append(f"{place.name}: {one_line(answer.last_line())}")
             continue
         if "\ufffd" in answer.stdout:
-            silent.append(f"{place.name}: files are passed over whose names are not UTF-8")
+            silent.append(f"{place.name}: files whose names are not UTF-8 are skipped")
         for entry in answer.stdout.split("\0")[:-1]:
             if "\ufffd" in entry:
                 continue
@@ -128,7 +128,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
             to, _, below = name.partition("./")
             path = f"{to}{below}"
             if PurePosixPath(path).is_absolute() or ".." in PurePosixPath(path).parts:
-                raise DdpctlError(f"{place.name} names a file outside of the run's folder: {one_line(path)}")
+                raise DdpctlError(f"{place.name} names a file outside the run's folder: {one_line(path)}")
             word = f"{place.folders[to.removesuffix('/')]}/{shlex.quote(below)}"
             file = File(path=path, place=number, word=word, size=int(size), modified=int(modified))
             files.setdefault(path, file)

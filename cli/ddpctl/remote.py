@@ -65,9 +65,9 @@ class Remote:
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for it; what it writes is ours, merged with what others write that go on side by side.
+        """Wait for it; what it writes is ours, merged with the output of others that run side by side.
 
-        A host that is lost is named at once: the others may go on for days.
+        A host that is lost is named at once: the others may continue for days.
         """
         with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
             done = self._run(command, out.add, err.add)
@@ -154,7 +154,7 @@ class Remote:
         return Output(returncode=code)
 
     def _channel(self, host: Host) -> "Channel":
-        """A new channel; a connection that has gone stale since its last use is made anew, once."""
+        """A new channel; a connection that has gone stale since its last use is made again, once."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError

@@ -27,8 +27,8 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     every = run_store.load_all(context.root)
     if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
-            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run goes on from: "
-            f"nothing is removed before it is mended, or {torn[0]} taken away by hand"
+            f"{torn[0] / RECORD} cannot be read, so that nobody knows whose checkpoints that run continues from: "
+            f"nothing is removed before it is mended, or {torn[0]} deleted by hand"
         )
     refused: list[DdpctlError] = []
     ended: list[tuple[Run, RunStatus]] = []
@@ -48,7 +48,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     users = _users(removals, every)
     while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
         going = {one.run.name for one in removals}
-        for one in kept:  # what is kept may go on from another's
+        for one in kept:  # what is kept may continue from another's
             removals.remove(one)
             named = sorted(users[one.run.name] - going)
             refused.append(
@@ -70,14 +70,16 @@ def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
 
 
 def _check_ended(run: Run, state: RunStatus) -> None:
-    """Raises UsageError for a run that goes on, UnavailableError for one of which nobody knows whether it does."""
+    """Raises UsageError for a run that has not ended, UnavailableError for one of which this is unknown."""
     if state.state == "unknown":
         raise UnavailableError(
-            f"{run.name} cannot be asked whether it goes on, and was not removed: {state.message}; "
+            f"{run.name} does not answer whether it has ended, and was not removed: {state.message}; "
             f"if what it ran on is gone for good, delete its record: {run.folder}"
         )
     if not state.ended:
-        raise UsageError(f"{run.name} goes on ({state.state}), and was not removed: ddpctl stop {run.name} ends it")
+        raise UsageError(
+            f"{run.name} has not ended ({state.state}), and was not removed: ddpctl stop {run.name} ends it"
+        )
 
 
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:

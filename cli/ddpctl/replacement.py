@@ -1,4 +1,4 @@
-"""Replaces lost nodes of a run that this ddpctl follows: their ranks go on where their target has a spare machine."""
+"""Replaces lost nodes of a run that this ddpctl follows, where their target has a spare machine."""
 
 import threading
 from collections.abc import Callable

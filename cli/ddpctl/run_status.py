@@ -16,7 +16,7 @@ State = Literal[
     "starting",
     "rendezvous",
     "training",
-    "suspended",  # by a user or a queue: it has no nodes, and goes on when it is resumed
+    "suspended",  # by a user or a queue: it has no nodes, and continues when it is resumed
     "stopping",
     "succeeded",
     "failed",
@@ -56,7 +56,7 @@ def read_progress(text: str) -> Progress | None:
         return None
     first, last = rows[0], rows[-1]
 
-    def value(metric: metrics.Metric) -> float | None:  # ranks that were started anew do not tell all of it yet
+    def value(metric: metrics.Metric) -> float | None:  # ranks that were restarted do not tell all of it yet
         number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
@@ -114,7 +114,7 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing of the run goes on."""
+        """Whether the run has ended."""
         return self.state in ENDED
 
     @property

@@ -1,6 +1,6 @@
 """Runs: their records in the user's state directory, and the disk space that they take.
 
-A record says what was asked for and what the target needs to find the run again. Its status is asked of the target;
+A record says what was requested and what the target needs to find the run again. Its status is asked of the target;
 only how it ended is kept, for when the target does not answer.
 """
 
@@ -50,7 +50,7 @@ _HELD = "was not removed: a node that is alive has it"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run's record: what was asked for, and what its target needs to find it again."""
+    """One run's record: what was requested, and what its target needs to find it again."""
 
     name: str
     created: float  # seconds since the epoch
@@ -128,13 +128,13 @@ def new_name(root: Path, job_name: str) -> str:
 
 
 def next_name(root: Path, name: str) -> str:
-    """What a run that goes on from the run ``name`` is called: ``night-2``, ``night-3``."""
+    """What a run that continues from the run ``name`` is called: ``night-2``, ``night-3``."""
     base = re.sub(r"-[0-9]+$", "", name)
     return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Whether there is anything to go on from; on other machines there may be, and the trainer will say."""
+    """Whether there is anything to continue from; on other machines there may be, and the trainer will say."""
     if run.elsewhere:
         return True
     try:
@@ -161,8 +161,8 @@ def check_free(root: Path, name: str) -> None:
     _remove_torn_launch(root / name)
     if (root / name).is_dir():
         raise UsageError(
-            f"--name: a run named {name} is there already: choose another name, "
-            f"or go on from its last checkpoint with --resume {name}"
+            f"--name: a run named {name} already exists: choose another name, "
+            f"or continue from its last checkpoint with --resume {name}"
         )
     if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
         raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way")
@@ -199,7 +199,7 @@ def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     return folder
 
 
-# A launch that goes on holds a lock on a file of the run's folder, which is removed when the record is whole: one that
+# A launch in progress holds a lock on a file of the run's folder, which is removed when the record is whole: one that
 # is there, and not held, is of a launch that was killed.
 
 _LAUNCH = "launch.lock"
@@ -336,7 +336,7 @@ def discard(folder: Path) -> None:
 
 
 def load_all(root: Path) -> tuple[Run, ...]:
-    """Every run, newest first. Folders that are no runs, and records that cannot be read, are passed over."""
+    """Every run, newest first. Folders that are no runs, and records that cannot be read, are skipped."""
     runs = [run for folder in _folders(root) if (run := read(folder))]
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
@@ -350,7 +350,7 @@ def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, .
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
     if name == "":
-        raise NoInputError("a run's name is not empty: name a run (ddpctl ps lists them)")
+        raise NoInputError("the run's name is empty: name a run (ddpctl ps lists them)")
     if name and "/" in name:
         raise NoInputError(
             f"{name} is a folder, and a run's name is asked for here (ddpctl ps lists them)",
@@ -359,7 +359,7 @@ def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     if name and (run := read(root / name)):
         return run
     if name and (record := root / name / RECORD).exists():
-        raise NoInputError(f"the record of {name} cannot be read: {record} is torn, or no run's")
+        raise NoInputError(f"the record of {name} cannot be read: {record} is corrupt, or not a run's record")
     runs = load_all(root)
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
@@ -403,7 +403,7 @@ def read(folder: Path) -> Run | None:
 
 
 def _job(record: Mapping[str, Any]) -> JobSpec:
-    """A job as it was written down; what this version does not know is passed over. Raises ValueError or TypeError."""
+    """A job as it was written down; what this version does not know is skipped. Raises ValueError or TypeError."""
     job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
     lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
     job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]

@@ -46,14 +46,14 @@ def _base_60(text: str) -> int:
 
 # What YAML 1.1 takes for something else than a user does (https://yaml.org/type/), and what to say of it.
 _TRAPS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    (r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", lambda text: f"would be {_base_60(text)} to YAML (base 60); write the number"),
+    (r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", lambda text: f"is {_base_60(text)} in YAML (base 60); write the number"),
     (r"[-+]?0[xXbBoO][0-9a-fA-F]+", lambda _: "is not written in base 10; write the number in base 10"),
-    (r"[-+]?0[0-9]+\.?[0-9]*", lambda text: f"may be base 8 to YAML; write {re.sub('0+(?=[0-9])', '', text, count=1)}"),
+    (r"[-+]?0[0-9]+\.?[0-9]*", lambda text: f"may be base 8 in YAML; write {re.sub('0+(?=[0-9])', '', text, count=1)}"),
     (r"[-+]?[0-9][0-9_.]*_[0-9_.]*", lambda text: f"holds '_'; write {text.replace('_', '')}"),
     (r"[-+]?[0-9.]+[eE][-+]?[0-9]+", lambda _: "has an exponent, which YAML may take for text; write it out"),
-    (r"(?i)true|false|yes|no|on|off", lambda _: "is a truth value to YAML; write a number"),
+    (r"(?i)true|false|yes|no|on|off", lambda _: "is a truth value in YAML; write a number"),
     (r"(?i)[-+]?\.?(inf|nan)", lambda _: "is not finite; write a number"),
-    (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*", lambda _: "is a date to YAML; write a number"),
+    (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*", lambda _: "is a date in YAML; write a number"),
 )
 
 
@@ -75,8 +75,8 @@ def _read_truth(text: Text) -> bool:
     if text in ("true", "false") and not text.quoted:
         return text == "true"
     if meant := _TRUTH.get(text.lower()):
-        raise ValueError(f"{quote(text)} may be text or a truth value to YAML; write {meant}")
-    raise ValueError(f"{quote(text)} is no truth value; write true or false")
+        raise ValueError(f"{quote(text)} may be text or a truth value in YAML; write {meant}")
+    raise ValueError(f"{quote(text)} is not a truth value; write true or false")
 
 
 def _read_number(text: Text, kind: Kind) -> int | float:
@@ -89,14 +89,14 @@ def _read_number(text: Text, kind: Kind) -> int | float:
         for pattern, words in () if text.quoted else _TRAPS:
             if re.fullmatch(pattern, text):
                 raise ValueError(f"{text} {words(text)}")
-    raise ValueError(f"{quote(text)} is no {kind}")
+    raise ValueError(f"{quote(text)} is not a {kind}")
 
 
 def _number_of_flag(text: str, kind: Kind) -> int | float:
     try:
         return int(text) if kind == "whole number" else float(text)
     except ValueError:
-        raise ValueError(f"{quote(text)} is no {kind}") from None
+        raise ValueError(f"{quote(text)} is not a {kind}") from None
 
 
 def _read(field: Field, value: Any) -> Any:
@@ -240,10 +240,10 @@ def _words(error: Any, field: Field) -> str:
         case "finite_number":
             return f"{value} is not finite; write a number"
         case "literal_error":
-            return f"{quote(value)} is none of {', '.join(field.choices)}"
+            return f"{quote(value)} is not one of {', '.join(field.choices)}"
     if isinstance(value, Text | list | dict):
         return f"takes {_TAKES.get(field.kind, f'a {field.kind}')}, not {kind_of(value)}"
-    return f"not {field.type_words}" if field.kind in _SECRET else f"{quote(value)} is no {field.kind}"
+    return f"not {field.type_words}" if field.kind in _SECRET else f"{quote(value)} is not a {field.kind}"
 
 
 # What other programs call a job's keys, where the spelling leads nowhere near.

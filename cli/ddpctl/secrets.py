@@ -1,6 +1,6 @@
 """Secrets: read their values where ddpctl runs, warn of values that look like secrets, remove secrets from texts.
 
-A value goes on in a command's stdin that is marked ``secret``, or in a file of mode 0600, and nowhere else.
+A value is passed on in a command's stdin that is marked ``secret``, or in a file of mode 0600, and nowhere else.
 """
 
 import json
@@ -41,7 +41,7 @@ def exposed(job: JobSpec) -> str | None:
     if not names:
         return None
     return (
-        f"env: the value of {', '.join(names)} stands in specs and records as it is: "
+        f"env: the value of {', '.join(names)} is visible in specs and records: "
         f"secrets: [{', '.join(names)}] takes it from your environment and keeps it out of them"
     )
 
@@ -53,7 +53,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
         return None
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
     return (
-        f"the value of {', '.join(names)} stands in specs, records and every machine's list of processes: "
+        f"the value of {', '.join(names)} is visible in specs, records and process lists: "
         f"secrets: [{variables}] takes it from your environment, where the script can read it, and keeps it out of them"
     )
 

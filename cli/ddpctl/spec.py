@@ -173,7 +173,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     """Names that a shell takes, values without NUL."""
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
-            raise ValueError(f"'{name}' is no name of a variable: letters, digits and '_', no digit first")
+            raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', no digit first")
         if name in OURS or name.startswith("PET_"):
             raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
         if "\0" in value:
@@ -273,11 +273,11 @@ class JobSpec:
         Rule(check_nodes, NODES_PATTERN.pattern),
     ] = "1"
     gpus: Annotated[
-        int, Doc("GPUs a node, and with them its ranks, one each; CPU processes where there is no GPU."), Ge(1), Le(64)
+        int, Doc("GPUs per node, and one rank for each; CPU processes where there is no GPU."), Ge(1), Le(64)
     ] = 1
     ranks: Annotated[
         int | None,
-        Doc("Ranks a node, a divisor of gpus: each sees all GPUs of its node; null: one for each of gpus."),
+        Doc("Ranks per node, a divisor of gpus: each sees all GPUs of its node; null: one for each of gpus."),
         Ge(1),
         Le(64),
     ] = None
@@ -297,7 +297,7 @@ class JobSpec:
     ] = None
     grace: Annotated[
         float,
-        Doc("Seconds that ranks get to save after a stop was asked for, before they are killed."),
+        Doc("Seconds that ranks get to save after a stop was requested, before they are killed."),
         Ge(0),
         Le(3600),
     ] = 30.0
@@ -320,11 +320,11 @@ class JobSpec:
         Rule(check_image, IMAGE_PATTERN.pattern),
     ] = DEFAULT_IMAGE
     cpus: Annotated[
-        int | None, Doc("CPU cores a node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
+        int | None, Doc("CPU cores per node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
     ] = None
     memory: Annotated[
         str | None,
-        Doc("Memory a node, such as 64Gi; null: as the target has it."),
+        Doc("Memory per node, such as 64Gi; null: as the target has it."),
         Rule(check_size, SIZE_PATTERN.pattern),
     ] = None
     shm: Annotated[
@@ -365,8 +365,8 @@ class JobSpec:
         if self.ranks is not None and self.gpus % self.ranks:
             yield (
                 "job.ranks",
-                f"{self.ranks} is no divisor of gpus, {self.gpus}: the ranks of a node share its GPUs evenly; "
-                "give a divisor, or leave ranks out for one rank a GPU",
+                f"{self.ranks} does not divide gpus, {self.gpus}: the ranks of a node share its GPUs evenly; "
+                "give a divisor, or leave ranks out for one rank per GPU",
             )
 
     @property

@@ -189,8 +189,8 @@ def _refusal(host: str, name: str, known: KnownKeys, key: PKey) -> str:
         )
     had = ", ".join(f"{_kind(other)} {other.fingerprint}" for other in known.keys)
     return (
-        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was set up anew, or somebody "
-        f"is in between; if you know that it was set up anew: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
+        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was set up again, or somebody "
+        f"is in between; if you know that it was set up again: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
     )
 
 
@@ -368,7 +368,7 @@ def _why_not_there(error: Exception, host: str, place: str) -> str:
 
 def _refused_keys(hop: _Hop) -> str:
     tried = ", ".join(hop.connection.connect_kwargs["key_filename"])
-    keys = f"the agent's and {tried}" if tried else "the agent's, and there is none in ~/.ssh"
+    keys = f"the agent's and {tried}" if tried else "the agent's; ~/.ssh has none"
     return (
         f"it refuses every key of {hop.connection.user} ({keys}): put one there with "
         f"ssh-copy-id {_typed(hop.host)}, or name the right one as key"

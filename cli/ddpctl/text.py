@@ -59,7 +59,7 @@ def either(words: tuple[str, ...], joint: str = "or") -> str:
 
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
-    """``'nodse' is no key of a job; did you mean 'nodes'?``. ``meant``: of what is known, the one that it must be."""
+    """``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant``: the known name that it must be."""
     # Compared in lower case and not at any length: the name may be a whole file.
     word = name[:60].lower()
     near = (
@@ -68,8 +68,8 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
         else [key for key in known if len(word) > 2 and key.startswith(word)]
         or difflib.get_close_matches(word, known, n=1)
     )
-    there = f"there are: {', '.join(known)}" if known else "there is none"
-    return f"{quote(name)} is no {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
+    there = f"known: {', '.join(known)}" if known else "none is defined"
+    return f"{quote(name)} is not a {what}; " + (f"did you mean {quote(near[0])}?" if near else there)
 
 
 def format_duration(seconds: float) -> str:

@@ -29,7 +29,7 @@ _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
 
 
 class Display:
-    """How far some transfers are that go on side by side: a line that a terminal redraws, else one now and then."""
+    """How far some transfers are that run side by side: a line that a terminal redraws, else one now and then."""
 
     def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
@@ -112,7 +112,7 @@ def move(
     started = False
     try:
         with ExitStack() as stack:
-            # Files, not pipes: nobody need read or write them while the process goes on.
+            # Files, not pipes: nobody need read or write them while the process continues.
             error = stack.enter_context(tempfile.TemporaryFile())
             source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
             stdin = stack.enter_context(source)

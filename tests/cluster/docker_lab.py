@@ -131,7 +131,7 @@ def torch_index() -> Iterator[str]:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--retries=0", "--timeout=20"]
         argv += [f"--extra-index-url={TORCH_CPU}", f"--dest={folder}/torch", f"torch=={TORCH}"]
         subprocess.run(argv, check=True, timeout=BUILD_S, env={**os.environ, "PATH": PATH})
-        try:  # always the same address: it is a build argument, and another one would build torch's layer anew
+        try:  # always the same address: it is a build argument, and another one would build torch's layer again
             server = ThreadingHTTPServer(("127.0.0.1", INDEX_PORT), partial(_Quiet, directory=folder))
         except OSError:
             server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=folder))

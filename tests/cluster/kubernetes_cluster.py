@@ -165,7 +165,7 @@ def step_of(run: str) -> int:
 
 
 def resumed_at(run: str) -> list[int]:
-    return [int(number) for number in re.findall(r"going on at step (\d+) of", logs(run))]
+    return [int(number) for number in re.findall(r"continuing at step (\d+) of", logs(run))]
 
 
 def fingerprint(text: str) -> str:

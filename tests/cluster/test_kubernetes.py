@@ -226,7 +226,7 @@ def test_what_cannot_be_placed_says_why(cluster: Cluster, tmp_path: Path) -> Non
 
 
 def goes_on_after(cluster: Cluster, run: str, node: str, take: str) -> list[int]:
-    """Take a node's pod away in the middle; the steps at which the training went on."""
+    """Take a node's pod away in the middle; the steps at which the training continued."""
     wait_until(lambda: step_of(run) >= 3, "the third epoch")
     before = cluster.pods(run)
     pod = cluster.pod_name(run, before[node])
@@ -236,7 +236,7 @@ def goes_on_after(cluster: Cluster, run: str, node: str, take: str) -> list[int]
     else:
         cluster.run("delete", "pod", pod, "--wait=false")
     wait_until(lambda: cluster.pods(run).get(node, before[node]) != before[node], f"a new pod for node {node}")
-    wait_until(lambda: resumed_at(run), "the training to go on")
+    wait_until(lambda: resumed_at(run), "the training to continue")
     reached = step_of(run)
     wait_until(lambda: step_of(run) > reached + 1, "two more epochs")
     assert status(run)["state"] == "training"
@@ -272,7 +272,7 @@ def test_suspend_gives_the_machines_back_and_resume_goes_on(cluster: Cluster, tm
     assert done.returncode == 0, done.stderr
     wait_until(lambda: not cluster.pods(run) and status(run)["state"] == "suspended", "the pods to end")
     assert ddpctl("resume", run).returncode == 0
-    wait_until(lambda: resumed_at(run), "the training to go on")
+    wait_until(lambda: resumed_at(run), "the training to continue")
     assert resumed_at(run)[0] > 1
 
 
@@ -326,7 +326,7 @@ def test_a_machine_that_is_lost_costs_its_pod_alone(cluster: Cluster, tmp_path: 
             lambda: "kubectl delete pod" in str(status(run)["message"]), "the dead machine's pod to be named", 600
         )
         wait_until(lambda: cluster.pods(run).get("1", before["1"]) != before["1"], "a new pod", 600)
-        wait_until(lambda: resumed_at(run), "the training to go on", 600)
+        wait_until(lambda: resumed_at(run), "the training to continue", 600)
     finally:
         subprocess.run(os.environ["DDPCTL_TEST_FIND"].format(machine=machine), shell=True, check=True, timeout=60)  # noqa: S602
         attached.kill()

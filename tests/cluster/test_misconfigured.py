@@ -17,11 +17,11 @@ pytestmark = pytest.mark.skipif(
 )
 SAID = {
     "the master's address is not node 0's": (
-        "10.77.0.99 is no address of this machine, which has to listen there; it has 10.77.0.10 (eth0)",
+        "10.77.0.99 is not an address of this machine, which must listen there; it has 10.77.0.10 (eth0)",
         69,
     ),
     "node 0's machine is down": (
-        "node 0 of 2 did not come within 2 s (node-1 (10.77.0.11): 10.77.0.99:61234 cannot be reached: "
+        "node 0 of 2 did not join within 2 s (node-1 (10.77.0.11): 10.77.0.99:61234 cannot be reached: "
         "that machine is down, its link is, or a router sends it back)",
         142,
     ),

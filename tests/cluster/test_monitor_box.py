@@ -1,4 +1,4 @@
-"""``ddpctl monitor up`` starts Prometheus with a real docker compose, sees a run, and takes it away again.
+"""``ddpctl monitor up`` starts Prometheus with a real docker compose, sees a run, and removes it again.
 
 A registry cannot be reached everywhere, so the image is made of this machine's own Prometheus; Grafana, of which there
 is no binary to make one, stays out.

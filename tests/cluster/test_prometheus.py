@@ -28,7 +28,7 @@ RUN = "scraped"
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
-    """The addresses of a training that goes on."""
+    """The addresses of a training that continues."""
     monkeypatch.setenv("PATH", PATH)
     ddpctl("launch", "-d", "--nodes", "2", "--gpus", "2", "--name", RUN, "--", "--epochs", "2000")
     try:

@@ -47,7 +47,7 @@ def test_a_browser_shows_all_of_it(report: Path) -> None:
     assert headings[:5] == [
         "Where the time went",
         "Loss",
-        "Throughput, samples a second",
+        "Throughput, samples per second",
         "Where the time of a step goes",
         "Test accuracy",
     ]

@@ -81,7 +81,7 @@ def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(site:
     checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
     program = ("ddptrain", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
     there = site.ddpctl("launch", "-f", FILE, "--name", "night", "--", *program)
-    assert "going on at step " in there
+    assert "continuing at step " in there
     assert WEIGHTS.findall(there) == [exact.undisturbed((1, 4), exact.DIGITS)]
 
 
@@ -198,7 +198,7 @@ def test_a_time_limit_saves_requeues_and_resumes_and_scancel_saves_and_does_not(
 
     start_soon(site, job)
     until(
-        lambda: f"going on at step {first + 1} of" in said(),
+        lambda: f"continuing at step {first + 1} of" in said(),
         120,
         lambda: said()[-2000:] + site.sh("scontrol", "show", "job", job),
     )
@@ -280,8 +280,8 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     assert re.match(rf"requeued(?: at step \d+)?, 1 of 20: job {job} waits \(", waiting["message"])
     assert phases(site, "lost")[-1] == "queue"
     start_soon(site, job)
-    until(lambda: "going on at step" in site.log("lost"), 90, lambda: site.log("lost"))
-    again = int(re.findall(r"going on at step (\d+) of", site.log("lost"))[-1])
+    until(lambda: "continuing at step" in site.log("lost"), 90, lambda: site.log("lost"))
+    again = int(re.findall(r"continuing at step (\d+) of", site.log("lost"))[-1])
     assert again > reached
     assert "run lost stopped" in site.ddpctl("stop", "lost")
     spent = json.loads(site.ddpctl("timeline", "lost", "--json"))

@@ -79,7 +79,7 @@ def test_two_machines_train_as_one_does(lab: Lab) -> None:
     assert spent["training"] > 0
     written = lab.ddpctl("report", "night", "--output", str(lab.folder / "night.html"))
     assert (written.returncode, written.stderr) == (0, "")
-    assert "<h2>Throughput, samples a second</h2>" in (lab.folder / "night.html").read_text()
+    assert "<h2>Throughput, samples per second</h2>" in (lab.folder / "night.html").read_text()
 
 
 def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(lab: Lab, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(lab: 
     program = ("--", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))
     there = lab.ddpctl("launch", "--name", "night", *program)
     assert there.returncode == 0, there.stderr + there.stdout
-    assert "going on at step " in there.stdout
+    assert "continuing at step " in there.stdout
     assert weights(there.stdout) == exact.undisturbed((1, 4), exact.DIGITS)
 
 
@@ -135,8 +135,8 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
         f"{stranger}: its host key ED25519 {unknown} is not in known_hosts: compare it on the machine itself "
         f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then trust it with: ssh {stranger}",
         f"{impostor}: its host key has CHANGED: known_hosts has ED25519 {fingerprint(other)}, it shows "
-        f"ED25519 {fingerprint(bad.host_key)}: the machine was set up anew, or somebody is in between; "
-        f"if you know that it was set up anew: ssh-keygen -R {impostor}, then ssh {impostor}",
+        f"ED25519 {fingerprint(bad.host_key)}: the machine was set up again, or somebody is in between; "
+        f"if you know that it was set up again: ssh-keygen -R {impostor}, then ssh {impostor}",
         "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
         f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
     ]
@@ -238,7 +238,7 @@ def test_a_lost_host_is_named(lab: Lab, record_property: Callable[[str, object],
     try:
         started = time.monotonic()
         wait_until(lambda: f"{lost.address}: the connection was lost: " in lab.said(), "the follower's word")
-        wait_until(lambda: "node 1 was lost: its ddprun fell silent" in lab.log("night"), "the agent's word")
+        wait_until(lambda: "node 1 was lost: its ddprun stopped responding" in lab.log("night"), "the agent's word")
         record_property("took", f"{time.monotonic() - started:.1f} s")
         state = lab.ddpctl("status", "night")
         assert f"{lost.address} (node 1) does not answer: " in state.stdout

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
 
 
 class Lab:
-    """Two hosts, and an executor that may be made anew."""
+    """Two hosts, and an executor that may be made again."""
 
     def __init__(self, person: Person, boxes: tuple[Box, Box]) -> None:
         self.person, self.boxes = person, boxes

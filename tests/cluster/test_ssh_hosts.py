@@ -135,8 +135,8 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         resumed = lab.ddpctl("launch", "--resume", "night", "--name", "again", *program, timeout=300)
         assert resumed.returncode == 0, resumed.stderr
         for number in (0, 1):
-            assert f"{lab.boxes[number].address} is passed over: " in resumed.stderr
-        assert "going on at step " in resumed.stdout
+            assert f"{lab.boxes[number].address} is skipped: " in resumed.stderr
+        assert "continuing at step " in resumed.stdout
         found = re.search(r"weights sha256 (\w+)", resumed.stdout)
         assert found
         assert found[1] == exact.undisturbed((1, 4), exact.DIGITS)

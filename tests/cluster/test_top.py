@@ -41,7 +41,7 @@ class Terminal:
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Terminal]:
-    """``ddpctl top`` of a training that goes on, of whose four ranks the last is slow."""
+    """``ddpctl top`` of a training that continues, of whose four ranks the last is slow."""
     monkeypatch.setenv("PATH", PATH)
     monkeypatch.setenv("LANG", "C.UTF-8")
     launch = ("launch", "--detach", "--nodes", "2", "--gpus", "2", "--device", "cpu", "--name", "live")

@@ -108,7 +108,7 @@ CASES = (
     ),
     Case(
         alert="DdpStalledStep",
-        what="an evaluation of ten minutes, in which there are signs of life, that hangs then",
+        what="an evaluation of ten minutes, in which there are heartbeats, that hangs then",
         series=(
             TRAINING,
             s("ddp_last_step_timestamp_seconds", "0+60x10 600x30", rank="0"),
@@ -130,7 +130,7 @@ CASES = (
         silent=(5, 13, 14),
         firing=18,
         resolved=23,
-        summary="rank 1 on node 0 of night has given no sign of life for 8m 0s",
+        summary="rank 1 on node 0 of night has sent no heartbeat for 8m 0s",
         labels=on("0", rank="1"),
     ),
     Case(
@@ -266,7 +266,7 @@ CASES = (
         silent=(5,),
         firing=7,
         resolved=22,
-        summary="the loss of night is no number any more",
+        summary="the loss of night is not finite any more",
         labels={"where": "loss", **IDENTITY},
     ),
     Case(
@@ -296,7 +296,7 @@ CASES = (
     ),
     Case(
         alert="DdpMixedVersions",
-        what="a node with another torch, until it is started anew",
+        what="a node with another torch, until it is restarted",
         series=(
             s("ddp_build_info", "1x40", version="0.1.0", torch_version="2.10.0"),
             s("ddp_build_info", "1x5 stale", "1", version="0.1.0", torch_version="2.11.0"),
@@ -382,7 +382,7 @@ ENDED_BEATS = (
     s("ddp_heartbeat_timestamp_seconds", "_x2 120+60x358 stale", "0", rank="0"),
     s("ddp_heartbeat_timestamp_seconds", f"_x2 120+60x{HALF_A_DAY}", "0", rank="1"),
 )
-SAVED_AND_RESTARTED = (  # every half an hour; the new ranks tell of the checkpoint that they went on from
+SAVED_AND_RESTARTED = (  # every half an hour; the new ranks tell of the checkpoint that they continued from
     s(
         "ddp_checkpoint_last_success_timestamp_seconds",
         "0x29 "

@@ -1,5 +1,5 @@
 """Stand-ins for Slurm's programs and for container runtimes, named as such: each writes down its arguments and its
-environment byte for byte, and does no more than the batch script needs to go on. The real ones run in tests/cluster.
+environment byte for byte, and does no more than the batch script needs to continue. The real ones run in tests/cluster.
 """
 
 import os

@@ -150,7 +150,7 @@ def test_a_background_command_reads_from_the_terminal_of_its_launcher(tmp_path: 
 
 
 def test_ctrl_c_while_a_command_streams_calls_on_interrupt(tmp_path: Path) -> None:
-    """The command goes on; each Ctrl-C is one call."""
+    """The command continues; each Ctrl-C is one call."""
     code = """
 import os, sys, threading, time, signal
 from pathlib import Path

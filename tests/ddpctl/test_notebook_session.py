@@ -1,4 +1,4 @@
-"""What a cell shows of its run's log, and which earlier run it goes on from."""
+"""What a cell shows of its run's log, and which earlier run it continues from."""
 
 from collections.abc import Callable
 from functools import partial

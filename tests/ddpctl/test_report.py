@@ -82,7 +82,11 @@ def test_a_wait_in_the_queue_has_no_share_and_the_first_one_no_bar() -> None:
 
 def test_only_what_was_reported_is_plotted() -> None:
     found = history_plots(history(), begin=100, seconds=100, marks=[])
-    assert [title for title, _, _ in found] == ["Loss", "Throughput, samples a second", "Where the time of a step goes"]
+    assert [title for title, _, _ in found] == [
+        "Loss",
+        "Throughput, samples per second",
+        "Where the time of a step goes",
+    ]
     assert found[2][2] == (
         '<p class="key"><i class="forward"></i>forward<i class="comm_exposed"></i>waiting for the other ranks</p>'
     )
@@ -171,7 +175,7 @@ def test_whatever_a_run_says_is_text(wording: Wording) -> None:
         ("100 s", "from launch to end"),
         ("49", "steps"),
         ("0.4000", "loss"),
-        ("17.42", "samples a second, training"),
+        ("17.42", "samples per second, training"),
         ("90 %", "goodput"),
         ("0", "restarts"),
     ]

@@ -164,7 +164,7 @@ def test_progress_is_that_of_the_last_rows() -> None:
     at = run_status.read_progress(f"{head}1000.0,10,100,1,nan,\n1005.0,20,100,1,0.5,15\n1010.0,30,100,2,nan,25\n")
     assert at == run_status.Progress(step=30, planned=100, epoch=2, loss=None, steps_per_s=2.0, checkpoint_step=25)
     assert at.left_s == 35.0
-    lacking = run_status.read_progress(f"{head}1000.0,10,100,1,0.5,15\n1005.0,12,100,1,,\n")  # started anew
+    lacking = run_status.read_progress(f"{head}1000.0,10,100,1,0.5,15\n1005.0,12,100,1,,\n")  # restarted
     assert lacking is not None
     assert (lacking.step, lacking.loss, lacking.checkpoint_step) == (12, 0.5, 15)
     assert run_status.read_progress("") is None

@@ -1,4 +1,4 @@
-"""Generated configurations: each is a script that bash can read, its #SBATCH lines are what was asked for, and no value
+"""Generated configurations: each is a script that bash can read, its #SBATCH lines are what was requested, and no value
 escapes its quotes. bench/slurm.py does the same to 10,000, and shows some to shellcheck and to a real sbatch.
 """
 

@@ -41,7 +41,7 @@ class Host:
         return subprocess.run(["/bin/sh"], input=text, env=self.environ, capture_output=True, text=True, timeout=60)
 
     def start(self, run: str, *gpus: str) -> subprocess.CompletedProcess[str]:
-        """A node of a run; its pid is in a file when it goes on."""
+        """A node of a run; its pid is in a file when it continues."""
         done = self.run(
             scripts.start_process("~/.ddpctl", run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, gpus=gpus, folder="~/",
                                   checkpoints="~/c")

@@ -37,7 +37,7 @@ def test_openssh_reads_the_configuration(home: Path) -> None:
     assert {name: (said["hostname"], said["user"], said["port"]) for name, said in found.items()} == {
         "box1": ("10.0.0.1", "alice", "2200"),
         "box2": ("10.0.0.2", "alice", "2200"),
-        "other": ("other", "bob", "22"),  # a Host inside of an Include is one of the block around it
+        "other": ("other", "bob", "22"),  # a Host inside an Include is one of the block around it
         "matched": ("matched", "carol", "22"),
         "none": ("none", "bob", "22"),
     }

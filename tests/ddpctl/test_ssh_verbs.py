@@ -1,4 +1,4 @@
-"""The commands of the target ssh for the hosts of a run that goes on."""
+"""The commands of the target ssh for the hosts of a run that continues."""
 
 import json
 import subprocess

@@ -223,8 +223,8 @@ def test_a_stop_that_was_asked_for_is_no_loss(wording: Wording) -> None:
 def test_nothing_is_lost_after_the_end_unless_the_ranks_are_started_anew() -> None:
     over = [*START, event(150, "training_ended", rank=0), event(151, "failed", cause="error")]
     assert drawn([*over, *both(152, "node_ended")])[5:] == [("training", 122, 150), ("end", 150, 152)]
-    anew = [event(152, "restart"), *both(155, "first_step")]
-    assert drawn([*over, *anew])[5:] == [
+    again = [event(152, "restart"), *both(155, "first_step")]
+    assert drawn([*over, *again])[5:] == [
         ("training", 122, 150),
         ("end", 150, 152),
         ("lost", 152, 155),

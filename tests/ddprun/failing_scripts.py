@@ -302,7 +302,7 @@ else:
     "",
 )
 
-# 10 --- "": a helper thread dies (traceback printed), training goes on, the time limit ends
+# 10 --- "": a helper thread dies (traceback printed), training continues, the time limit ends
 TEN["thread_dies_time_limit_exit75"] = (
     r"""
 import sys, threading, time

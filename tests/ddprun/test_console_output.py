@@ -124,7 +124,7 @@ def test_a_folder_that_is_in_use_is_refused(runs, wording):
 
 
 def test_a_folder_that_is_still_being_left_is_waited_for(runs):
-    """As where a scheduler starts a node anew the instant its ddprun ends: the supervisor ends a little later."""
+    """As where a scheduler starts a node again the instant its ddprun ends: the supervisor ends a little later."""
     folder = runs.run_dir / "node-0"
     folder.mkdir(parents=True)
     with (folder / "ddprun.lock").open("w") as lock:

@@ -40,7 +40,7 @@ SCRIPTS = {
         thread = threading.Thread(target=report, name="report")
         thread.start()
         thread.join()
-        print("goes on")
+        print("continues")
     """,
     "no end of its own": "x = 1",
     "exit None": "import sys; sys.exit()",

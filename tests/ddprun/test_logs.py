@@ -70,7 +70,7 @@ def test_a_rank_that_ends_is_caught_up_while_its_streams_are_closed(tmp_path, mo
         ),
         ("[rank1]: Traceback (most recent call last):\n[rank1]:   File x\n[rank1]: KeyError: 3\n", "KeyError: 3"),
         ("epoch 3/10 loss 0.1\n", ""),
-        ("Traceback (most recent call last):\nValueError: caught\n" + "and went on\n" * 21, ""),
+        ("Traceback (most recent call last):\nValueError: caught\n" + "and continued\n" * 21, ""),
         (
             "Traceback (most recent call last):\n  File x\nValueError: a\nSet HYDRA_FULL_ERROR=1\n",
             "the last traceback in its log: ValueError: a",

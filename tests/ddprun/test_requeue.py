@@ -119,7 +119,7 @@ def test_three_starts_without_a_new_checkpoint_end_a_requeued_job(tmp_path):
     assert last.limit(STOPPED) == STOPPED
     assert newest_checkpoint(tmp_path / "checkpoints").endswith(" step-7.pt")
     again = start(tmp_path)
-    os.utime(tmp_path / "checkpoints/step-7.pt", (1, 1))  # written anew
+    os.utime(tmp_path / "checkpoints/step-7.pt", (1, 1))  # written again
     assert again.limit(STOPPED) == STOPPED
 
 

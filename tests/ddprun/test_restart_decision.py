@@ -1,4 +1,4 @@
-"""Whether a run goes on after an attempt that failed, and who holds the others up."""
+"""Whether a run continues after an attempt that failed, and who holds the others up."""
 
 from dataclasses import replace
 

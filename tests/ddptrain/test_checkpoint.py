@@ -119,7 +119,7 @@ def test_a_disk_that_hangs_is_given_up_after_a_while(
     (warning,) = warned
     wording(warning)
     assert set(beats) == {2}
-    os.write(writer, b"go on!")
+    os.write(writer, b"continue!")
     deadline = time.monotonic() + 10
     while not one.wait_for_write(2):
         assert time.monotonic() < deadline

@@ -268,7 +268,7 @@ def test_the_one_just_written_is_never_thinned_out(tmp_path: Path) -> None:
 
 
 def found(directory: CheckpointDirectory, *, resume: str = "auto") -> tuple[Path, list[str]]:
-    """What a training goes on from, and what it is warned of."""
+    """What a training continues from, and what it is warned of."""
     warned: list[str] = []
     finder = CheckpointFinder(
         directory=directory, options=CheckpointOptions(resume=resume), metrics=Metrics(), warn=warned.append

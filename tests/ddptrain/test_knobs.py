@@ -106,7 +106,7 @@ def test_one_process_learns_and_goes_on_where_it_was(
     whole = told("--checkpoint-every=3", "--keep=0")
     losses = [float(loss) for loss in re.findall(r"^epoch .* loss (\S+)", whole, re.M)]
     assert losses[1] < losses[0] or "--mixup=0.2" in knobs  # whose loss says little in two epochs
-    for path in Path("checkpoints").glob("step-*"):  # go on from the first, in the middle of an epoch
+    for path in Path("checkpoints").glob("step-*"):  # continue from the first, in the middle of an epoch
         if not path.name.startswith("step-00000003"):
             path.unlink()
     again = told()

@@ -27,7 +27,7 @@ class Answer:
     """What a cell came to."""
 
     text: str = ""  # what it printed, and its value
-    pictures: list[str] = field(default_factory=list)  # the HTML of what it displayed, also where it was drawn anew
+    pictures: list[str] = field(default_factory=list)  # the HTML of what it displayed, also where it was drawn again
     error: str = ""  # the exception's name
     value: str = ""  # its text
     traceback: str = ""

@@ -1,7 +1,7 @@
 """A kubectl that keeps the objects of a cluster in a folder: what is created is there until it is deleted.
 
 A job has a running pod a node for as long as it is there; ``disk`` is what all of them have at /runs, and ``logs
---follow`` of one goes on until it is gone. The file ``kill`` has whoever makes a call sent a signal, at the call's
+--follow`` of one continues until it is gone. The file ``kill`` has whoever makes a call sent a signal, at the call's
 beginning or its end; with the file ``away`` the cluster does not answer after so many calls.
 """
 

@@ -166,7 +166,7 @@ def test_a_command_is_no_code(tmp_path: Path) -> None:
     (tmp_path / name).write_text("")
     script = ddpctl("render", "--", name, cwd=tmp_path).stdout
     subprocess.run(["/bin/bash", "-n", "-c", script], check=True)
-    assert [line for line in script.splitlines() if line.startswith("touch")] == ["touch pwned"]  # inside of quotes
+    assert [line for line in script.splitlines() if line.startswith("touch")] == ["touch pwned"]  # inside quotes
     assert script.splitlines()[1].startswith("# 1 node x 1 rank of a.py\\ntouch pwned\\n# on this machine")
     assert title(JobSpec(command=("\x1b[31m.py",))) == "1 node x 1 rank of \\x1b[31m.py"
 

@@ -2,7 +2,7 @@
 
 Each case is one launch of a script of torchrun_table/ under each of the three. What the script observes, and what the
 launcher prints and exits with, are the rows. A row that differs needs a reason in REASONS, and no other row has one.
-``--update-wording`` writes the page anew.
+``--update-wording`` writes the page again.
 """
 
 import compileall
@@ -294,7 +294,7 @@ HEAD = """\
 
 Written by `tests/e2e/test_torchrun_table.py`, which runs the same scripts under `torchrun`, `ddprun` and
 `ddprun --exec`, and fails if a behaviour differs without a reason. {same} behaviours are the same under all three,
-{different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page anew.
+{different} differ. `make wording TESTS=tests/e2e/test_torchrun_table.py` writes this page again.
 
 `FOLDER` is the current folder, `PYTHON` the interpreter, `␊` a new line; `(text)` and `(value)` stand for what is long,
 or is Python's or the machine's. Two ranks run with `--no-prefix`.

@@ -1,6 +1,6 @@
 """Each verb in each state that a run can be in, on this machine: its exit code, the state it says, no traceback.
 
-The states: a launch that goes on, one that was killed, a run before its ranks, one that trains, one that ends, and
+The states: a launch that continues, one that was killed, a run before its ranks, one that trains, one that ends, and
 runs that have succeeded, failed, been stopped, and been lost.
 """
 
@@ -75,7 +75,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def bring_into(state: str, project: Path) -> subprocess.Popen[str] | None:
-    """A run named night in that state; the launch, where that goes on."""
+    """A run named night in that state; the launch, where that continues."""
     word = {"succeeded": "end", "failed": "fail"}.get(state, "wait")
     program = ("--name", "night", "--", "script.py", word)
     hold = {"launching": "launch", "interrupted": "launch", "starting": "ddprun"}.get(state)
@@ -106,7 +106,7 @@ def bring_into(state: str, project: Path) -> subprocess.Popen[str] | None:
         stop = start("stop", "night")
         wait_until((project / "stopping").exists, "the signal")
         if state == "stopping":
-            stop.send_signal(signal.SIGINT)  # it goes on stopping
+            stop.send_signal(signal.SIGINT)  # it is still stopping
         else:
             (project / "go").touch()
         stop.communicate(timeout=90)

@@ -52,7 +52,7 @@ def look_back(tmp_path: Path, compare: Wording) -> None:
     spans = document["spans"]
     assert [before["end"] for before in spans[:-1]] == [after["begin"] for after in spans[1:]]
     assert document["seconds"].keys() >= {"start", "preflight", "rendezvous", "import", "training", "end"}
-    assert "lost" not in document["seconds"], "a stop that was asked for loses nothing"
+    assert "lost" not in document["seconds"], "a requested stop loses nothing"
     drawn = ddpctl("timeline", "seen").stdout.splitlines()
     compare(re.sub(r"143: \d.* since", "143: {time} since", drawn[0]))
     path = tmp_path / "sub" / "seen.html"

@@ -342,9 +342,7 @@ class NodeAgent(SimpleElasticAgent):
         self._is_restart, self._remaining_restarts = restart, int(restart)
         if restart:
             self._node.series.count(ddpwire_metrics.RESTARTS, reason=outcome.cause)
-            journal.log(
-                f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; starting all ranks anew"
-            )
+            journal.log(f"attempt {self._rendezvous_handler.attempt} failed: {outcome.message}; restarting all ranks")
             journal.emit("restart", reason=outcome.cause)
         return RunResult(state=WorkerState.FAILED)
 

@@ -148,7 +148,7 @@ def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Describe how the hang shows."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
     what = "is stopped (SIGSTOP)" if status.stopped else "takes CPU time" if status.busy else "takes no CPU time"
-    return f"no sign of life for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
+    return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
 class SpawnWatch:

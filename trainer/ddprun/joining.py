@@ -82,7 +82,7 @@ def format_nodes(nodes: tuple[int, ...]) -> str:
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
     """Return the error for nodes that did not come in time."""
-    message = f"{format_nodes(missing)} of {config.max_nodes} did not come within {config.join_timeout_s:g} s"
+    message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
 
 
@@ -111,7 +111,7 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
     """Return the outcome of the other nodes if ``node`` ends with ``outcome`` before there are ranks."""
-    return replace(outcome, node=node, message=f"node {node} does not begin: {outcome.message}")
+    return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
 def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
@@ -157,7 +157,7 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
             reason = reason or f"{route.address}:{config.master_port} closed the connection"
         elif not said_full:
             said_full = True
-            log(f"the run has all of its {config.max_nodes} nodes: this one waits for the place of a lost node")
+            log(f"the run has all of its {config.max_nodes} nodes: this one waits to replace a lost node")
         if reason and said_full:  # it would be node 0 of the same training once more
             raise _full_error(config)
         if wait.is_over((0,) if reason else (), reason, key="" if reason else "full"):

@@ -110,7 +110,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
             settings["node_rank"] = (f"{source} is_host", "0")
         elif key == "is_host":
             if value.lower() not in ("0", "false", "f", "no", "n"):
-                raise config_error(f"{source} has is_host={value}: 1 or 0 is allowed")
+                raise config_error(f"{source} has is_host={value}: expected 1 or 0")
             settings["is_host"] = (f"{source} is_host", "0")
         elif key in ("join_timeout", "timeout"):
             settings["join_timeout"] = (f"{source} {key}", value)
@@ -217,8 +217,8 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
         )
     if environ.get(names.LOCAL_RANK, "0") != "0":
         raise config_error(
-            f"LOCAL_RANK is {environ[names.LOCAL_RANK]}: something has started one process a rank already; "
-            f"ddprun is started once a node"
+            f"LOCAL_RANK is {environ[names.LOCAL_RANK]}: one process per rank was already started; "
+            f"start ddprun once per node"
         )
     return settings | {"nnodes": (names.WORLD_SIZE, world_size), "node_rank": (names.RANK, rank)}
 

@@ -260,13 +260,13 @@ def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
 
 
 def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
-    """End the node when one of its threads ends with an exception. Without those that only measure it goes on."""
+    """End the node when one of its threads ends with an exception. Without those that only measure it continues."""
     name = args.thread.name if args.thread else ""
     error = args.exc_value
     if error is None or args.exc_type is SystemExit:
         return
     if name in MEASURING_THREADS:
-        end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training goes on")
+        end.console.log(f"the thread {name} of ddprun ended: {args.exc_type.__name__}: {error}; the training continues")
         return
     end(error.outcome if isinstance(error, NodeError) else crash_outcome(error, end.folder))
 
@@ -284,7 +284,11 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
             return f"{outcome.message} (exit code {outcome.code}; logs of this node in {folder})"
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
         why = why if outcome.node is not None else f"node {reporter}, which says why"
-        return "" if on_one_machine else f"ends with {why} (exit code {outcome.code}; logs of this node in {folder})"
+        return (
+            ""
+            if on_one_machine
+            else f"ended together with {why} (exit code {outcome.code}; logs of this node in {folder})"
+        )
     logs = f"logs in {folder}"
     # After a stop no rank's log explains the end, whichever ended first.
     if outcome.rank is not None and outcome.node == node and outcome.cause != "stopped":

@@ -206,9 +206,9 @@ def describe_taken_port(host: str, port: int, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return describe_unresolved(host, error)
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine, which has to listen there"
+        return f"{host} is not an address of this machine, which must listen there"
     reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"port {port} on {host} cannot be had: {reason[0].lower() + reason[1:]}{port_holder(port)}"
+    return f"port {port} on {host} is not available: {reason[0].lower() + reason[1:]}{port_holder(port)}"
 
 
 def describe_unresolved(host: str, error: OSError) -> str:

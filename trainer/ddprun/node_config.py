@@ -82,10 +82,10 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
         except (ValueError, OverflowError):
             after_s = -1.0
     if at is not None and after_s <= 0:
-        raise config_error(f"{source} is {text!r}, which is over", hint="give a time to come")
+        raise config_error(f"{source} is {text!r}, which is in the past", hint="give a later time")
     if not 0 <= after_s < float("inf"):
         raise config_error(
-            f"{source} is {text!r}: seconds from the start, or a time as 2030-01-31T08:00:00+00:00, is allowed"
+            f"{source} is {text!r}: expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"
         )
     if after_s <= grace_s + MARGIN_S:
         from_now = " s from now" if at is not None else ""
@@ -259,7 +259,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     if command[1:3] == RUN_PATH or command[1] != "-m":
         script = command[3 if command[1] == "-m" else 1]
         if not Path(script).exists():
-            raise _no_program(f"{script}: there is no such script in {Path.cwd()}")
+            raise _no_program(f"{script}: no such script in {Path.cwd()}")
         return
     name = command[2].partition(".")[0]
     try:
@@ -267,7 +267,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     except ValueError:  # it is loaded, and says not from where
         return
     if found is None:
-        raise _no_program(f"-m {command[2]}: there is no module {name}, neither installed nor in {Path.cwd()}")
+        raise _no_program(f"-m {command[2]}: no module {name} is installed, or in {Path.cwd()}")
 
 
 def _no_program(message: str) -> NodeError:
@@ -278,10 +278,10 @@ def _nnodes(settings: Settings) -> tuple[int, int]:
     source, text = settings.get("nnodes", ("", "1"))
     least, _, most = text.partition(":")
     if not re.fullmatch(r"[0-9]{1,9}(:[0-9]{1,9})?", text):
-        raise config_error(f"{source} is {text!r}: a number of nodes, or MIN:MAX, is allowed, as 2 or 1:4")
+        raise config_error(f"{source} is {text!r}: expected a number of nodes or MIN:MAX, such as 2 or 1:4")
     min_nodes, max_nodes = int(least), int(most or least)
     if not 1 <= min_nodes <= max_nodes:
-        raise config_error(f"{source} is {text!r}: at least 1 node, and MIN not above MAX, is allowed")
+        raise config_error(f"{source} is {text!r}: expected at least 1 node, and MIN not above MAX")
     return min_nodes, max_nodes
 
 
@@ -290,14 +290,14 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
         if settings.get("backend", ("", ""))[1] == launchers.C10D:
             return UNNUMBERED
         raise config_error(
-            f"{max_nodes} nodes, and which one this is was not said",
+            f"{max_nodes} nodes, and this node's number was not given",
             hint=f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}, or --rdzv-backend=c10d on all nodes",
         )
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
         raise config_error(
             f"{settings['node_rank'][0]} is {rank}, but the job has {max_nodes} node{'s' * (max_nodes > 1)}: "
-            f"{_numbers_below(max_nodes)} is allowed"
+            f"expected {_numbers_below(max_nodes)}"
         )
     return rank
 
@@ -312,7 +312,8 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
     ):
         if setting not in settings and max_nodes > 1:
             raise config_error(
-                f"{max_nodes} nodes, and {what} was not said", hint=f"give {flag} or {variable}, the same on every node"
+                f"{max_nodes} nodes, and {what} was not given",
+                hint=f"give {flag} or {variable}, the same on every node",
             )
     port = _port(*settings.get("master_port", ("", "0")))
     if port == 0 and max_nodes > 1:
@@ -329,11 +330,11 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
             text = "gpu" if environ.get(names.DEVICE) != "cpu" and count("gpu") else "cpu"
         num_ranks = count(text)
         if not num_ranks:
-            raise config_error(f"{source} is 'gpu', but this node has no GPU: a number, auto or cpu is allowed")
+            raise config_error(f"{source} is 'gpu', but this node has no GPU: expected a number, auto or cpu")
         return num_ranks
     num_ranks = _number(settings, "local_world_size", 1)
     if not num_ranks:
-        raise config_error(f"{source} is 0: at least 1 rank a node is allowed")
+        raise config_error(f"{source} is 0: expected at least 1 rank per node")
     return num_ranks
 
 
@@ -364,7 +365,7 @@ def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
     """Parse torchrun's ``3`` or ``0:3,1:0``: 1 is stdout, 2 stderr, 3 both, 0 none."""
     if text and not re.fullmatch(STD_SPEC, text):
         raise config_error(
-            f"{source} is {reprlib.repr(text)}: a number from 0 to 3, or one a local rank as 0:3,1:0, is allowed"
+            f"{source} is {reprlib.repr(text)}: expected a number from 0 to 3, or one per local rank such as 0:3,1:0"
         )
     if ":" not in text:
         return dict.fromkeys(range(local_world_size), text or "0")
@@ -389,7 +390,7 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
         numbers = _numbers_below(local_world_size)
-        raise config_error(f"{source} is {reprlib.repr(text)}: local ranks ({numbers}) with commas between are allowed")
+        raise config_error(f"{source} is {reprlib.repr(text)}: expected local ranks ({numbers}) with commas between")
     return ranks
 
 
@@ -398,7 +399,7 @@ def _debug_rank(text: str | None, world_size: int) -> int | None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= world_size:
         numbers = _numbers_below(world_size)
-        raise config_error(f"--debug-rank is {reprlib.repr(text)}: a rank of this run, {numbers}, is allowed")
+        raise config_error(f"--debug-rank is {reprlib.repr(text)}: expected a rank of this run, {numbers}")
     return int(text)
 
 
@@ -416,25 +417,25 @@ def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
     if not re.fullmatch(r"[0-9]{1,9}", text):
         allowed = "1, auto, gpu or cpu" if setting == "local_world_size" else "0"
-        raise config_error(f"{source} is {reprlib.repr(text)}: a whole number from {allowed} is allowed")
+        raise config_error(f"{source} is {reprlib.repr(text)}: expected a whole number from {allowed}")
     return int(text)
 
 
 def _port(source: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > MAX_PORT:
-        raise config_error(f"{source} is {text!r}: a port from 1 to {MAX_PORT}, or 0 for a free one, is allowed")
+        raise config_error(f"{source} is {text!r}: expected a port from 1 to {MAX_PORT}, or 0 for a free one")
     return int(text)
 
 
 def _url(source: str, text: str | None) -> str | None:
     if text and not re.fullmatch(r"(https?://)?[^\s/:]+(:[0-9]+)?(/\S*)?", text):
-        raise config_error(f"{source} is {text!r}: an address such as http://pushgateway:9091 is allowed")
+        raise config_error(f"{source} is {text!r}: expected an address such as http://pushgateway:9091")
     return text or None
 
 
 def _nodes_here(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-        raise config_error(f"{names.NODES_HERE} is {text!r}: a whole number from 1 is allowed")
+        raise config_error(f"{names.NODES_HERE} is {text!r}: expected a whole number from 1")
     return int(text)
 
 
@@ -442,7 +443,7 @@ def _descriptor(text: str | None) -> int | None:
     if not text:
         return None
     if not text.isdecimal():
-        raise config_error(f"{names.LIFELINE_FD} is {text!r}: the number of an open descriptor is allowed")
+        raise config_error(f"{names.LIFELINE_FD} is {text!r}: expected the number of an open descriptor")
     return int(text)
 
 
@@ -451,7 +452,7 @@ def _numa_binding(text: str | None) -> machine.BindingMode | None:
         if text == mode:
             return mode
     if text is not None:
-        raise config_error(f"--numa-binding is {text!r}: {', '.join(machine.BINDING_MODES)} is allowed")
+        raise config_error(f"--numa-binding is {text!r}: expected {', '.join(machine.BINDING_MODES)}")
     return None
 
 
@@ -467,7 +468,7 @@ def _seconds(flag: str, text: str | None, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds <= MAX_SECONDS:
-        raise config_error(f"{flag} is {text!r}: a number of seconds from 0 to {MAX_SECONDS} is allowed")
+        raise config_error(f"{flag} is {text!r}: expected a number of seconds from 0 to {MAX_SECONDS}")
     return seconds
 
 

@@ -148,7 +148,7 @@ class Journal:
         )
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and write it. If the disk is full, the old file stays and the training goes on."""
+        """Change fields of the state and write it. If the disk is full, the old file stays and training continues."""
         with self._lock, contextlib.suppress(OSError):
             self.state = replace(self.state, **changes)
             self._events.attempt = self.state.attempt

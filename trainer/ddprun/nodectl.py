@@ -311,7 +311,7 @@ def _signal(node_dir: Path, number: int) -> bool:
                 os.kill(int(read_json(node_dir / NODE)["pid"]), number)
                 return True
         elif starters := tuple(process_discovery.starting_processes(node_dir)):
-            for pid in starters:  # a shell before ddprun passes over SIGINT, and there is no rank yet to interrupt
+            for pid in starters:  # a shell before ddprun skips SIGINT, and there is no rank yet to interrupt
                 processes.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
             return True
         if time.monotonic() > deadline:

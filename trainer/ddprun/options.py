@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
         "come, PORT is 29400 by default; static (default): each node is given its --node-rank",
     )
     add("--rdzv-id", "--run-id", dest="rdzv_id", metavar="ID", help="the run's id, the same on every node")
-    add("--rdzv-conf", metavar="KEY=VALUE,...", help="of torchrun's, is_host and join_timeout are heard")
+    add("--rdzv-conf", metavar="KEY=VALUE,...", help="of torchrun's, is_host and join_timeout are used")
     add("--standalone", action="store_const", const="1", help="one node, on a port of its own")
     add(
         "--local-addr",
@@ -141,7 +141,7 @@ def parser() -> argparse.ArgumentParser:
             f"--{name.replace('_', '-')}",
             dest=name,
             metavar="X",
-            help=f"accepted for torchrun's sake: {why}",
+            help=f"accepted for compatibility with torchrun: {why}",
         )
     add(
         "--role",

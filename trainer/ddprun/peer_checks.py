@@ -112,7 +112,7 @@ class PeerChecks:
             self._report.done(what)
             return
         clock = f"the clock of {node_label(self._config.node_rank)}"
-        what = f"{clock} is {what}: times in logs and metrics will mislead (NTP?)"
+        what = f"{clock} is {what}: times in logs and metrics will be wrong (is NTP running?)"
         self._report.warn(what)
         self._report.done(what, "warning")
 

@@ -130,7 +130,7 @@ def _resolve(config: NodeConfig) -> str:
         address = network.resolve(host, timeout_s=min(RETRY_S, left_s))
         may_be_old = config.is_replaced and not config.node_rank and time.monotonic() < began + OLD_NAME_S
         if may_be_old and network.interface_of(address) is None:
-            raise OSError(errno.EADDRNOTAVAIL, f"{address} is no address of this machine")
+            raise OSError(errno.EADDRNOTAVAIL, f"{address} is not an address of this machine")
         return address
 
     return _retry(config, ask, lambda e: f"{node_label(config.node_rank)}: {network.describe_unresolved(host, e)}")

@@ -11,7 +11,7 @@ MAX_ERROR_CHARS = 200
 NUM_TRACEBACK_LINES = 200
 MAX_LINES_AFTER = 20  # the end of a message, a hint, what atexit prints; after more the script has gone on
 HEADER = "Traceback (most recent call last):"
-# Its header, also after a progress bar, or the end of rich's box; not that of an exception inside of another one.
+# Its header, also after a progress bar, or the end of rich's box; not that of an exception inside another one.
 TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
 SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  # torch.multiprocessing.spawn
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")

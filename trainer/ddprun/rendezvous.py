@@ -68,7 +68,9 @@ class NodeClaim:
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
                 if self._value["token"] != joining.TOKEN:
                     raise self._replaced_error()
-                raise config_error(f"another node says that it is node {self._node}: give each its own --node-rank")
+                raise config_error(
+                    f"another node says that it is node {self._node}: give each node its own --node-rank"
+                )
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
                 raise node_error(Exit.ABSENT, "absent", message, node=self._node)
@@ -81,7 +83,7 @@ class NodeClaim:
             raise self._replaced_error()
 
     def _replaced_error(self) -> NodeError:
-        message = f"this ddprun was silent for too long: another has taken its place as node {self._node}"
+        message = f"this ddprun did not respond for too long: another has replaced it as node {self._node}"
         return node_error(Exit.KILLED, "node_lost", message, node=self._node)
 
     def _is_ours(self) -> bool:
@@ -354,7 +356,7 @@ class FixedRankRendezvous(RendezvousHandler):
     def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s
         if last and last.cause == "node_lost" and last.node in missing:
-            return NodeError(replace(last, message=f"{last.message}, and did not come back in {limit_s:g} s"))
+            return NodeError(replace(last, message=f"{last.message}, and did not come back within {limit_s:g} s"))
         return joining.absent_error(self._config, missing, why)
 
     def ranks_have_met(self) -> bool | None:

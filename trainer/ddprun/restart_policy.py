@@ -94,7 +94,7 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     message = f"{who} {how}"
     stopped = describe_stop(failure.stopped_by, failure.stop_reason)
     if failure.rank is None and not failure.unstarted:
-        cause, message = "node_lost", f"node {failure.node} was lost: its ddprun fell silent"
+        cause, message = "node_lost", f"node {failure.node} was lost: its ddprun stopped responding"
         if failure.node == 0:
             message = "node 0 was lost, and with it the store of the run: start the run again"
     elif failure.hung or failure.refused:
@@ -108,15 +108,15 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
     elif failure.status in STOP_CODES:
         cause, message = (
             "stopped",
-            f"{message}: it was told to stop by {STOP_CODES[failure.status]}, or stopped by itself",
+            f"{message}: it received {STOP_CODES[failure.status]}, or chose this code",
         )
         if failure.stopped_for is not None:
             node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
-            message = f"rank {rank} was told to stop by {STOP_CODES[failure.status]}, and all stopped with it"
+            message = f"rank {rank} received {STOP_CODES[failure.status]}, and all ranks stopped"
     elif failure.oom:
         cause, message = (
             "oom",
-            f"{who} was killed for memory: {failure.oom}; give the job more, or each rank less to do",
+            f"{who} ran out of memory and was killed: {failure.oom}; give the job more, or each rank less to do",
         )
     elif failure.status < 0:
         cause = "killed"

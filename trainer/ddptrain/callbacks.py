@@ -144,7 +144,7 @@ class StopVote:
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
-        """Return the exit code that all ranks agree to stop with; 0: go on. Every rank calls it after every step.
+        """Return the exit code that all ranks agree to stop with; 0: continue. Every rank calls it after every step.
 
         NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
         """
@@ -212,7 +212,7 @@ class ProgressLines:
         self._logged_at = time.monotonic()
         try:
             print(text, flush=True)
-        except OSError as error:  # the reader has exited (| head), or the disk is full: the training goes on
+        except OSError as error:  # the reader has exited (| head), or the disk is full: the training continues
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             if not isinstance(error, BrokenPipeError):
                 print(f"ddptrain: warning: stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
@@ -327,7 +327,7 @@ class Callbacks:
         self.phases.begin()
 
     def on_step_end(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
-        """Record a step. Return the exit code to stop with, the same on every rank; 0: go on."""
+        """Record a step. Return the exit code to stop with, the same on every rank; 0: continue."""
         code = self.poll_stop()
         self.heartbeat.beat(step)
         self._count_steps()

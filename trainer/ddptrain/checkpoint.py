@@ -278,7 +278,7 @@ def read_manifest(path: Path) -> Manifest:
     except (ValueError, TypeError, LookupError, RecursionError):
         whole = False
     if not whole:
-        raise CorruptCheckpoint("corrupt", f"its manifest {file.name} is torn")
+        raise CorruptCheckpoint("corrupt", f"its manifest {file.name} is corrupt")
     return manifest
 
 
@@ -311,7 +311,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 def parse_checkpoint(data: bytes) -> Checkpoint:
     """Return a checkpoint of one file from its bytes. Raises UnusableCheckpoint."""
     if not data.startswith(ZIP):
-        raise CorruptCheckpoint("corrupt", "torn or not a checkpoint")
+        raise CorruptCheckpoint("corrupt", "corrupt, or not a checkpoint")
     return _parse(io.BytesIO(data), FORMAT)
 
 
@@ -351,7 +351,7 @@ def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
     except (UnusableCheckpoint, MemoryError):
         raise
     except Exception as error:  # a broken pickle can fail in any way
-        raise CorruptCheckpoint("corrupt", "torn or not a checkpoint") from error
+        raise CorruptCheckpoint("corrupt", "corrupt, or not a checkpoint") from error
 
 
 def _read_checked(path: Path, manifest: Manifest) -> bytes:

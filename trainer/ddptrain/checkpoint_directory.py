@@ -73,7 +73,7 @@ class CheckpointDirectory:
                 if file.exists():
                     file.replace(file.with_name(file.name + SUFFIX_BAD))
         except OSError as error:
-            return f"is passed over, and cannot be set aside ({error.strerror})"
+            return f"is skipped, and cannot be set aside ({error.strerror})"
         return f"is set aside as {path.name}{SUFFIX_BAD}"
 
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:

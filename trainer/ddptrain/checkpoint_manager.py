@@ -246,7 +246,7 @@ class CheckpointFinder:
                 bad[path] = error
                 continue
             for torn, why in bad.items():
-                how = "is passed over" if isinstance(why, OSError) else self.directory.set_aside(torn)
+                how = "is skipped" if isinstance(why, OSError) else self.directory.set_aside(torn)
                 self.warn(f"{torn} {how}: {_reason(why)}")
                 self.metrics.checkpoint_fallback()
             return path, checkpoint
@@ -265,7 +265,7 @@ class CheckpointFinder:
         """Return the checkpoint of a file; without a manifest its bytes are not verified."""
         if not path.name:
             raise TrainError(
-                Exit.NO_INPUT, f"--resume {self.options.resume!r} is no file; auto, never or a file are allowed"
+                Exit.NO_INPUT, f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
             )
         try:
             found = parse_checkpoint(read_regular(path)) if not manifest_path(path).exists() else self._load(path)
@@ -276,7 +276,7 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error.message}") from None
         except OSError as error:
             raise TrainError(
-                Exit.NO_INPUT, f"--resume {path}: {error.strerror}; auto, never or a file are allowed"
+                Exit.NO_INPUT, f"--resume {path}: {error.strerror}; expected auto, never or a file"
             ) from None
         newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
         if newer:  # they would be resumed from, and this training's be deleted as older ones
@@ -319,7 +319,7 @@ class CheckpointFinder:
                 f"{path} was trained with {changes}",
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
-        self.warn(f"{path} was trained with {changes}; going on (--allow-changed-config)")
+        self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
 
 
 def _read_again(read: Callable[[], T]) -> T:
@@ -354,7 +354,7 @@ def _other_format(path: Path, error: OtherFormat) -> TrainError:
 class CheckpointSaver:
     """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes it to the disk.
 
-    ``warn`` is called with a line when a write fails: the training goes on, and the previous checkpoint is complete.
+    ``warn`` is called with a line when a write fails: the training continues, and the previous checkpoint is complete.
     ``on_wait`` is called with the step while the loop waits for the disk. ``directory``: None on all ranks but 0.
     """
 

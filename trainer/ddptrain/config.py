@@ -116,7 +116,7 @@ class DataOptions:
         "for folder: images are cut to squares of so many pixels", shapes=True, type=whole(1), default=224, metavar="PX"
     )
     cache: Path | None = option(
-        "for folder: where decoded images are kept, 3 bytes a pixel (default: .ddptrain in --data-dir)",
+        "for folder: where decoded images are kept, 3 bytes per pixel (default: .ddptrain in --data-dir)",
         flag="--cache-dir",
         type=Path,
         default=None,
@@ -138,7 +138,7 @@ class DataOptions:
         choices=("auto", "device", "loader"),
         default="auto",
     )
-    workers: int = option("of the loader, a rank", type=whole(1), default=2, metavar="N")
+    workers: int = option("of the loader, per rank", type=whole(1), default=2, metavar="N")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,10 +224,10 @@ class TrainingOptions:
         "times through the training images; 0: only evaluate the checkpoint", type=whole(0), metavar="N"
     )
     batch_size: int = option(
-        "images an optimizer step, over ALL ranks together", shapes=True, type=whole(1), metavar="N"
+        "images per optimizer step, over ALL ranks together", shapes=True, type=whole(1), metavar="N"
     )
     batch_size_per_rank: int = option(
-        "images a step on each rank, in place of --batch-size; 0: --batch-size holds",
+        "images per step on each rank, in place of --batch-size; 0: --batch-size holds",
         type=whole(0),
         default=0,
         metavar="N",
@@ -331,12 +331,12 @@ class CheckpointOptions:
     keep: int = option("newest checkpoints to keep; 0: all", type=whole(0), default=3, metavar="N")
     keep_best: bool = option("keep the one of the highest test accuracy too", default=True)
     resume: str = option(
-        "auto: go on from the newest that is whole; never: start anew, in a folder without any; PATH: from this file",
+        "auto: continue from the newest whole one; never: start at step 0, in a folder without any; PATH: from it",
         default="auto",
         metavar="auto|never|PATH",
     )
     allow_changed: bool = option(
-        "go on though options that shape the weights have changed",
+        "continue though options that shape the weights have changed",
         flag="--allow-changed-config",
         default=False,
     )
@@ -360,7 +360,7 @@ class MachineOptions:
         default="off",
     )
     deterministic: bool = option(
-        "one thread a rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give the same "
+        "one thread per rank, fixed algorithms, sums in a fixed order: the same seed and number of ranks give the same "
         "weights bit for bit, also after a restart",
         default=False,
     )
@@ -439,7 +439,7 @@ Examples:
   ddptrain fit --params 8e9 --memory 80GB         does it fit into the GPU? ddptrain fit --help
 
 Stopping: SIGTERM and SIGUSR1, on any rank, save a checkpoint after the running step and exit with 143 and 138;
-Ctrl-C does so with 130, a terminal that is closed with 143. The same command goes on from
+Ctrl-C does so with 130, a terminal that is closed with 143. The same command continues from
 there. The weights are those of a training that never stopped, up to rounding; with
 --deterministic bit for bit.
 """
@@ -497,7 +497,7 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
     required = [flag_of(item) for kind in GROUPS.values() for item in fields(kind) if item.default is MISSING]
     if missing := sorted(flag for flag in required if flag.removeprefix("--").replace("-", "_") not in values):
         names_of_missing = " and ".join([", ".join(missing[:-1]), missing[-1]] if missing[1:] else missing)
-        parser.error(f"recipe {name}: {names_of_missing} {'are' if missing[1:] else 'is'} given nowhere")
+        parser.error(f"recipe {name}: {names_of_missing} {'are' if missing[1:] else 'is'} not given")
     return Options(**{group: _group(kind, values) for group, kind in GROUPS.items()})
 
 

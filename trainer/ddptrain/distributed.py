@@ -88,7 +88,7 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
             if not environ.get(name):
                 raise _rank_error(f"{names.WORLD_SIZE}={size}, but {name} is not set")
         if not 0 < _number(environ, names.MASTER_PORT) <= MAX_PORT:
-            raise _rank_error(f"{names.MASTER_PORT}={environ[names.MASTER_PORT]} is no port from 1 to {MAX_PORT}")
+            raise _rank_error(f"{names.MASTER_PORT}={environ[names.MASTER_PORT]} is not a port from 1 to {MAX_PORT}")
     return RankInfo(rank=rank, size=size, local_rank=local_rank, local_world_size=local_world_size)
 
 

@@ -86,7 +86,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> Path:
         return source
     folder = _folder_of_run(source) or source
     if not folder.is_dir():
-        raise TrainError(Exit.NO_INPUT, f"{source}: there is no such file or folder")
+        raise TrainError(Exit.NO_INPUT, f"{source}: no such file or folder")
     paths = list_checkpoints(folder)
     if not paths:
         raise TrainError(Exit.NO_INPUT, f"{folder} holds no checkpoint (step-*.pt)")

@@ -214,7 +214,7 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
     try:
         return Heart(environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        _log_error(f"training without a sign of life for ddprun: {error}")
+        _log_error(f"training without a heartbeat for ddprun: {error}")
         return Heart(None)
 
 
@@ -286,7 +286,7 @@ def _log_error(message: str) -> None:
 
 
 def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return how much was asked for, as torch says it in its first sentences, and what to do."""
+    """Return how much was requested, as torch says it in its first sentences, and what to do."""
     asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
     return f"has too little GPU memory: {asked}: give a smaller --batch-size, --accumulate or --recompute"
 
@@ -311,7 +311,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return where the training goes on; ``epochs_before``: the epochs of the checkpoint's training, where known."""
+    """Return where the training continues; ``epochs_before``: the epochs of the checkpoint's training, where known."""
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -323,10 +323,10 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
         )
         return (
             f"resumed from {path}: {done} done, nothing is left to train "
-            "(more --epochs go on, another --checkpoint-dir starts anew)"
+            "(more --epochs continue, another --checkpoint-dir starts from the beginning)"
         )
     epoch = step // state.steps_per_epoch + 1
-    text = f"resumed from {path}: going on at step {step + 1} of {state.num_steps} (epoch {epoch})"
+    text = f"resumed from {path}: continuing at step {step + 1} of {state.num_steps} (epoch {epoch})"
     if epochs_before not in (None, 0, epochs):
         text += f"; {_count(epochs, 'epoch')} now, {epochs_before} before: the learning rate follows the new length"
     return text
@@ -335,13 +335,13 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 def stop_message(
     state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
 ) -> str:
-    """Return why the training stopped, and how to go on; ``other``: the rank that got the signal, if not this one."""
+    """Return why the training stopped, and how to continue; ``other``: the rank that got the signal, if another."""
     by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
     if other is not None:
         by += f" to rank {other}"
     where = f"stopped by {by} after step {result.step} of {state.num_steps}"
-    # A launcher that names the folder for each run prints by itself how to go on.
-    how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command goes on from there"
+    # A launcher that names the folder for each run prints by itself how to continue.
+    how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command continues from there"
     return f"{where}: saved {checkpoint}{how}"
 
 

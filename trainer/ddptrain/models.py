@@ -245,7 +245,7 @@ def torchvision_name(name: str) -> str:
     if plain not in known:
         near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"ours: {', '.join(MODELS)}"
-        raise TrainError(Exit.CONFIG, f"--model {name} is none of ours and no classifier of torchvision: {hint}")
+        raise TrainError(Exit.CONFIG, f"--model {name} is neither one of ours nor a classifier of torchvision: {hint}")
     return plain
 
 
@@ -296,7 +296,9 @@ def fetch_pretrained(options: ModelOptions) -> None:
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
-            raise TrainError(Exit.NO_INPUT, f"--pretrained {path} is not there; leave the name out to download weights")
+            raise TrainError(
+                Exit.NO_INPUT, f"--pretrained {path} does not exist; leave the name out to download weights"
+            )
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -345,7 +347,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
     except OSError as error:
         raise TrainError(Exit.NO_INPUT, f"--pretrained {path} cannot be read: {error.strerror}") from None
     except Exception:  # a broken pickle can fail in any way
-        raise TrainError(Exit.DATA, f"--pretrained {path} is torn, or not a file of weights") from None
+        raise TrainError(Exit.DATA, f"--pretrained {path} is corrupt, or not a file of weights") from None
     for key in ("model", "state_dict"):
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]

@@ -25,7 +25,7 @@ from ddptrain.distributed import find_ddp
 from ddpwire.metrics import STEP_PHASES
 
 NANO = 1e-9
-SKIPPED_STEPS = 3  # steps: the first ones allocate, and DDP builds its buckets anew after them
+SKIPPED_STEPS = 3  # steps: the first ones allocate, and DDP builds its buckets again after them
 WARM_UP_STEPS = 1  # the profiler's own
 
 

@@ -330,7 +330,7 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
     what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
     return (
         f"step {step} of {num_steps} was not taken: {what} (lr {lr:g}); the weights are those of step {step - 1}, "
-        "and no checkpoint has seen it: try a lower --lr, or look at the data"
+        "and no checkpoint contains it: try a lower --lr, or look at the data"
     )
 
 

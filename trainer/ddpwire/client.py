@@ -62,7 +62,7 @@ def saved(path: str | Path, *, step: int | None = None) -> None:
     try:
         size_bytes = os.stat(path).st_size  # noqa: PTH116 - of a str as well
     except OSError as error:
-        print(f"ddpwire: {path} is no checkpoint: {error.strerror}", file=sys.stderr)
+        print(f"ddpwire: {path} is not a checkpoint: {error.strerror}", file=sys.stderr)
         return
     if _series is not None:
         _series.saved(step, size_bytes)
@@ -119,7 +119,7 @@ def _agreed(code: int) -> int:
     global _vote, _world
     dist = sys.modules.get("torch.distributed")
     world = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
-    if world is not _world:  # the ranks have met, or met anew
+    if world is not _world:  # the ranks have met, or met again
         _world, _vote = world, None
         if dist is not None and world is not None and dist.get_world_size() > 1:
             from ddpwire.vote import Vote
@@ -132,7 +132,7 @@ def _open_heart() -> Heart:
     try:
         return Heart(os.environ.get(HEARTBEAT_FILE))
     except OSError as error:
-        print(f"ddpwire: no sign of life for ddprun: {error}", file=sys.stderr)
+        print(f"ddpwire: no heartbeat for ddprun: {error}", file=sys.stderr)
         return Heart(None)
 
 

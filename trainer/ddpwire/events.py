@@ -26,16 +26,16 @@ KINDS: Mapping[str, str] = {
     "preflight_done": "the machine was looked at and node 0 found; seconds: since node_started",
     "rendezvous_done": "the nodes of an attempt have met; seconds: since it began to wait for them; nodes: how many",
     "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: which; world_size",
-    "first_step": "the first sign of life of a rank of this node in this attempt; seconds: since ranks_started",
+    "first_step": "the first heartbeat of a rank of this node in this attempt; seconds: since ranks_started",
     "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
     "failed": "the nodes agree on the failure of an attempt; cause, message: as in outcome.json; rank and node: whose",
-    "restart": "all ranks are about to be started anew; reason: as in ddp_restarts_total",
-    "recovered": "training goes on after a restart; seconds: since the failure; steps_lost",
+    "restart": "all ranks are about to be restarted; reason: as in ddp_restarts_total",
+    "recovered": "training continues after a restart; seconds: since the failure; steps_lost",
     "signal": "a signal came, which asks for a stop or is the ranks' matter; signal: its name",
     "node_ended": "ddprun ends; code, cause, message: as in outcome.json; seconds: since node_started",
     # of a rank, by ddptrain
     "training_began": "the first step is next; seconds: since the rank's start; startup_s and restore_s: of them",
-    "checkpoint_loaded": "training goes on from a checkpoint; seconds; path",
+    "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
     "checkpoint_saved": "a checkpoint is on the disk; seconds: since it was begun; waited_s: the loop; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written; message",
     "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: of its steps",
@@ -122,7 +122,7 @@ def events_of(environ: Mapping[str, str]) -> EventLog:
 
 
 def read_events(*texts: str) -> tuple[Event, ...]:
-    """The events of these files' contents, by time. Lines that are torn, or no event, are passed over."""
+    """The events of these files' contents, by time. Lines that are torn, or no event, are skipped."""
     found = (_event(line) for text in texts for line in text.split("\n"))
     return tuple(sorted((event for event in found if event), key=lambda event: event.time))
 

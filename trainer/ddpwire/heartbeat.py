@@ -1,4 +1,4 @@
-"""A rank's sign of life: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
+"""A rank's heartbeat: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
 
 A file of 24 bytes that both map: the last step (int64), the moment of its end (float64, CLOCK_MONOTONIC, which all
 processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none, -1: the training is
@@ -22,7 +22,7 @@ _COMPLETE = -1
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """The last sign of life."""
+    """The last heartbeat."""
 
     step: int
     at_s: float  # time.monotonic()

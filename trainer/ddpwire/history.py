@@ -79,7 +79,7 @@ def line(time_s: float, row: Row) -> str:
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """The rows of a file, also of another version's, each with its ``time``; a torn line is passed over."""
+    """The rows of a file, also of another version's, each with its ``time``; a torn line is skipped."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))

@@ -24,7 +24,7 @@ def unpack(environ: Mapping[str, str]) -> dict[str, str]:
     except (ValueError, RecursionError):
         env = None
     if not isinstance(env, dict) or not all(map(_can_be_set, env, env.values())):
-        raise ValueError(f"{names.JOB_ENV} is no JSON object of names and their text")
+        raise ValueError(f"{names.JOB_ENV} is not a JSON object of names and their text")
     return rest | env
 
 

@@ -46,7 +46,7 @@ UNPRODUCTIVE_CAUSES = (
     "recompute",  # steps that had been taken before a failure
     "checkpoint",  # in which the loop waited for one
     "evaluation",
-    "hang",  # from the last sign of life of ranks that hung to their end
+    "hang",  # from the last heartbeat of ranks that hung to their end
     "restart",  # the same of ranks that were lost otherwise
     "requeue",  # from the last word of a start of the run to the next start
 )
@@ -102,7 +102,7 @@ UNPRODUCTIVE = Metric(
     name="ddp_unproductive_seconds_total",
     kind="counter",
     help="Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
-    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last sign of life to "
+    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last heartbeat to "
     "its end; requeue: from the last word of a start to the next.",
     set_by="ddptrain",
     labels={"cause": UNPRODUCTIVE_CAUSES},
@@ -318,7 +318,7 @@ RANKS_DONE = Metric(
 HEARTBEAT = Metric(
     name="ddp_heartbeat_timestamp_seconds",
     kind="gauge",
-    help="When a rank that runs last gave a sign of life, in seconds since the epoch; none before its first step.",
+    help="When a rank that runs last sent a heartbeat, in seconds since the epoch; none before its first step.",
     set_by="ddprun",
     labels={"rank": ()},
     at_first=False,
@@ -326,7 +326,7 @@ HEARTBEAT = Metric(
 RANK_EXITS = Metric(
     name="ddp_rank_exits_total",
     kind="counter",
-    help="Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was asked for.",
+    help="Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was requested.",
     set_by="ddprun",
     labels={"cause": EXIT_CAUSES},
 )

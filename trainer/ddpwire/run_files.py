@@ -217,7 +217,7 @@ class NodeState:
 def read_node(text: str) -> NodeState:
     """The state that ``text``, the content of a node.json, tells. Raises ValueError.
 
-    Keys that this version does not know are passed over: another version may have written it.
+    Keys that this version does not know are skipped: another version may have written it.
     """
     try:
         fields = parse_json(text)
@@ -240,11 +240,11 @@ Cause = Literal[
     "killed",  # a rank died of a signal that nobody here sent
     "oom",  # a rank was killed for memory
     "hang",  # a rank hung and was killed
-    "stopped",  # a stop was asked for, and the ranks ended with the code that says so
+    "stopped",  # a stop was requested, and the ranks ended with the code that says so
     "node_lost",  # a node's ddprun is gone
     "gave_up",  # the ranks failed again and again without progress
     "absent",  # not all nodes came in time
-    "unavailable",  # an address or a port could not be had
+    "unavailable",  # an address or a port was not available
     "config",  # the nodes' contracts contradict themselves or each other
     "internal",  # a fault of ours
 ]
@@ -271,7 +271,7 @@ class Outcome:
 def read_outcome(text: str) -> Outcome:
     """The outcome that ``text``, the content of an outcome.json, tells. Raises ValueError.
 
-    Keys that this version does not know are passed over: another version may have written it.
+    Keys that this version does not know are skipped: another version may have written it.
     """
     try:
         fields = parse_json(text)
@@ -298,7 +298,7 @@ class Start:
 
 
 def read_starts(text: str) -> tuple[Start, ...]:
-    """The starts that ``text``, the content of the file, tells, the first one first; a torn line is passed over."""
+    """The starts that ``text``, the content of the file, tells, the first one first; a torn line is skipped."""
     lines = (line.split(" ") for line in text.splitlines())
     return tuple(
         Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))

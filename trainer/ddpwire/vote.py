@@ -21,7 +21,7 @@ class Vote:
         self._asked: dist.Work | None = None
 
     def ask(self, code: int) -> int:
-        """The highest ``code`` that a rank gave when this was last called, the same on every rank; 0: go on."""
+        """The highest ``code`` that a rank gave when this was last called, the same on every rank; 0: continue."""
         agreed = self.answer()
         if agreed == 0:
             self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0

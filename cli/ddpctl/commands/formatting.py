@@ -131,7 +131,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
     if state.ended and state.code and can_resume and state.has_files:
-        lines.append(f"  go on with   ddpctl launch --resume {run.name}")
+        lines.append(f"  resume with  ddpctl launch --resume {run.name}")
     return lines
 
 
@@ -170,7 +170,7 @@ def removed_lines(
     ``has_files``: whether its checkpoints are still somewhere.
     """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
-    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoint among it"
+    lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
     lines = [f"run {run.name} {what}: {freed}", *(f"  folder  {one}" for one in found)]

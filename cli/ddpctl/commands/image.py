@@ -94,7 +94,7 @@ def ship(
 ) -> None:
     """Bring the image to machines without a registry.
 
-    Layers that a host has are not sent again, and a ship that was cut off goes on where it was.
+    Layers that a host has are not sent again, and a ship that was cut off resumes where it stopped.
     """
     from ddpctl import targets
     from ddpctl.image_transfer import Shipper
@@ -114,7 +114,7 @@ def ship(
         print(json.dumps([asdict(one) for one in deliveries], indent=1))
     failed = [one.host for one in deliveries if one.error]
     if failed:
-        raise UnavailableError(f"{len(failed)} of {len(deliveries)} hosts have not got it: {', '.join(failed)}")
+        raise UnavailableError(f"{len(failed)} of {len(deliveries)} hosts did not receive it: {', '.join(failed)}")
 
 
 @app.command()
@@ -148,7 +148,7 @@ def parse_host(text: str) -> "Host":
     try:
         return SshHost.from_text(text).host
     except ValueError:
-        raise UsageError(f"'{text}' is no host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222") from None
+        raise UsageError(f"'{text}' is not a host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222") from None
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
@@ -183,4 +183,4 @@ def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
     verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
     (done,) = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     if done.returncode:
-        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: its own words stand above")
+        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: see its output above")

@@ -46,11 +46,13 @@ class Flags:
     ] = None
     gpus: Annotated[
         str | None,
-        _option("--gpus", "-g", metavar="G", help="GPUs a node, with a rank each; CPU processes without GPUs."),
+        _option(
+            "--gpus", "-g", metavar="G", help="GPUs per node, one rank each; CPU processes where there are no GPUs."
+        ),
     ] = None
     ranks: Annotated[
         str | None,
-        _option("--ranks", metavar="R", help="Ranks a node, if not one a GPU: a divisor of --gpus."),
+        _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU: a divisor of --gpus."),
     ] = None
     target: Annotated[
         str | None,
@@ -138,7 +140,7 @@ def launch(
         typer.Option("--resume", metavar="RUN", help="Launch that run's job again, from its last checkpoint."),
     ] = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return at once; the run goes on without this terminal.")
+        bool, typer.Option("--detach", "-d", help="Return at once; the run continues without this terminal.")
     ] = False,
     pull: Annotated[
         bool, typer.Option("--pull", help="When it has ended, bring here what it has written, as ddpctl pull does.")
@@ -148,7 +150,7 @@ def launch(
         typer.Option(
             "--wait",
             metavar="TIME",
-            help="On SSH machines: wait for free GPUs, in the order of arrival, up to 2h, 30m.",
+            help="On SSH machines: wait for free GPUs, in the order of arrival, for at most 2h, 30m.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
@@ -314,7 +316,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """A run's record, with flags laid over its job, as a request that goes on from its checkpoints.
+    """A run's record, with flags laid over its job, as a request that continues from its checkpoints.
 
     Raises UsageError.
     """
@@ -364,4 +366,6 @@ def _check_name(name: str | None) -> None:
     from ddpctl.spec import NAME_PATTERN
 
     if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"--name: '{name}' is no name: lower-case letters, digits and '-', a letter first, at most 40")
+        raise UsageError(
+            f"--name: '{name}' is not a name: use lower-case letters, digits and '-', a letter first, at most 40"
+        )

@@ -72,7 +72,7 @@ def up(
     from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
-        raise UsageError(f"--retention: '{retention}' is no span: a number and h, d, w or y, such as 30d")
+        raise UsageError(f"--retention: '{retention}' is not a duration: a number and h, d, w or y, such as 30d")
     context = _context()
     scraping = _scraping(context, targets, interval, exporter)
     settings = StackSettings(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FOLDER = ".provision"  # beside the runs, in the same state directory
 
 Check = Annotated[bool, typer.Option("--check", help="Only look what would change, and change nothing.")]
-Verify = Annotated[bool, typer.Option("--verify", help="Only look whether runs would start: a sentence a machine.")]
+Verify = Annotated[bool, typer.Option("--verify", help="Only look whether runs would start: one sentence per machine.")]
 Uninstall = Annotated[bool, typer.Option("--uninstall", help="Take away what it has set up.")]
 Login = Annotated[
     str | None, typer.Option("--login", metavar="USER", help="Who logs in to set them up [default: who trains].")
@@ -84,7 +84,7 @@ def provision(
     context = open_context(os.environ)
     folder = context.root / FOLDER
     if inventory is not None and not inventory.is_file():
-        raise NoInputError(f"--inventory: {inventory} is {'no file' if inventory.exists() else 'not there'}")
+        raise NoInputError(f"--inventory: {inventory} is {'not a file' if inventory.exists() else 'missing'}")
     if not dry_run:
         _make(folder)
     if inventory is None:
@@ -178,7 +178,7 @@ def _ansible(*, asked: bool) -> str:
     if not asked:
         return "ansible-playbook"
     raise UnavailableError(
-        "ansible-playbook is not there: install it with pip install 'ddpctl[provision]', in a clone with "
+        "ansible-playbook is not installed: install it with pip install 'ddpctl[provision]', in a clone with "
         "pip install -e '.[provision]'"
     )
 
@@ -189,7 +189,7 @@ def _playbooks() -> Path:
     for place in places:
         if (place / "site.yaml").is_file():
             return place
-    raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl anew, or work in a checkout")
+    raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl again, or work in a checkout")
 
 
 def _make(path: Path) -> None:

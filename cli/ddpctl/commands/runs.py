@@ -49,7 +49,7 @@ def ps(
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
     if torn := run_store.unreadable(root, found):
-        context.emit(f"passed over, for their record cannot be read: {', '.join(folder.name for folder in torn)}")
+        context.emit(f"skipped, because their record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
@@ -109,7 +109,7 @@ def logs(
         context.executor.perform(launcher.target_of(record).logs(record, query))
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            context.emit(f"{record.name} goes on; ddpctl stop {record.name} ends it")
+            context.emit(f"{record.name} keeps running; ddpctl stop {record.name} ends it")
         raise typer.Exit(interrupts.code_of(error)) from None
 
 
@@ -118,7 +118,7 @@ def stop(
         str | None, typer.Argument(metavar="RUN", help="The run's whole name.", autocompletion=complete_run)
     ] = None,
     kill: Annotated[bool, typer.Option("--kill", help="At once, without a checkpoint.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="Every run that goes on.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Every run that has not ended.")] = False,
 ) -> None:
     """Let a run save and stop.
 
@@ -142,7 +142,7 @@ def stop(
         try:
             state = launcher.stop(context, record, kill=kill)
         except KeyboardInterrupt as error:
-            context.emit(f"{record.name} goes on stopping; ddpctl status {record.name} says how far it is")
+            context.emit(f"{record.name} is still stopping; ddpctl status {record.name} says how far it is")
             raise typer.Exit(interrupts.code_of(error)) from None
         if not state.ended:
             wrong = UnavailableError if state.state == "unknown" else DdpctlError
@@ -155,19 +155,19 @@ def stop(
         launcher.clear(context, record)
         context.emit(f"run {record.name} had ended; nothing of it is left where it ran")
     if not going and not cleared:
-        context.emit("no run goes on" if every else f"run {asked[0].name} has ended already: nothing to stop")
+        context.emit("no run is active" if every else f"run {asked[0].name} has ended already: nothing to stop")
 
 
 def suspend(run: WholeRunName) -> None:
     """Give a run's machines back, and keep the run.
 
-    For targets that can: kubernetes. Its ranks save and stop; ddpctl resume lets it go on from its last checkpoint.
+    For targets that can: kubernetes. Its ranks save and stop; ddpctl resume lets it continue from its last checkpoint.
     """
     _set_suspended(run, again=False)
 
 
 def resume(run: WholeRunName) -> None:
-    """Let a suspended run go on. A run that has ended goes on with ddpctl launch --resume."""
+    """Let a suspended run continue. A run that has ended continues with ddpctl launch --resume."""
     _set_suspended(run, again=True)
 
 
@@ -236,7 +236,7 @@ def rm(
 ) -> None:
     """Remove ended runs, checkpoints included.
 
-    A run's record and folder go, and what it left where it ran. Nothing outside of the run's own folders is touched.
+    A run's record and folder go, and what it left where it ran. Nothing outside the run's own folders is touched.
     """
     from ddpctl import launcher, removal, run_store
     from ddpctl.commands import formatting
@@ -285,7 +285,7 @@ def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]"
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    """A run that goes on."""
+    """A run that has not ended."""
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)
@@ -308,14 +308,14 @@ def _set_suspended(name: str, *, again: bool) -> None:
         raise UnavailableError(f"{run.name} has no node yet: {state.message}")
     if state.ended:
         raise UsageError(
-            f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} goes on from it"
+            f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} continues from it"
         )
     launcher.suspend(context, run, again=again)
     if again:
-        context.emit(f"{run.name} goes on: ddpctl logs -f {run.name}")
+        context.emit(f"{run.name} continues: ddpctl logs -f {run.name}")
     else:
         context.emit(
-            f"{run.name} is suspended: its ranks have {run.job.grace:g} s to save; ddpctl resume {run.name} goes on"
+            f"{run.name} is suspended: its ranks have {run.job.grace:g} s to save; ddpctl resume {run.name} continues"
         )
 
 
@@ -330,7 +330,7 @@ def pull(
 ) -> None:
     """Bring here what a run has written: checkpoints, logs, weights.
 
-    For runs on other machines. Only what is not here yet is fetched, and a pull that was cut off goes on where it was.
+    For runs on other machines. Only what is missing here is fetched; an interrupted pull resumes where it stopped.
     """
     from ddpctl import launcher, run_store
 

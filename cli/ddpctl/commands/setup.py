@@ -34,7 +34,7 @@ def init(
         with path.open("w" if force else "x") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"{path} is there already: --force writes over it, or name another file") from None
+        raise UsageError(f"{path} already exists: --force overwrites it, or name another file") from None
     except OSError as error:
         raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
     context.emit(f"wrote {path}: ddpctl launch runs it, ddpctl launch --dry-run shows what would run")

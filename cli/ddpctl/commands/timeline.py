@@ -27,7 +27,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
     """Draw where a run's minutes went.
 
     A bar for each phase, from rendezvous and imports to training and what was lost; below them what went wrong, and
-    when. Times and percentages are those outside of a queue.
+    when. Times and percentages are those outside a queue.
     """
     from ddpctl.launcher import find, open_context
     from ddpctl.watch import timeline as watch_timeline
@@ -106,7 +106,7 @@ def report(
     """Write a run into one HTML file, made to be mailed.
 
     How it ended and what the failing rank said, where its time went, loss and throughput as plots, what the nodes had
-    and what was asked for. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
+    and what was requested. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
     of the variables that the job names as secrets, and what stands beside a name such as token or password.
     """
     from ddpctl.launcher import find, open_context

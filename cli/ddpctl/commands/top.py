@@ -41,13 +41,13 @@ def top(
 
     How fast it is, where the time of a step goes, which rank is slow. A row a rank: OWN is a rank's time of a step
     without waiting for the others; by it a straggler is told. Asked are the nodes themselves, over the way that the
-    run was started; no Prometheus is needed. q leaves; the run goes on.
+    run was started; no Prometheus is needed. q leaves; the run continues.
     """
     from ddpctl.launcher import find, open_context
     from ddpctl.watch.snapshot import Watcher
 
     if every != every:  # nan: neither too short nor too long
-        raise UsageError("--every: nan is no number of seconds: from 0.2 to 3600")
+        raise UsageError("--every: nan is not a number of seconds: from 0.2 to 3600")
     context = open_context(os.environ)
     record = find(context, run, task=task)
     watcher = Watcher(context, record)

@@ -37,7 +37,7 @@ class Limits:
     stalled_step: Annotated[float, Doc("Seconds without a step, in a run that has taken some."), Ge(1), Le(DAYS)] = (
         180.0
     )
-    heartbeat: Annotated[float, Doc("Seconds without a sign of life from a rank."), Ge(1), Le(DAYS)] = 180.0
+    heartbeat: Annotated[float, Doc("Seconds without a heartbeat from a rank."), Ge(1), Le(DAYS)] = 180.0
     skew: Annotated[float, Doc("The slowest rank's own time of a step, by the median."), Ge(1), Le(100)] = 1.25
     data_share: Annotated[float, Doc("Share of a step that waits for data."), Ge(0), Le(1)] = 0.3
     checkpoint_age: Annotated[float, Doc("Seconds since the last checkpoint, or since the start."), Ge(1), Le(DAYS)] = (
@@ -112,7 +112,7 @@ STEPS = Recording(
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
     expr=by_run("sum", "rate(ddp_samples_total[5m])"),
-    help="Training samples a second, over all ranks.",
+    help="Training samples per second, over all ranks.",
 )
 STEP_SECONDS = Recording(
     name="run:ddp_step_duration_seconds:mean5m",
@@ -229,7 +229,7 @@ and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             severity="critical",
             summary="{{ $labels.job_id }} has taken no step for {{ $value | humanizeDuration }}",
-            description="No rank has ended a step or given another sign of life: one hangs and the others wait for it.",
+            description="No rank has ended a step or sent another heartbeat: one hangs and the others wait for it.",
         ),
         Alert(
             name="DdpHeartbeatMissing",
@@ -238,8 +238,8 @@ time() - {with_run("ddp_heartbeat_timestamp_seconds")} > {limits.heartbeat:g}
 and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
             severity="warning",
-            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has given no sign of "
-            "life for {{ $value | humanizeDuration }}",
+            summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has sent no "
+            "heartbeat for {{ $value | humanizeDuration }}",
             description="Of several silent ranks the one that is silent for longest hangs, and the others wait for it.",
         ),
         Alert(
@@ -322,7 +322,7 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
             expr=f"{by_run('sum', 'increase(ddp_nonfinite_total[15m])', keep='where')} > 0",
             hold_s=0,
             severity="critical",
-            summary="the {{ $labels.where }} of {{ $labels.job_id }} is no number any more",
+            summary="the {{ $labels.where }} of {{ $labels.job_id }} is not finite any more",
             description="Training on would spoil the model; ddptrain ends the run, a script of your own may not.",
         ),
         Alert(

@@ -37,9 +37,9 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
     for setting in settings:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
-            raise UsageError(f"--exporter: {quote(name)} is no name for it, or one that is taken: dcgm=9400")
+            raise UsageError(f"--exporter: {quote(name)} is not a valid name, or is in use: dcgm=9400")
         if not is_port(port):
-            raise UsageError(f"--exporter {name}: {quote(port)} is no port: 1 to {MAX_PORT}")
+            raise UsageError(f"--exporter {name}: {quote(port)} is not a port: 1 to {MAX_PORT}")
         found[name] = int(port)
     return tuple(found.items())
 

@@ -205,7 +205,7 @@ def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) 
     for name in files:
         path = folder / name
         if not force and path.suffix == ".yml" and path.exists() and not _is_ours(path):
-            raise UsageError(f"{path} is not ddpctl's: --force writes over it, or name another folder")
+            raise UsageError(f"{path} is not ddpctl's: --force overwrites it, or name another folder")
     for name, text in files.items():
         path = folder / name
         try:
@@ -277,7 +277,7 @@ def find_compose() -> Verb[tuple[str, ...]]:
         (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
             return argv
-    raise UnavailableError(f"monitor up needs docker compose, and there is none: install it, or: {BY_HAND}")
+    raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or: {BY_HAND}")
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:

@@ -10,7 +10,7 @@
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
 It launches on the target local as ``ddpctl launch`` does; the ranks are processes of their own. So nothing of CUDA is
-touched in the notebook's kernel, and a second call begins anew. The modules of this package use IPython where it is
+touched in the notebook's kernel, and a second call begins again. The modules of this package use IPython where it is
 installed, and never import torch.
 """
 
@@ -44,7 +44,7 @@ def launch(
     CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, which says where its
     checkpoints are. Without GPUs the ranks are CPU processes. ``ranks``: fewer than one a GPU, a divisor of ``gpus``.
 
-    ``resume``: the name of an earlier run whose checkpoints it goes on from; True: the newest of the same function in
+    ``resume``: the name of an earlier run whose checkpoints it continues from; True: the newest of the same function in
     the same notebook or file, or of the same script; on Kaggle also one of a former version's output among this
     notebook's inputs. The other arguments are those of ddpctl.yaml.
 

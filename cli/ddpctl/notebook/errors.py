@@ -43,7 +43,7 @@ class RankError(DdpctlError):
 def as_the_caller_sees(error: BaseException) -> BaseException:
     """The error without our own frames, which say nothing to whoever called ``launch``.
 
-    Raised anew, it has launch's frame again; IPython, which would show it, prints what ``_render_traceback_`` says.
+    Raised again, it has launch's frame again; IPython, which would show it, prints what ``_render_traceback_`` says.
     """
     if not hasattr(error, "_render_traceback_"):
         error.__dict__["_render_traceback_"] = lambda: _of_cells(error)

@@ -166,7 +166,7 @@ class Lines:
 
 
 class Cell:
-    """One output of the cell, drawn anew each time: by IPython's display, which needs no widgets."""
+    """One output of the cell, drawn again each time: by IPython's display, which needs no widgets."""
 
     def __init__(self, display: Any) -> None:
         self._display = display

@@ -87,7 +87,7 @@ def _dumps(value: object) -> bytes:
         Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     except Exception as error:
         kind = type(value).__name__
-        raise TypeError(f"the result, a {kind}, cannot travel back to the notebook: {error}") from None
+        raise TypeError(f"the result, a {kind}, cannot be sent back to the notebook: {error}") from None
     return buffer.getvalue()
 
 

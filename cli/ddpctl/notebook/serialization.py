@@ -27,7 +27,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         import cloudpickle
     except ImportError:
         raise UnavailableError(
-            f"a function travels by cloudpickle, which {sys.executable} has not: pip install 'ddpctl[notebook]'"
+            f"sending a function needs cloudpickle, which {sys.executable} lacks: pip install 'ddpctl[notebook]'"
         ) from None
     called = title(function)
     parts = [("argument", f"args[{number}]", value) for number, value in enumerate(args)]
@@ -35,7 +35,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     for what, name, value in [*parts, *_used(function)]:
         if on := _device_of(value):
             raise ConfigError(
-                f"{called} cannot travel to the ranks: the {what} {name} is a tensor on {on}, which is this process's "
+                f"{called} cannot be sent to the ranks: the {what} {name} is a tensor on {on}, which is this process's "
                 f"own: give {name}.cpu(), and move it to its rank's device there"
             )
     try:
@@ -44,7 +44,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
         raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
-            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside of it, once a rank, "
+            f"{called} with what it uses is {len(call) >> 20} MB: load large data inside it, once a rank, "
             f"rather than take it along (up to {LARGE_BYTES >> 20} MB)"
         )
     files = sorted({code.co_filename for code in _codes(function)})
@@ -154,6 +154,6 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
             why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
     return (
-        f"{called} cannot travel to the ranks: {names}cannot be packed: {reason}: make it inside of {called}, or give "
+        f"{called} cannot be sent to the ranks: {names}cannot be packed: {reason}: make it inside {called}, or give "
         "what it is made from as an argument"
     )

@@ -55,7 +55,7 @@ class Finished:
     run: str
     folder: Path
     checkpoint_dir: Path
-    code: int  # 0, or 143: launch(..., resume=True) goes on from its checkpoints
+    code: int  # 0, or 143: launch(..., resume=True) continues from its checkpoints
 
 
 def run(
@@ -154,13 +154,13 @@ def _job(
         raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
     gpus, on = fields["gpus"], kaggle.session(os.environ)
     if not isinstance(gpus, int) or not 1 <= gpus <= 64:
-        raise UsageError(f"launch: gpus is {gpus!r}: a whole number from 1 to 64 is allowed")
+        raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
     ranks = fields["ranks"]
     if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
-        raise UsageError(f"launch: ranks is {ranks!r}: a divisor of gpus, {gpus}, is allowed")
+        raise UsageError(f"launch: ranks is {ranks!r}: expected a divisor of gpus, {gpus}")
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     if device not in ("auto", "cuda", "cpu"):
-        raise UsageError(f"launch: device is {device!r}: auto, cuda or cpu is allowed")
+        raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")
     try:
         check_env(fields["env"])
         if fields["time_limit"] is not None:
@@ -194,7 +194,7 @@ def _start(context: AppContext, request: Request) -> Run:
 
 
 def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | None:
-    """The earlier run to go on from. Raises DdpctlError."""
+    """The earlier run to continue from. Raises DdpctlError."""
     if not resume:
         return None
     if resume is True:
@@ -206,7 +206,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
     if found:
         launcher.check_alone(context, found)
         left = "" if run_store.has_checkpoint(found) else ", which left no checkpoint: it starts from the beginning"
-        context.emit(f"going on from {found.name}{left}")
+        context.emit(f"continuing from {found.name}{left}")
     return found
 
 
@@ -223,7 +223,7 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
         return found if found in here else restore(found, context.root)
     context.emit(f"no earlier run of {wanted.name} in {wanted.source}: it starts from the beginning")
     if other := next((run for run in here + inputs if program_of_run(run).name == wanted.name), None):
-        context.emit(f"  there is one in {program_of_run(other).source}: resume={other.name!r} goes on from it")
+        context.emit(f"  there is one in {program_of_run(other).source}: resume={other.name!r} continues from it")
     return None
 
 
@@ -235,7 +235,7 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
         context.emit(f"  logs         {record.logs_at}")
     context.emit(f"  checkpoints  {record.checkpoint_dir}")
     if outcome and outcome.cause == "stopped" and outcome.code != Exit.INTERRUPTED:
-        context.emit("  go on with   launch(..., resume=True), on Kaggle with this version's output among the inputs")
+        context.emit("  resume with  launch(..., resume=True), on Kaggle with this version's output among the inputs")
     on = kaggle.session(os.environ)
     if on and on.batch and outcome:
         context.emit(OUTCOME + json.dumps({"code": outcome.code, "cause": outcome.cause, "message": outcome.message}))
@@ -351,7 +351,7 @@ def _stop(stopper: launcher.Stopper) -> None:
             continue
 
 
-# Which program a run is of: resume=True goes on from the newest run of the same, and a function called `train` in
+# Which program a run is of: resume=True continues from the newest run of the same, and a function called `train` in
 # another notebook is not the same.
 
 

@@ -90,7 +90,7 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
     tiles += [] if accuracy is None else [("test accuracy", f"{100 * accuracy:.2f} %")]
     training_s = seconds.get("training", 0.0)
     if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
-        tiles.append(("samples a second, training", short(samples / training_s)))
+        tiles.append(("samples per second, training", short(samples / training_s)))
     productive = history.total(of_ranks.PRODUCTIVE.name)
     lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
     goodput = of_ranks.goodput(productive, lost)
@@ -121,13 +121,13 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append((heading, f"{picture}{key}"))
     if found.silent:
         text = "; ".join(found.silent)
-        sections.append(("Nodes that could not be asked", f"<p>{escape(secrets.redact_text(text, known))}</p>"))
+        sections.append(("Nodes that did not answer", f"<p>{escape(secrets.redact_text(text, known))}</p>"))
     if found.environments:
         sections.append(("The nodes", environments_table(found.environments, known)))
-    sections.append(("What was asked for", configuration_table(found.run, known)))
+    sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
         text = f"{', '.join(unsought)}: not set where this was made, or too short: look for the value by yourself."
-        sections.append(("Secrets that could not be looked for", f"<p>{escape(text)}</p>"))
+        sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
         sections.append(("What happened", events_table(found.events, begin, known)))
     return sections
@@ -141,7 +141,7 @@ def _key(marks: Sequence[Mark]) -> str:
     return f'<p class="key">Dashed lines in the plots:</p><ul class="key">{"".join(items)}</ul>' if items else ""
 
 
-# Tables: what the nodes had, what was asked for, what happened
+# Tables: what the nodes had, what was requested, what happened
 
 
 _CAUSES = {  # ddpwire.run_files.Cause
@@ -150,11 +150,11 @@ _CAUSES = {  # ddpwire.run_files.Cause
     "killed": "killed by a signal that nobody here sent",
     "oom": "out of memory",
     "hang": "it hung",
-    "stopped": "a stop that was asked for",
+    "stopped": "a requested stop",
     "node_lost": "a node was lost",
     "gave_up": "no progress, again and again",
     "absent": "not all nodes came in time",
-    "unavailable": "an address or a port could not be had",
+    "unavailable": "an address or a port was not available",
     "config": "a wrong configuration, or nodes that do not match",
     "internal": "a fault of ddprun",
 }
@@ -196,7 +196,7 @@ def _spans(nodes: Sequence[int]) -> str:
 
 
 def configuration_table(run: Run, values: Iterable[str]) -> str:
-    """The job and its target as they were asked for. ``values``: of secrets, wherever they stand."""
+    """The job and its target as they were requested. ``values``: of secrets, wherever they stand."""
     known, job, plain = tuple(values), run.job, JobSpec()
     command = secrets.redact_command(job.command, known)
     shown = {"program": command_line(replace(job, command=tuple(command)))}
@@ -221,7 +221,7 @@ def configuration_table(run: Run, values: Iterable[str]) -> str:
 def _fact(event: str, key: str, value: object) -> str:
     """A fact of an event in words."""
     if (event, key, value) == ("rank_exited", "cause", "stopped"):
-        return "ended by ddprun: another rank had failed, or a stop was asked for"
+        return "ended by ddprun: another rank had failed, or a stop was requested"
     if key == "status" and type(value) is int:
         known = {-number.value: number.name for number in signal.Signals}
         return f"exit code {value}" if value >= 0 else f"ended by {known.get(value, f'signal {-value}')}"

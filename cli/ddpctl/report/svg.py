@@ -184,7 +184,7 @@ def history_plots(
         found.append(("Loss", line_chart(drawn, seconds=seconds, marks=marks), ""))
     if len(rate) >= LEAST and any(value for _, value in rate):
         drawn = [Line(name="throughput", style="rate", points=rate)]
-        found.append(("Throughput, samples a second", line_chart(drawn, seconds=seconds, marks=marks), ""))
+        found.append(("Throughput, samples per second", line_chart(drawn, seconds=seconds, marks=marks), ""))
     if shares := _shares(history, moments, begin):
         found.append(("Where the time of a step goes", area_chart(shares, seconds=seconds, marks=marks), _key(shares)))
     for title, name, factor, unit, from_zero in _GAUGES:

@@ -27,12 +27,12 @@ class Submission:
     note: str = ""  # one line that a user should know: what was decided for them
     table: tuple[str, ...] = ()  # what was found out about each machine, as lines
     checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
-    nodes: str | None = None  # how many nodes were started, if not as many as were asked for
+    nodes: str | None = None  # how many nodes were started, if not as many as were requested
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """Which lost nodes of a run were started anew on spare machines."""
+    """Which lost nodes of a run were restarted on spare machines."""
 
     handle: Mapping[str, Any]  # the run's, changed where there are any
     nodes: tuple[int, ...] = ()
@@ -160,7 +160,7 @@ class Target(ABC):
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
         """Return what every node's endpoint and folder say, by node."""
-        raise self._cannot(run, "show a run while it goes on")
+        raise self._cannot(run, "show a run while it runs")
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
         """Return what each machine has, and who has it. Of the capability "hosts"."""
@@ -244,7 +244,7 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
 def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
     """The kind that is meant where neither flag nor file names one, and why."""
     if job := environ.get("SLURM_JOB_ID"):
-        return "slurm", f"inside of Slurm's job {job}"
+        return "slurm", f"inside Slurm's job {job}"
     return "local", "the default"
 
 
@@ -261,7 +261,7 @@ def kinds() -> Mapping[str, Callable[[], type]]:
 
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """A kind's options from a run's record; what this version does not know is passed over. Raises ConfigError."""
+    """A kind's options from a run's record; what this version does not know is skipped. Raises ConfigError."""
     return _fill(options_type(kind), record)
 
 
@@ -271,7 +271,7 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
         if name in record:
             value = record[name]
             if not field.holds(value):
-                raise ConfigError(f"its record has {name}: {quote(value)}, which is no {field.type_words}")
+                raise ConfigError(f"its record has {name}: {quote(value)}, not {field.type_words}")
             if field.record:
                 value = tuple(_fill(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value

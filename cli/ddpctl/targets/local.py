@@ -275,7 +275,7 @@ def _no_torch(python: str, output: Output) -> UnavailableError:
         )
     if output.returncode == TIMED_OUT:
         return UnavailableError(
-            f"{python} was asked whether it has torch: {output.last_line()}",
+            f"{python} did not say whether it has torch: {output.last_line()}",
             hint="launch again when there is less load",
         )
     return UnavailableError(

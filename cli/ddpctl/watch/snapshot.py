@@ -62,7 +62,7 @@ class Reading:
 
 
 def read_metrics(seen: ProbeResult) -> Reading | None:
-    """What a node said of itself; None: it said nothing that can be read."""
+    """What a node said of itself; None: it printed nothing that can be read."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if not seen.metrics or seen.time is None:
@@ -232,7 +232,7 @@ def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]
 
 
 def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
-    """What a rank's counter grew by; of one that was begun anew, all of it."""
+    """What a rank's counter grew by; of one that was begun again, all of it."""
     after = now.by("rank", name, **labels).get(rank, 0.0)
     earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
     return after - earlier if after >= earlier else after
@@ -294,7 +294,7 @@ class Watcher:
         """The run now; where nobody answers any more, as it was seen last. Raises DdpctlError if nobody ever did."""
         try:
             self._last = self._probe()
-        except UnavailableError as error:  # a network has its moments: what watches goes on
+        except UnavailableError as error:  # a network has its moments: what watches continues
             if self._last is None:
                 raise
             return replace(self._last, silent=(f"no answer at present: {error}",))
@@ -333,7 +333,7 @@ class Watcher:
             self._keep(reading)
         before = self._before(readings)
         snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
-        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than what was asked for
+        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than what was requested
         answered = {reading.node for reading in readings}
         silent = tuple(
             f"node {one.node}: {one.failure}" for one in seen if one.node not in answered and one.failure and readings

@@ -107,7 +107,7 @@ def phase_spans(
 ) -> tuple[Span, ...]:
     """The run's time in the order in which it went by. ``placed``: when its target gave each node a place, if it knows.
 
-    ``queued``: whether it has a queue at all. A run whose ``state`` is not that it goes on is shown until its last sign
+    ``queued``: whether it has a queue at all. A run whose ``state`` is not an active one is shown until its last sign
     of life.
     """
     spans: list[Span] = []
@@ -136,7 +136,7 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """The events of each start of the whole run. A node that comes back to others that go on is no new start."""
+    """The events of each start of the whole run. A node that comes back to others that continue is no new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []
@@ -163,7 +163,7 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
 
 
 def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
-    """How often the ranks were started anew: by ddprun, or with their nodes."""
+    """How often the ranks were restarted: by ddprun, or with their nodes."""
     starts = split_starts(events, placed)
     by_ddprun = 0
     for start in starts:
@@ -217,14 +217,14 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
 
 
 def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
-    """Seconds by phase, and their share of the time outside of the queue, which has none (None)."""
+    """Seconds by phase, and their share of the time outside the queue, which has none (None)."""
     seconds = phase_totals(found)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
 
 def _is_loss(event: Event, phase: str) -> bool:
-    """A failure; not the ranks' end after a stop, and after the training's end only if they are started anew."""
+    """A failure; not the ranks' end after a stop, and after the training's end only if they are restarted."""
     if event.event == "failed":
         return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
     return event.event == "restart" and phase == "end"
@@ -322,7 +322,7 @@ class Timeline:
     environments: Mapping[int, Mapping[str, str]]  # by node: what it had
     last_lines: str = ""  # the last lines of the rank that failed first, else of its node
     last_lines_of: str = ""
-    silent: tuple[str, ...] = ()  # nodes that could not be asked, and why
+    silent: tuple[str, ...] = ()  # nodes that did not answer, and why
     torn: tuple[str, ...] = ()  # what of their files could not be read
     restarts: int = 0
 
@@ -395,7 +395,7 @@ def _torn(seen: ProbeResult) -> list[str]:
     counts = {name: strange_lines(seen.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
     counts[HISTORY] = strange_rows(seen.files.get(HISTORY, ""))
     return [
-        f"node {seen.node}: passed over what cannot be read of {name}, {count} line{'s' * (count > 1)}"
+        f"node {seen.node}: skipped what cannot be read of {name}, {count} line{'s' * (count > 1)}"
         for name, count in counts.items()
         if count
     ]
@@ -434,7 +434,7 @@ def describe_event(event: Event) -> str:
     who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
     match event.event:
         case "node_started":
-            return f"started again, {_seconds(facts.get('requeued_s')):.0f} s after the last sign of life"
+            return f"started again, {_seconds(facts.get('requeued_s')):.0f} s after the last event"
         case "failed":
             happened = "was stopped" if facts.get("cause") == "stopped" else "failed"
             return f"attempt {event.attempt} {happened}: {facts.get('message', who)}"

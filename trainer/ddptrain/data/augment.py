@@ -112,7 +112,7 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device`` (None: theirs). Without padding and mirror images nothing is laid out anew.
+    """Return images as Pixels on ``device`` (None: theirs). Without padding and mirror images nothing is copied.
 
     A part of the images at a time, so that the device never holds much more than ``num_bytes_laid_out``.
     """

@@ -50,7 +50,7 @@ def list_pictures(folder: Path) -> Listing:
     """Return the pictures of a folder, sorted. Raises TrainError."""
     if not folder.is_dir():
         raise TrainError(
-            Exit.NO_INPUT, f"--data-dir {folder} is not there", hint="give a folder that holds CLASS/*.png or *.jpg"
+            Exit.NO_INPUT, f"--data-dir {folder} does not exist", hint="give a folder that holds CLASS/*.png or *.jpg"
         )
     test_folder = next((folder / name for name in ("val", "test") if (folder / name).is_dir()), None)
     if test_folder is None or not (folder / "train").is_dir():
@@ -104,7 +104,7 @@ def prepare_image_folder(options: DataOptions) -> None:
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
         print(
-            f"ddptrain: warning: left out of {options.folder}, being no {', '.join(ENDINGS)}: "
+            f"ddptrain: warning: left out of {options.folder}, not {', '.join(ENDINGS)}: "
             f"{', '.join(strange[:NUM_NAMED])}{more}",
             file=sys.stderr,
             flush=True,

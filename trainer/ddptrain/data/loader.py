@@ -160,7 +160,7 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
             raise TrainError(
                 Exit.CONFIG,
                 f"{flag} {given_px}: of images of {size_px}x{size_px} nothing would be left; "
-                f"0 to {size_px - 1} is allowed",
+                f"expected 0 to {size_px - 1}",
             )
     shift_px = data.augmentation.shift_px if given.shift is None else given.shift
     flip = data.augmentation.flip if given.flip is None else given.flip
@@ -219,7 +219,7 @@ def make_batch_builder(
         device=world.device,
         workers=workers,
         timeout_s=options.ranks.timeout_s,
-        description=f"images by {workers} loader {'worker' if workers == 1 else 'workers'} a rank{reason}",
+        description=f"images by {workers} loader {'worker' if workers == 1 else 'workers'} per rank{reason}",
     )
     batch_builder.append(
         BatchBuilder(

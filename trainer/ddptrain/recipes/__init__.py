@@ -54,7 +54,7 @@ def read_recipe(name: str) -> Recipe:
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{name} cannot be read: {getattr(error, 'strerror', None) or 'not text'}") from None
     else:
-        raise RecipeError(f"{name!r} is none of {', '.join(recipe_names())}, and no .yaml file")
+        raise RecipeError(f"{name!r} is not one of {', '.join(recipe_names())}, and not a .yaml file")
     try:
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -65,7 +65,9 @@ def read_recipe(name: str) -> Recipe:
 def _checked(name: str, values: Any) -> Recipe:
     allowed = {"about", "options", "expect"}
     if not isinstance(values, dict) or not isinstance(values.get("options"), dict) or values.keys() - allowed:
-        raise RecipeError(f"{name} is no recipe: it may hold about, options (a mapping) and expect, and needs options")
+        raise RecipeError(
+            f"{name} is not a recipe: it may hold about, options (a mapping) and expect, and needs options"
+        )
     expect = values.get("expect") or {}
     return Recipe(
         about=str(values.get("about", "")),

@@ -39,7 +39,7 @@ def notebook_file(run: str) -> str:
 
 
 def former_kernel(plan: Plan) -> str | None:
-    """The notebook whose checkpoints a resumed run goes on from: OWNER/NAME; None: it starts anew."""
+    """The notebook whose checkpoints a resumed run continues from: OWNER/NAME; None: it starts from the beginning."""
     kernel, colon, _ = plan.checkpoint_dir.partition(":")
     return kernel if colon and not kernel.startswith("/") else None
 

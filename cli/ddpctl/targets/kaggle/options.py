@@ -38,7 +38,7 @@ def check_competitions(names: tuple[str, ...]) -> tuple[str, ...]:
     """Names of competitions."""
     for name in names:
         if not OWNER_PATTERN.fullmatch(name):
-            raise ValueError(f"'{name}' is no competition's name as it stands in the address of its page")
+            raise ValueError(f"'{name}' is not a competition's name as in the address of its page")
     return names
 
 
@@ -60,7 +60,9 @@ def check_files(files: tuple[str, ...]) -> tuple[str, ...]:
     """Files of the project."""
     for file in files:
         if not FILE_PATTERN.fullmatch(file) or ".." in file.split("/"):
-            raise ValueError(f"'{file}' is no file below the project's folder, with letters, digits and _ . - / alone")
+            raise ValueError(
+                f"'{file}' is not a file below the project's folder whose name has only letters, digits and _ . - /"
+            )
     return files
 
 

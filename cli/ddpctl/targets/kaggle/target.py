@@ -65,7 +65,7 @@ class KaggleTarget(Target):
             except DdpctlError:
                 owner = NOBODY
                 note = (
-                    f"no kaggle client here that is logged in: {kaggle_notebook.METADATA} has {NOBODY} as the owner; "
+                    f"no kaggle client is installed and logged in: {kaggle_notebook.METADATA} has the owner {NOBODY}; "
                     "write your Kaggle user name there, or as the target's `owner`"
                 )
         return (yield from self._texts(plan, owner)), note
@@ -86,7 +86,7 @@ class KaggleTarget(Target):
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Write both beside the run's record, and push them."""
-        del attached  # a session goes on without this ddpctl in any case
+        del attached  # a session continues without this ddpctl in any case
         try:
             owner = self.options.owner or (yield from self._user())
             texts = yield from self._texts(plan, owner)
@@ -98,7 +98,7 @@ class KaggleTarget(Target):
         )
         for output in written:
             if output.returncode:
-                raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a word')}")
+                raise UnavailableError(f"cannot write {where}: {output.last_line('it failed without a message')}")
         kernel = f"{owner}/{kaggle_notebook.slug_of(plan.run)}"
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
@@ -135,14 +135,14 @@ class KaggleTarget(Target):
             if text.returncode:
                 raise UnavailableError(f"{name} in {plan.cwd} cannot be read: {text.last_line()}")
             if "\n%%" in f"\n{text.stdout}":
-                raise ConfigError(f"{name}: a line that begins with %% cannot travel in a notebook's cell")
+                raise ConfigError(f"{name}: a line that begins with %% cannot be part of a notebook's cell")
         files = {name: text.stdout for name, text in zip(names, texts, strict=True)}
         if self.options.wheel != INSIDE:
             return Cargo(files=files)
         argv = (sys.executable, "-P", "-m", "ddpctl.own_wheel")
         (wheel,) = yield (Command(argv=argv, probe=True, timeout_s=ASK_S),)
         if wheel.returncode:
-            raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a word')}")
+            raise UnavailableError(f"cannot pack ddpctl's wheel: {wheel.last_line('it failed without a message')}")
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -198,9 +198,9 @@ class KaggleTarget(Target):
         return True
 
     def exit_message(self, run: Run) -> str:
-        """That it goes on, and where a user stops it."""
+        """That it keeps running, and where a user stops it."""
         return (
-            f"it goes on: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
+            f"it keeps running: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"
         )
 
@@ -285,7 +285,7 @@ class Pushed:
 
     version: str
     url: str
-    without: tuple[str, ...]  # what was asked for and is not among the inputs, a line each
+    without: tuple[str, ...]  # what was requested and is not among the inputs, a line each
 
 
 def read_user(text: str) -> str | None:
@@ -409,7 +409,7 @@ _KNOWN_ERRORS = (
     KnownError(
         pattern=r"409 Client Error|title (?:is )?already in use|^Conflict$",
         error=ConfigError,
-        sentence="a notebook of that title is there already: give the run another --name",
+        sentence="a notebook with that title already exists: give the run another --name",
     ),
     KnownError(
         pattern=r"429 Client Error|rate limited|Too Many Requests",
@@ -451,7 +451,7 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     if output.returncode == 0 and pushed is None:
         return None
     if output.returncode == NOT_FOUND:
-        return UnavailableError("no kaggle client here: pip install kaggle, then kaggle auth login")
+        return UnavailableError("the kaggle client is not installed: pip install kaggle, then kaggle auth login")
     if output.returncode == TIMED_OUT:
         return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"

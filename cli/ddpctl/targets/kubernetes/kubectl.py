@@ -71,7 +71,7 @@ class Kubectl:
             config = json.loads(output.stdout) if output.returncode == 0 else {}
             context = config["contexts"][0]
         except (ValueError, KeyError, IndexError, TypeError):
-            return Kubectl(context=self.context, namespace=self.namespace)  # inside of a pod there is no configuration
+            return Kubectl(context=self.context, namespace=self.namespace)  # inside a pod there is no configuration
         namespace = self.namespace or context["context"].get("namespace", "default")
         return Kubectl(context=self.context or config.get("current-context") or context["name"], namespace=namespace)
 
@@ -105,8 +105,8 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
         r"failed calling webhook \"([^\"]+)\"",
         lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
     ),
-    (r"error loading config file \"([^\"]+)\": (.*)", lambda m: f"{m[1]} is no configuration of kubectl: {m[2]}"),
-    (r"stat (\S+): no such file", lambda m: f"{m[1]}: there is no such configuration of kubectl"),
+    (r"error loading config file \"([^\"]+)\": (.*)", lambda m: f"{m[1]} is not a configuration of kubectl: {m[2]}"),
+    (r"stat (\S+): no such file", lambda m: f"{m[1]}: no such configuration of kubectl"),
     (
         r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)",
         lambda _: "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
@@ -185,7 +185,7 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
         r"|doesn't have a resource type \"(\w+)\"",
         lambda m: f"the cluster has no {m[1] or m[3] or m[4]}: its operator is not installed; --kind job needs none",
     ),
-    (r"\"([^\"]+)\" already exists", lambda m: f"{m[1]} is in the namespace already: choose another --name"),
+    (r"\"([^\"]+)\" already exists", lambda m: f"{m[1]} already exists in the namespace: choose another --name"),
     (
         r"no PriorityClass with name (\S+) was found",
         lambda m: f"there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
@@ -200,7 +200,7 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
 def error_of(output: Output) -> DdpctlError:
     """A command that failed, as an error: of the cluster that cannot be asked, or of what it was asked."""
     if output.returncode == NOT_FOUND:
-        return UnavailableError("kubectl is not here: install it (https://kubernetes.io/docs/tasks/tools)")
+        return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
     if output.returncode == TIMED_OUT:
         return UnavailableError(_SLOW)
     text = "\n".join(line for line in output.stderr.splitlines() if not line.startswith("Warning: "))
@@ -239,7 +239,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
         if isinstance(error, ConfigError):  # the context is not there
             (listed,) = yield (Command(argv=("kubectl", "config", "get-contexts", "-o", "name"), probe=True),)
             known = ", ".join(listed.stdout.split()) if listed.returncode == 0 else ""
-            raise ConfigError(f"context: kubectl has no {quote(options.context)}; there are: {known or 'none'}")
+            raise ConfigError(f"context: kubectl has no {quote(options.context)}; known: {known or 'none'}")
         raise error
     return asked.chosen(view)
 
@@ -268,7 +268,7 @@ def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
     (answer,) = yield (kubectl.raw(workload.api),)
     if is_absent(answer):
         raise ConfigError(f"the cluster has no {workload.kind}: its operator is not installed; --kind job needs none")
-    why = "as you said" if answer.returncode == 0 else f"as you said; the cluster was not asked: {error_of(answer)}"
+    why = "as requested" if answer.returncode == 0 else f"as requested; the cluster was not asked: {error_of(answer)}"
     return Choice(workload=workload, why=why)
 
 

@@ -66,7 +66,7 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
         try:
             check_key(key)
         except ValueError:
-            raise ValueError(f"'{key}' is no key of a label: NAME or DOMAIN/NAME") from None
+            raise ValueError(f"'{key}' is not a label key: NAME or DOMAIN/NAME") from None
         if value and not _LABEL_NAME.fullmatch(value):
             raise ValueError(f"the value of {key}: letters, digits, '-', '_' and '.', at most 63 characters")
     return labels
@@ -85,7 +85,7 @@ def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
     for variable, place in table.items():
         secret, slash, key = place.partition("/")
         if not slash or not is_object_name(secret) or not re.fullmatch(r"[-._A-Za-z0-9]{1,253}", key):
-            raise ValueError(f"{variable}: SECRET/KEY is allowed: a Secret's name in the namespace and one of its keys")
+            raise ValueError(f"{variable}: expected SECRET/KEY: a Secret's name in the namespace and one of its keys")
     return table
 
 
@@ -115,7 +115,7 @@ def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
     """Patterns of files inside the project."""
     for glob in globs:
         if not glob or glob.startswith(("/", "-", "..")) or "\0" in glob or "\n" in glob:
-            raise ValueError(f"{glob!r} is no pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
+            raise ValueError(f"{glob!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
     return globs
 
 
@@ -166,11 +166,11 @@ class KubernetesOptions:
         str, Doc("What the cluster calls a GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.10gb."), Rule(check_key)
     ] = "nvidia.com/gpu"
     request_cpus: Annotated[
-        int | None, Doc("CPU cores that are reserved; null: the job's cpus, which are the limit, else one a rank."),
+        int | None, Doc("CPU cores that are reserved; null: the job's cpus, which are the limit, else one per rank."),
         Ge(1), Le(1024),
     ] = None  # fmt: skip
     request_memory: Annotated[
-        str | None, Doc("Memory that is reserved; null: the job's memory, which is the limit, else 2Gi a rank."),
+        str | None, Doc("Memory that is reserved; null: the job's memory, which is the limit, else 2Gi per rank."),
         Rule(check_size),
     ] = None  # fmt: skip
     pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
@@ -184,7 +184,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
     project: Annotated[
         tuple[str, ...],
-        Doc("Which files of the project go along as a ConfigMap, mounted at /workspace, when a script of your own runs "
+        Doc("Which files of the project are sent as a ConfigMap, mounted at /workspace, when a script of your own runs "
             "(900 KiB at most); a file that looks like a secret only by its own name; empty: the image has them."),
         Rule(check_globs),
     ] = DEFAULT_PROJECT  # fmt: skip
@@ -192,7 +192,9 @@ class KubernetesOptions:
         default_factory=dict
     )
     tolerations: Annotated[
-        tuple[str, ...], Doc("Taints that are borne: KEY, KEY=VALUE, KEY=VALUE:EFFECT."), Rule(check_tolerations)
+        tuple[str, ...],
+        Doc("Taints that the pods tolerate: KEY, KEY=VALUE, KEY=VALUE:EFFECT."),
+        Rule(check_tolerations),
     ] = ()
     lost_node: Annotated[
         int, Doc("Seconds until the pod of a machine that does not answer is deleted (the cluster's own is 300)."),
@@ -372,7 +374,7 @@ def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:
 
 def _of_mount(mount: Mount, before: set[str]) -> str | None:
     if mount.path in before:
-        return f"{mount.path} is there twice"
+        return f"{mount.path} is given twice"
     if mount.path in OURS:
         return f"{mount.path} is ddpctl's: shm says its size" if mount.path == OURS[0] else f"{mount.path} is ddpctl's"
     if ".." in mount.path.split("/"):
@@ -380,10 +382,10 @@ def _of_mount(mount: Mount, before: set[str]) -> str | None:
     if mount.kind == "path":
         if not mount.source.startswith("/") or ".." in mount.source.split("/"):
             return (
-                f"{mount.source!r} is no path of a machine: /PATH, pvc=CLAIM, secret=NAME or configmap=NAME is allowed"
+                f"{mount.source!r} is not a path of a machine: expected /PATH, pvc=CLAIM, secret=NAME or configmap=NAME"
             )
     elif not is_claim(mount.source):
-        return f"{mount.source!r} is no name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
+        return f"{mount.source!r} is not the name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
     return None
 
 

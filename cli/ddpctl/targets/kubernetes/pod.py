@@ -124,7 +124,7 @@ def needs_project(job: JobSpec) -> bool:
 
 
 def checkpoint_dir(plan: Plan) -> str:
-    """Where the container has the checkpoints: a resumed run's are in the folder of the run it goes on from."""
+    """Where the container has the checkpoints: a resumed run's are in the folder of the run it continues from."""
     run = PurePath(plan.checkpoint_dir).parent.name or plan.run
     return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 

@@ -93,7 +93,7 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
         try:
             text = path.read_bytes().decode()
         except UnicodeDecodeError:
-            raise TooMuch(f"{name} is no text in UTF-8: leave it out of the target's 'project'") from None
+            raise TooMuch(f"{name} is not UTF-8 text: leave it out of the target's 'project'") from None
         if not is_configuration(name, text):
             found["files"][name] = text
     return found

@@ -177,7 +177,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
         case "ErrImageNeverPull":
             return f"the image {image} is not on the machine, and pull is Never: load it there, or pull IfNotPresent"
         case "InvalidImageName":
-            return f"{image} is no name of an image: image says which"
+            return f"{image} is not an image name: image says which"
         case "CrashLoopBackOff":
             return f"fails again and again, {_times(found.get('restartCount', 0))} so far: {_ended(last or {})}"
         case "CreateContainerConfigError":
@@ -308,7 +308,7 @@ def fold(
         status = RunStatus(
             run=run.name, state=state, message=one_line(message), code=code, nodes=nodes, remains=remains
         )
-        if status.ended:  # a pod that is still being cleaned away does not go on
+        if status.ended:  # a pod that is still being cleaned away does not count
             kept = holds(run.job, run.checkpoint_dir) is not None
             ended = tuple(replace(node, alive=False) for node in nodes)
             return replace(status, nodes=ended, has_logs=bool(by_pod), has_files=kept)
@@ -378,7 +378,7 @@ def _num_succeeded(pods: Mapping[int, PodReport]) -> int:
 
 
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
-    """The worst that there is to say of a job that goes on."""
+    """The worst that there is to say of a job that is active."""
     done, nodes = _num_succeeded(pods), run.job.max_nodes
     if done == nodes:
         return f"all pods have ended with exit code 0; the {workload.kind} has not yet"

@@ -358,19 +358,18 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
     """What was decided for the user who launches."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
-        goes = "goes" if len(files) == 1 else "go"
-        yield f"{counted(len(files), 'file')} {goes} along, {-(-size // 1000)} kB: {_some(list(files))}"
+        yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
     if left_out:
         yield (
-            f"left out, since their names say that they hold secrets: {_some(left_out)} (one that the target's "
-            "'project' names itself goes along)"
+            f"left out, because their names suggest secrets: {_some(left_out)} (to send one, "
+            "name it in the target's 'project')"
         )
     yield from (*_of_checkpoints(draft), *_of_pods(draft))
 
 
 def _of_checkpoints(draft: Draft) -> Iterator[str]:
     if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        yield f"checkpoints go with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them"
+        yield f"checkpoints are deleted with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them"
 
 
 def _of_pods(draft: Draft) -> Iterator[str]:
@@ -524,7 +523,7 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     found: Mapping[str, Any] = json.loads(read.stdout)
     if script and path not in found["files"]:
         raise NoInputError(
-            f"{script}: not among the files that go along from {plan.cwd}: is it there, does git ignore it? "
+            f"{script}: not among the files that are sent from {plan.cwd}: is it there, does git ignore it? "
             "An image that has it needs project: []"
         )
     return found["files"], tuple(found["left_out"])

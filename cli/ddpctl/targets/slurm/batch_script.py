@@ -125,7 +125,7 @@ mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
 rm -f "$run_dir"/node-*/{{node,outcome}}.json "$run_dir"/{{step,seen-*}}
 ((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$run_dir/{STARTS}"
 job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
-[[ ${{ENVIRONMENT:-}} == BATCH ]] || job=@$$:$job # a script inside of an allocation
+[[ ${{ENVIRONMENT:-}} == BATCH ]] || job=@$$:$job # a script inside an allocation
 printf 'slurm %s %d {options.requeues} %(%s)T\\n' \\
   "$job" "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_START_TIME:--1}}" >>"$run_dir/{STARTS}"
 {modules}{runtime.setup}{_secrets(job)}{device}{image}"""
@@ -156,7 +156,7 @@ def _rendezvous(job: JobSpec) -> str:
     if job.min_nodes < job.max_nodes:
         more += f" {names.NNODES}=$((nodes < {job.min_nodes} ? nodes : {job.min_nodes})):$nodes"
     return f"""\
-# Where the nodes meet. Names are resolved here, outside of any container; ddprun reads the rest from Slurm's variables.
+# Where the nodes meet. Names are resolved here, outside any container; ddprun reads the rest from Slurm's variables.
 unset "${{!PET_@}}" {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
   {FOREIGN}
 read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
@@ -180,7 +180,7 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
         test, words = "", ""
     else:
         words = f' "$workdir" {shlex.quote(script)}'
-        test = f'{{ cd "$2" && [ -f "$3" ]; }} || lacks {Exit.NO_INPUT:d} "$3: there is no such script in $2"\n'
+        test = f'{{ cd "$2" && [ -f "$3" ]; }} || lacks {Exit.NO_INPUT:d} "$3: no such script in $2"\n'
     return _CHECK.format(
         not_shared=_NOT_SHARED,
         needs=test + runtime.needs,
@@ -245,7 +245,7 @@ fi
 
 
 _END = """\
-# Whether it goes on in a new allocation. ddprun's outcome says whether that may help; there is none if Slurm killed it.
+# Whether it continues in a new allocation. ddprun's outcome says whether that may help; Slurm's kill leaves none.
 retry() {{
   if grep -qs '"cause": "gave_up"' "$run_dir"/node-*/outcome.json; then return 1; fi
   if ((warned)) || grep -qs '"retry": true' "$run_dir"/node-*/outcome.json; then return 0; fi
@@ -289,7 +289,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     if options.exclusive:
         lines.append("--exclusive")
     if job.min_nodes < job.max_nodes:
-        lines.append("--no-kill")  # the others go on without a node that is lost
+        lines.append("--no-kill")  # the others continue without a node that is lost
     lines += [
         f"--signal=B:USR1@{lead_s(job)}",
         "--requeue" if options.requeues else "--no-requeue",

@@ -33,7 +33,7 @@ PLAIN = """\
 # A process of the node sees ddprun's own number also where that is in a container of pyxis or apptainer.
 INTERRUPT = """kill -INT "$(sed -n 's/^ "pid": \\([0-9]*\\),.*/\\1/p' "$DDP_RUN_DIR/node-$SLURM_NODEID/node.json")\""""
 PULL_S = 3600
-# What a container of the engine may have: docker's daemon starts it outside of the job's cgroup.
+# What a container of the engine may have: docker's daemon starts it outside the job's cgroup.
 _MEMORY = """\
 memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
 export memory

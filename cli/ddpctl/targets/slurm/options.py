@@ -155,7 +155,7 @@ class SlurmOptions:
     requeues: Annotated[
         int,
         Doc(
-            "How often at most the run goes on in a new allocation after a time limit, preemption or loss; 0: never. "
+            "How often at most the run continues in a new allocation after a time limit, preemption or loss; 0: never. "
             "Three starts in a row without a new checkpoint end it in any case."
         ),
         Ge(0),

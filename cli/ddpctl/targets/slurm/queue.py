@@ -96,7 +96,7 @@ shift
 echo '==> squeue <=='
 for job in $(echo "$jobs" | tr , ' '); do
   case $job in
-    @*) # a script inside of an allocation: its process
+    @*) # a script inside an allocation: its process
       state=COMPLETED
       lives "$job" && state=RUNNING
       echo "$job|N/A|$state|||"
@@ -224,7 +224,7 @@ exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$name" --mpi
 """
 
 
-# What the answers say: Slurm knows whether a run goes on, the nodes' files how
+# What the answers say: Slurm knows whether a run is active, the nodes' files how
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -364,7 +364,7 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
-    """An array as one run: it goes on while one of them does, and has ended as the worst of them."""
+    """An array as one run: it is active while one of them is, and has ended as the worst of them."""
     words = [state.state for state in states]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)

@@ -75,8 +75,8 @@ class SlurmTarget(Target):
             yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Look where the run may be, then give the script to sbatch; inside of an allocation, to bash."""
-        del attached  # Slurm's job goes on without this ddpctl in any case
+        """Look where the run may be, then give the script to sbatch; inside an allocation, to bash."""
+        del attached  # Slurm's job continues without this ddpctl in any case
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)
@@ -86,7 +86,7 @@ class SlurmTarget(Target):
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
             if inside.returncode not in (0, 1):  # 1: it is not set
                 raise UnavailableError(
-                    "whether this is inside of a Slurm job is unknown", hint=inside.last_line("no answer")
+                    "whether this is inside a Slurm job is unknown", hint=inside.last_line("no answer")
                 )
             if inside.returncode == 0:
                 return (yield from start_in_allocation(plan, self.options, secrets, inside.stdout.strip()))
@@ -213,7 +213,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
     if output.returncode == UNREACHED and host is not None:
         return UnavailableError(f"{host}: {output.last_line('no answer')}")
     if output.returncode == NOT_FOUND:
-        why = "there is no sbatch"
+        why = "sbatch is not installed"
     elif output.returncode == TIMED_OUT:
         why = f"sbatch: {output.last_line('no answer')}"
     else:
@@ -264,7 +264,7 @@ def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Ver
     if workdir:
         plan = replace(plan, cwd=workdir)
     if runs:
-        # A run that goes on from another has that one's checkpoints.
+        # A run that continues from another has that one's checkpoints.
         of = PurePath(plan.checkpoint_dir).parent.name if plan.checkpoint_dir else plan.run
         run_dir = PurePath(runs) / plan.run
         checkpoints = PurePath(plan.checkpoint_dir)
@@ -287,7 +287,7 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """The job's number, or ``@PID:JOB`` of a script inside of an allocation; empty: it was never sent."""
+    """The job's number, or ``@PID:JOB`` of a script inside an allocation; empty: it was never sent."""
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
@@ -423,7 +423,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
     try:
         job = str(json.loads(found.stdout)["handle"]["job"])
     except (ValueError, KeyError, TypeError):
-        raise NoInputError(f"after: {options.after} is no run on Slurm (looked at {record})") from None
+        raise NoInputError(f"after: {options.after} is not a run on Slurm (looked at {record})") from None
     return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
 
 

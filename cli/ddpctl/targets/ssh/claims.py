@@ -36,7 +36,7 @@ class Ticket:
 
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
-    """The claims that ``list_claims`` has printed; a line of another form is passed over."""
+    """The claims that ``list_claims`` has printed; a line of another form is skipped."""
     words = [line.split() for line in lines]
     return tuple(
         Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))

@@ -87,7 +87,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     usable, notes = _with_checkpoints(options, plan, found, usable)
     chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
     notes += [
-        one_line(f"{host.address} is passed over: {found.why(place)}")
+        one_line(f"{host.address} is skipped: {found.why(place)}")
         for place, host in enumerate(found.hosts)
         if place not in chosen and found.kinds(place)
     ]
@@ -124,11 +124,11 @@ def _with_checkpoints(
     if not having:
         raise UnavailableError(
             f"nothing was started: {where}; no other host has any",
-            hint="bring it back, or launch anew without --resume; a checkpoint_dir that all hosts share prevents this",
+            hint="bring it back, or launch again without --resume; a checkpoint_dir that all hosts share prevents this",
         )
     best = max(having, key=lambda place: found.facts[place].get("checkpoint"))
     name = found.facts[best].get("checkpoint")
-    note = one_line(f"{where}: it goes on from {name} of {found.hosts[best].address}, which may be older")
+    note = one_line(f"{where}: it continues from {name} of {found.hosts[best].address}, which may be older")
     return [best, *(place for place in usable if place != best)], [note]
 
 
@@ -156,7 +156,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
             text = claims.take_ticket(folder, plan.run, plan.uid)
             (took,) = yield (Command(argv=("/bin/sh",), stdin=text, host=host.host, mode="hold", timeout_s=TICKET_S),)
             if took.returncode or not took.stdout.strip().isdecimal():
-                raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it said nothing')}")
+                raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it printed nothing')}")
             tickets.append(int(took.stdout))
         date, *answers = yield (
             Command(argv=("date", "+%s"), say=f"  waiting for {waiting}" if waiting not in ("", said) else ""),

@@ -88,7 +88,7 @@ def check_hosts(hosts: tuple[SshHost, ...]) -> tuple[SshHost, ...]:
     places = [(host.address, host.port) for host in hosts]
     for place in places:
         if places.count(place) > 1:
-            raise ValueError(f"{place[0]} is there twice, and a host runs one node")
+            raise ValueError(f"{place[0]} is listed twice, and a host runs one node")
     return hosts
 
 
@@ -135,7 +135,7 @@ class SshOptions:
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:
-                yield "exclude", f"{address} is no host of the target; there are: {', '.join(addresses)}"
+                yield "exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
         has = sum(address not in self.exclude for address in addresses)
         if job.max_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"

@@ -69,7 +69,7 @@ class Facts:
     """What one host said of itself."""
 
     words: dict[str, tuple[str, ...]]  # each word's values, as scripts.facts_script prints them
-    failure: str = ""  # why it said nothing
+    failure: str = ""  # why it printed nothing
     clock_s: float | None = None  # ahead of this machine
 
     def get(self, word: str) -> str:
@@ -133,7 +133,7 @@ def parse_facts(output: Output) -> Facts:
         words[word] = (*words.get(word, ()), value.strip())
     if "end" in words:
         return Facts(words=words)
-    return Facts(words=words, failure=one_line(output.last_line("it said nothing")))
+    return Facts(words=words, failure=one_line(output.last_line("it printed nothing")))
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:

@@ -121,7 +121,7 @@ class SshTarget(Target):
             if output.returncode
         ]
         if failed:
-            raise UnavailableError("\n".join(["a node could not be started, and the others were taken back", *failed]))
+            raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
             notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} under gloo")
