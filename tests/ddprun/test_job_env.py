@@ -28,7 +28,7 @@ def test_what_is_no_such_object_is_refused(text):
         [sys.executable, "-P", "-m", "ddprun", "x.py"], env=environ, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == Exit.CONFIG
-    assert done.stderr == "ddprun: DDP_JOB_ENV is no JSON object of names and their text\n"
+    assert done.stderr == "ddprun: DDP_JOB_ENV is not a JSON object of names and their text\n"
 
 
 def test_nothing_to_carry_is_no_variable():
