@@ -162,13 +162,6 @@ class AugmentationOptions:
     cutout: int = option(
         "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"
     )
-    erase: float = option(
-        "share of images with a grey rectangle of 2 to 33 %% of their area",
-        shapes=True,
-        type=real(0, 1.001),
-        default=0.0,
-        metavar="X",
-    )
     mixup: float = option(
         "blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0, metavar="X"
     )
@@ -390,13 +383,13 @@ class RankOptions:
     )
     strategy: str = option(
         "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
-        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
-        choices=("ddp", *SHARDED, "dp", "single"),
+        "ranks of a node",
+        choices=("ddp", *SHARDED),
         default="ddp",
     )
     backend: str = option(
         "carries the gradients; auto: nccl on GPUs, gloo on CPUs",
-        choices=("auto", "nccl", "gloo", "mpi"),
+        choices=("auto", "nccl", "gloo"),
         default="auto",
     )
     sync_bn: bool = option("batch norms over all ranks' images (GPUs only)", shapes=True, default=False)
@@ -408,22 +401,12 @@ class RankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackOptions:
-    """Profiling, debugging, and a limit to the duration."""
+    """Profiling."""
 
     profile: int = option(
         "trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0, metavar="N"
     )
     profile_dir: Path = option("where the traces go", type=Path, default=Path("profile"), metavar="DIR")
-    debug: bool = option(
-        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
-        default=False,
-    )
-    stop_after: float = option(
-        "save and stop with exit code 143 after T minutes; 0: never. ddprun's --deadline does so for any script",
-        type=real(0.0),
-        default=0.0,
-        metavar="T",
-    )
 
 
 EPILOG = """\
