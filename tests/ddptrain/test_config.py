@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from tests.wording import Wording
 
 from ddptrain import compat
 from ddptrain.config import RankOptions, parse_options, shaping_options
-from ddptrain.distributed import RankInfo, WithAutocast, check_strategy, choose_device, read_rank_info
+from ddptrain.distributed import RankInfo, check_strategy, choose_device, read_rank_info
 from ddptrain.errors import TrainError
 from ddptrain.main import run
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
@@ -154,18 +152,6 @@ def test_all_ranks_take_a_precision_that_each_of_them_has() -> None:
     assert lowest_precision(["bf16", "fp16", "bf16"]) == "fp16"  # an A100 and a T4
     assert lowest_precision(["bf16", "fp32"]) == "fp32"  # CPUs with and without instructions for bf16
     assert lowest_precision(["bf16", "bf16"]) == "bf16"
-
-
-def test_autocast_has_its_dtype_in_every_thread() -> None:
-    """DataParallel runs each replica in a thread, where autocast is on with CUDA's default, fp16."""
-    autocast = partial(torch.autocast, "cpu", torch.float16)
-    dtypes: list[torch.dtype] = []
-    with autocast():
-        for model in (torch.nn.Linear(2, 2), WithAutocast(torch.nn.Linear(2, 2), autocast)):
-            thread = threading.Thread(target=lambda run: dtypes.append(run(torch.ones(1, 2)).dtype), args=(model,))
-            thread.start()
-            thread.join()
-    assert dtypes == [torch.float32, torch.float16]
 
 
 @pytest.mark.parametrize("option", ["--sync-bn", "--backend=nccl"])
