@@ -157,7 +157,7 @@ def _job(
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     given = {name: value for name, value in {**fields, "device": device}.items() if value is not None}
     values, problems = validate(JobSpec, given)
-    wrong = [f"{problem.field} {problem.text}" for problem in problems]
+    wrong = [f"{problem.field}: {problem.text}" for problem in problems]
     wrong += [f"{key.removeprefix('job.')}: {text}" for key, text in JobSpec(**values).problems()]
     if wrong:
         raise UsageError(f"launch: {'; '.join(wrong)}")
