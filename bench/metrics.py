@@ -28,7 +28,7 @@ def rank(number: int, size: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from ddptrain.callbacks import Callbacks, NonFiniteGuard, NoProgress
+    from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
     from ddptrain.step_timing import ClockPhases, Overlap, Tracer
@@ -49,7 +49,7 @@ def rank(number: int, size: int, port: int) -> None:
             guard=NonFiniteGuard(torch.device("cpu")),
             stragglers=StragglerDetector(number, size, on_event=lambda *_: None),
             tracer=Tracer(0, Path(), log=print),
-            progress=NoProgress(),
+            progress=ProgressDisplay(),
             overlap=Overlap(torch.nn.Identity()),
             events=EventLog(None, node=0),
             on_gpu=False,
@@ -93,15 +93,16 @@ def a_step(size: int = 2) -> dict[str, float]:
 
 FILL = """
 import os, sys
-from ddptrain.metrics import FirstRankMetrics, RankMetrics, TrainingInfo
-metrics = (FirstRankMetrics if sys.argv[1] == "0" else RankMetrics)()
+from ddptrain.metrics import TrainingInfo, open_metrics
+from ddpwire.metrics import STEP_PHASES, UNPRODUCTIVE_CAUSES
+metrics = open_metrics(os.environ, first=sys.argv[1] == "0")
 info = TrainingInfo(backend="nccl", device="cuda", model="m", dataset="d", num_steps=9, flops_per_sample=9)
 metrics.training_info(info)
 metrics.step(step=1, epoch=1, samples=1, lr=0.1)
 metrics.step_duration(0.1)
 metrics.skew(1.0, 1.0)
 metrics.memory(allocated=1, reserved=1, peak=1)
-metrics.time_spent(dict.fromkeys(metrics._phase, 1.0), 1.0, dict.fromkeys(metrics._lost, 1.0))
+metrics.time_spent(dict.fromkeys(STEP_PHASES, 1.0), 1.0, dict.fromkeys(UNPRODUCTIVE_CAUSES, 1.0))
 if sys.argv[1] == "0":
     metrics.epoch(loss=1.0, accuracy=1.0, grad_norm=1.0)
     metrics.checkpoint_saved(step=1, seconds=1.0, size_bytes=1, retained=1)

@@ -40,6 +40,18 @@ class Rule:
     pattern: str = ""  # of the whole text, in words that JSON Schema knows too; empty: only the check can say
 
 
+def matching(pattern: str, allowed: str) -> Rule:
+    """Return the rule that text, or each item of a list, is of ``pattern``; ``{}`` in ``allowed`` is the item."""
+
+    def check(value: Any) -> Any:
+        for text in (value,) if isinstance(value, str) else value:
+            if not re.fullmatch(pattern, text):
+                raise ValueError(allowed.format(text))
+        return value
+
+    return Rule(check, pattern)
+
+
 Kind = Literal["text", "whole number", "number", "truth value", "choice", "list", "table", "records"]
 _KINDS: dict[Any, Kind] = {
     str: "text",
@@ -151,13 +163,6 @@ OURS = frozenset({
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def check_name(name: str) -> str:
-    """A name that every target can use: a DNS label (RFC 1035) of at most 40 characters."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise ValueError("lower-case letters, digits and '-', starting with a letter, at most 40 characters")
-    return name
-
-
 NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
@@ -181,18 +186,11 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
-IMAGE_PATTERN = re.compile(r"[a-z0-9][\w.:/-]*(@sha256:[0-9a-f]{64})?")  # the registry knows the finer rules
+IMAGE = r"(?=.{1,512}$)[a-z0-9][A-Za-z0-9_.:/-]*(@sha256:[0-9a-f]{64})?"  # the registry knows the finer rules
 SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 MAX_PORT = 65535
-
-
-def check_image(image: str) -> str:
-    """A reference to an image: ``registry/name:tag`` or ``…@sha256:…``."""
-    if not IMAGE_PATTERN.fullmatch(image) or len(image) > 512:
-        raise ValueError("an image is REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST")
-    return image
 
 
 def check_size(size: str) -> str:
@@ -265,7 +263,10 @@ class JobSpec:
     name: Annotated[
         str,
         Doc("The job's name; a run is called NAME and a word. Lower-case letters, digits and '-'."),
-        Rule(check_name, NAME_PATTERN.pattern),
+        matching(
+            NAME_PATTERN.pattern,
+            "lower-case letters, digits and '-', starting with a letter, at most 40 characters",
+        ),
     ] = "train"
     nodes: Annotated[
         str,
@@ -317,7 +318,7 @@ class JobSpec:
     image: Annotated[
         str,
         Doc("The container image of every node; the target local, and a runtime 'none', run without one."),
-        Rule(check_image, IMAGE_PATTERN.pattern),
+        matching(IMAGE, "an image is REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
     ] = DEFAULT_IMAGE
     cpus: Annotated[
         int | None, Doc("CPU cores per node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)

@@ -53,9 +53,7 @@ def test_ddprun_takes_it_for_its_deadline(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(kaggle, "container_start", lambda: 1000.0)
     expected = Deadline(source="the Kaggle session's end", at=1000 + 12 * 3600, margin_s=600)
     assert node_config.read_deadline(None, ON_KAGGLE, grace_s=30, now=0.0) == expected
-    assert node_config.read_deadline("7200", ON_KAGGLE, grace_s=30, now=0.0) == Deadline(
-        source="--deadline", after_s=7200
-    )
+    assert node_config.read_deadline("7200", ON_KAGGLE, grace_s=30, now=0.0) == Deadline(source="--deadline", at=7200)
     assert node_config.read_deadline(None, {}, grace_s=30, now=0.0) is None
 
 

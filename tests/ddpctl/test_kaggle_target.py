@@ -183,7 +183,6 @@ def test_why_a_push_is_refused(line: str) -> None:
     "said",
     [
         pytest.param("Phone verification is required to use GPUs.", id="phone"),
-        pytest.param("Invalid machine shape NvidiaH100", id="accelerator"),
         pytest.param("Maximum batch CPU sessions reached", id="sessions"),
         pytest.param("Something new", id="unknown"),
     ],

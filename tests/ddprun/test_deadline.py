@@ -23,11 +23,11 @@ SLURM = {"SLURM_JOB_END_TIME": "1893456000"}
     ("flag", "environ", "expected"),
     [
         (None, {}, None),
-        ("90", {}, Deadline(source="--deadline", after_s=90)),
+        ("90", {}, Deadline(source="--deadline", at=1893450090)),
         ("2030-01-01T01:00:00+01:00", {}, Deadline(source="--deadline", at=1893456000)),
         (None, {"DDP_DEADLINE": "2030-01-01T00:00:00Z"}, Deadline(source="DDP_DEADLINE", at=1893456000)),
         (None, SLURM, Deadline(source="SLURM_JOB_END_TIME", at=1893456000, margin_s=30)),
-        ("90", SLURM | {"DDP_DEADLINE": "80"}, Deadline(source="--deadline", after_s=90)),
+        ("90", SLURM | {"DDP_DEADLINE": "80"}, Deadline(source="--deadline", at=1893450090)),
     ],
 )
 def test_who_says_it(flag: str | None, environ: dict[str, str], expected: Deadline | None) -> None:
@@ -49,24 +49,17 @@ def test_a_deadline_that_is_too_early_to_save_is_refused(wording: Wording, text:
 
 
 @pytest.mark.parametrize(
-    ("at", "after_s", "asked_after_s", "left_s"),
-    [
-        pytest.param(-50.0, 0.0, 0.0, 0, id="over"),
-        pytest.param(6.4, 0.0, 0.5, 6, id="time"),
-        pytest.param(None, 106.4, 0.5, 6, id="seconds"),
-        pytest.param(None, 50.0, 0.0, 0, id="seconds-over"),
-    ],
+    ("after_s", "asked_after_s", "left_s"),
+    [pytest.param(-50.0, 0.0, 0, id="over"), pytest.param(6.4, 0.5, 6, id="time")],
 )
 def test_the_grace_and_the_margin_end_with_it(
-    runs: Any, wording: Wording, at: float | None, after_s: float, asked_after_s: float, left_s: int
+    runs: Any, wording: Wording, after_s: float, asked_after_s: float, left_s: int
 ) -> None:
     said: list[str] = []
     asked: list[float] = []
     now = time.time()
-    deadline = Deadline(source="--deadline", at=None if at is None else now + at, after_s=after_s)
-    node_config.watch_deadline(
-        deadline, started=now - 100, grace_s=0.9, request_stop=lambda: asked.append(time.time()), log=said.append
-    )
+    deadline = Deadline(source="--deadline", at=now + after_s)
+    node_config.watch_deadline(deadline, grace_s=0.9, request_stop=lambda: asked.append(time.time()), log=said.append)
     runs.until(lambda: asked)
     assert asked[0] - now > asked_after_s - 0.01
     assert seconds_left(said, wording) <= left_s

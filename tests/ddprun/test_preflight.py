@@ -7,6 +7,7 @@ import socket
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,25 +35,15 @@ def test_the_script_and_its_configuration_are_compared_and_nothing_else(tmp_path
 
 
 def test_the_ranks_are_told_the_interface_unless_somebody_has():
-    place = rank_environment.RankInfo(
-        rank=0,
-        world_size=1,
-        local_rank=0,
-        local_world_size=1,
-        role_rank=0,
-        role_world_size=1,
-        node_rank=0,
-        group_rank=0,
-        group_world_size=1,
-        master_addr="10.0.0.1",
-        master_port=1,
-        attempt=1,
-    )
+    group = SimpleNamespace(group_rank=0, group_world_size=1, master_addr="10.0.0.1", master_port=1)
+    worker = SimpleNamespace(global_rank=0, local_rank=0, world_size=1, role_rank=0, role_world_size=1)
     config = node_config.read_config(options.parse(["train.py"]), {}, lambda _: 1)
 
     def interfaces(base):
         none = rank_environment.PreviousAttempts(step=None, lost="")
-        env = rank_environment.rank_environment(place, config, none, Path("m"), base, threads=1, interface="eth0")
+        env = rank_environment.rank_environment(
+            group, worker, config, none, Path("m"), base, attempt=1, threads=1, interface="eth0"
+        )
         return env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]
 
     assert interfaces({"NCCL_SOCKET_IFNAME": "ib0"}) == ("eth0", "ib0")

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,7 @@ from tests.wording import Wording
 
 from ddptrain import compat
 from ddptrain.config import RankOptions, parse_options, shaping_options
-from ddptrain.distributed import RankInfo, WithAutocast, check_strategy, choose_device, read_rank_info
+from ddptrain.distributed import RankInfo, check_strategy, choose_device, read_rank_info
 from ddptrain.errors import TrainError
 from ddptrain.main import run
 from ddptrain.training_state import choose_precision, global_batch_size, lowest_precision
@@ -101,9 +99,6 @@ def test_a_place_by_hand() -> None:
     assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
     same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
-    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
-    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
-    assert read_rank_info(mpi) == RankInfo()
 
 
 @pytest.mark.parametrize(
@@ -125,7 +120,6 @@ def test_wrong_rank_options_are_refused(arguments: list[str], environ: dict[str,
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--strategy=dp"], id="dp-of-two-ranks"),
         pytest.param(["--static-graph", "--accumulate=2"], id="static-graph"),
         pytest.param(["--compile=default", "--bucket-mb=0.5"], id="compile"),
         pytest.param(["--compile=reduce-overhead", "--accumulate=2"], id="cuda-graphs"),
@@ -137,15 +131,6 @@ def test_options_that_exclude_each_other(arguments: list[str], wording: Wording)
         check_strategy(parse_options(arguments, {}), RankInfo(size=2))
     assert (error.value.code, error.value.rank) == (78, None)
     wording(error.value)
-
-
-def test_what_data_parallel_cannot_do(wording: Wording) -> None:
-    with pytest.raises(TrainError) as error:
-        check_strategy(parse_options(["--strategy=dp", "--recompute"], {}), RankInfo())
-    assert (error.value.code, error.value.rank) == (78, None)
-    wording(error.value)
-    for allowed in (["--strategy=dp"], ["--recompute"], ["--compile=default", "--accumulate=2"]):
-        check_strategy(parse_options(allowed, {}), RankInfo())
 
 
 def test_precision_is_chosen_by_the_hardware(wording: Wording) -> None:
@@ -167,18 +152,6 @@ def test_all_ranks_take_a_precision_that_each_of_them_has() -> None:
     assert lowest_precision(["bf16", "fp16", "bf16"]) == "fp16"  # an A100 and a T4
     assert lowest_precision(["bf16", "fp32"]) == "fp32"  # CPUs with and without instructions for bf16
     assert lowest_precision(["bf16", "bf16"]) == "bf16"
-
-
-def test_autocast_has_its_dtype_in_every_thread() -> None:
-    """DataParallel runs each replica in a thread, where autocast is on with CUDA's default, fp16."""
-    autocast = partial(torch.autocast, "cpu", torch.float16)
-    dtypes: list[torch.dtype] = []
-    with autocast():
-        for model in (torch.nn.Linear(2, 2), WithAutocast(torch.nn.Linear(2, 2), autocast)):
-            thread = threading.Thread(target=lambda run: dtypes.append(run(torch.ones(1, 2)).dtype), args=(model,))
-            thread.start()
-            thread.join()
-    assert dtypes == [torch.float32, torch.float16]
 
 
 @pytest.mark.parametrize("option", ["--sync-bn", "--backend=nccl"])

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # public, but
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
+    Worker,
     WorkerGroup,
     WorkerSpec,
     WorkerState,
@@ -33,7 +34,7 @@ from ddprun.logs import RankLogs
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal
-from ddprun.rank_environment import PreviousAttempts, RankInfo, ResourceAllocation
+from ddprun.rank_environment import PreviousAttempts, ResourceAllocation
 from ddprun.rank_errors import NO_STDIN, last_error
 from ddprun.recovery import Downtime, Recovery
 from ddprun.rendezvous import FixedRankRendezvous
@@ -186,14 +187,11 @@ class NodeAgent(SimpleElasticAgent):
                 self.consensus.post_failure(self._unstarted())
                 return {}
             for worker in worker_group.workers:
-                info = rank_environment.rank_info(
-                    worker_group, worker, node.config.node_rank, self._rendezvous_handler.attempt
-                )
-                if info.world_size == 1:
+                if worker.world_size == 1:
                     # The agent serves the attempt's store on its port; a single rank serves a store of its own.
-                    info = replace(info, master_port=network.free_port(info.master_addr))
+                    worker_group.master_port = network.free_port(str(worker_group.master_addr))  # type: ignore[assignment]
                 try:
-                    processes.append(self._start_rank(info, previous))
+                    processes.append(self._start_rank(worker_group, worker, previous))
                 except SupervisorLostError as error:
                     if node.workers.alive:  # nothing has reported their end
                         raise node_error(Exit.KILLED, "killed", str(error)) from None
@@ -217,29 +215,30 @@ class NodeAgent(SimpleElasticAgent):
         node.journal.emit("ranks_started", seconds=took_s, ranks=[one.rank for one in processes], world_size=world_size)
         return {process.local_rank: process.pid for process in processes}
 
-    def _start_rank(self, info: RankInfo, previous: PreviousAttempts) -> RankProcess:
-        node = self._node
-        log, cores = node.node_dir / rank_log(info.rank), node.resources.cores(info.local_rank)
+    def _start_rank(self, group: WorkerGroup, worker: Worker, previous: PreviousAttempts) -> RankProcess:
+        node, attempt = self._node, self._rendezvous_handler.attempt
+        rank, local_rank = worker.global_rank, worker.local_rank
+        log, cores = node.node_dir / rank_log(rank), node.resources.cores(local_rank)
         env = rank_environment.rank_environment(
-            info, node.config, previous, node.node_dir, node.environ,
-            threads=node.resources.threads, interface=node.interface,
+            group, worker, node.config, previous, node.node_dir, node.environ,
+            attempt=attempt, threads=node.resources.threads, interface=node.interface,
         )  # fmt: skip
         try:
-            (node.node_dir / rank_metrics(info.rank)).mkdir(parents=True, exist_ok=True)
-            metrics.prepare_rank_dir(node.node_dir / rank_metrics(info.rank))
+            (node.node_dir / rank_metrics(rank)).mkdir(parents=True, exist_ok=True)
+            metrics.prepare_rank_dir(node.node_dir / rank_metrics(rank))
             (node.node_dir / HEARTBEAT).mkdir(exist_ok=True)
-            (node.node_dir / rank_error(info.rank)).unlink(missing_ok=True)
-            streams = node.logs.open(info.rank, info.local_rank, log)
+            (node.node_dir / rank_error(rank)).unlink(missing_ok=True)
+            streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
             raise node_error(
                 Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}"
             ) from None
         try:
-            pid = node.workers.start(f"{info.attempt}.{info.local_rank}", node.config.command, env, streams, cores)
+            pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
         finally:
             streams.close()  # only the rank and its children keep it open: it ends with them
         termination.prefer_as_oom_victim(pid)
-        return RankProcess(rank=info.rank, local_rank=info.local_rank, pid=pid, log=str(log))
+        return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
         """Whether the ranks are not to be started any more: a stop was requested. It is posted for all nodes."""

@@ -160,7 +160,6 @@ def main() -> NoReturn:
         if config.deadline is not None:
             node_config.watch_deadline(
                 config.deadline,
-                started=state.started,
                 grace_s=config.grace_s,
                 request_stop=lambda: signals.stop("its deadline is near"),
                 log=console.log,

@@ -43,20 +43,15 @@ PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """When the run is ended from outside: ``at`` (seconds since the epoch), or ``after_s`` after ddprun's start.
+    """When the run is ended from outside: ``at``, in seconds since the epoch.
 
     Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
     to the ranks. So ddprun stops them earlier, with a SIGTERM and their grace period.
     """
 
     source: str  # the flag, variable or launcher that sets it
-    at: float | None = None
-    after_s: float = 0.0
+    at: float
     margin_s: float = MARGIN_S
-
-    def seconds_left(self, *, started: float, now: float) -> float:
-        """Return the seconds until the deadline."""
-        return (started + self.after_s if self.at is None else self.at) - now
 
 
 def read_deadline(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
@@ -72,42 +67,40 @@ def read_deadline(flag: str | None, environ: Mapping[str, str], *, grace_s: floa
 
 
 def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadline:
-    at: float | None = None
+    from_now = ""
     try:
-        after_s = float(text)
+        left_s = float(text)
     except ValueError:
+        from_now = " s from now"
         try:
-            at = datetime.fromisoformat(text).timestamp()
-            after_s = at - now
+            left_s = datetime.fromisoformat(text).timestamp() - now
         except (ValueError, OverflowError):
-            after_s = -1.0
-    if at is not None and after_s <= 0:
-        raise config_error(f"{source} is {text!r}, which is in the past", hint="give a later time")
-    if not 0 <= after_s < float("inf"):
+            left_s = math.nan
+    if from_now and left_s <= 0:
+        raise config_error(f"{source} is {text!r}, which is over", hint="give a time to come")
+    if not 0 <= left_s < math.inf:
         raise config_error(
             f"{source} is {text!r}: expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"
         )
-    if after_s <= grace_s + MARGIN_S:
-        from_now = " s from now" if at is not None else ""
+    if left_s <= grace_s + MARGIN_S:
         raise config_error(
             f"{source} is {text}, but ranks get {grace_s:g} s to save, and ddprun needs {MARGIN_S:g} s more",
             hint=f"give more than {grace_s + MARGIN_S:g}{from_now}, or a shorter --grace",
         )
-    return Deadline(source=source, after_s=after_s) if at is None else Deadline(source=source, at=at)
+    return Deadline(source=source, at=now + left_s)
 
 
 def watch_deadline(
-    deadline: Deadline, *, started: float, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
+    deadline: Deadline, *, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
 ) -> None:
     """Call ``request_stop`` once, from a thread, so early that the grace period and the margin fit."""
 
     def expire() -> None:
-        left_s = max(0, math.ceil(deadline.seconds_left(started=started, now=time.time())))
+        left_s = max(0, math.ceil(deadline.at - time.time()))
         log(f"the deadline ({deadline.source}) is in {left_s} s: the ranks are asked to save and stop")
         request_stop()
 
-    left_s = deadline.seconds_left(started=started, now=time.time())
-    wait_s = left_s - grace_s - deadline.margin_s
+    wait_s = deadline.at - time.time() - grace_s - deadline.margin_s
     timer = threading.Timer(min(max(0.0, wait_s), threading.TIMEOUT_MAX), expire)
     timer.daemon = True
     timer.start()

@@ -73,42 +73,6 @@ NOT_FOR_RANKS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankInfo:
-    """The position of a rank in its attempt."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    role_rank: int
-    role_world_size: int
-    node_rank: int  # as configured
-    group_rank: int  # consecutive among the members
-    group_world_size: int
-    master_addr: str  # of the attempt's store
-    master_port: int
-    attempt: int
-
-
-def rank_info(group: Any, worker: Any, node_rank: int, attempt: int) -> RankInfo:
-    """Return the position of one of the workers of torch elastic's group."""
-    return RankInfo(
-        rank=worker.global_rank,
-        world_size=worker.world_size,
-        local_rank=worker.local_rank,
-        local_world_size=group.spec.local_world_size,
-        role_rank=worker.role_rank,
-        role_world_size=worker.role_world_size,
-        node_rank=node_rank,
-        group_rank=group.group_rank,
-        group_world_size=group.group_world_size,
-        master_addr=group.master_addr,
-        master_port=group.master_port,
-        attempt=attempt,
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class PreviousAttempts:
     """What the attempts before have reached and lost; the ranks count it in their goodput."""
 
@@ -117,55 +81,59 @@ class PreviousAttempts:
 
 
 def rank_environment(
-    info: RankInfo,
+    group: Any,
+    worker: Any,
     config: NodeConfig,
     previous: PreviousAttempts,
     node_dir: Path,
     base: Mapping[str, str],
     *,
+    attempt: int,
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
-    """Return the environment of the rank ``info``, made from ddprun's own, ``base``.
+    """Return the environment of a rank, one of the workers of torch elastic's group, made from ddprun's own, ``base``.
 
-    ``threads``: of each rank. ``interface``: towards node 0; the loopback's if all nodes are on this machine.
+    The group's master is that of the attempt's store. ``threads``: of each rank. ``interface``: towards node 0; the
+    loopback's if all nodes are on this machine.
     """
+    rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
     env |= {
-        names.RANK: str(info.rank),
-        names.WORLD_SIZE: str(info.world_size),
-        names.LOCAL_RANK: str(info.local_rank),
-        names.LOCAL_WORLD_SIZE: str(info.local_world_size),
-        names.GROUP_RANK: str(info.group_rank),
-        names.GROUP_WORLD_SIZE: str(info.group_world_size),
-        names.RANKS_NODE: str(info.node_rank),
-        names.MASTER_ADDR: info.master_addr,
-        names.MASTER_PORT: str(info.master_port),
+        names.RANK: str(rank),
+        names.WORLD_SIZE: str(world_size),
+        names.LOCAL_RANK: str(local_rank),
+        names.LOCAL_WORLD_SIZE: str(config.local_world_size),
+        names.GROUP_RANK: str(group.group_rank),
+        names.GROUP_WORLD_SIZE: str(group.group_world_size),
+        names.RANKS_NODE: str(config.node_rank),
+        names.MASTER_ADDR: str(group.master_addr),
+        names.MASTER_PORT: str(group.master_port),
         "ROLE_NAME": config.role,
-        "ROLE_RANK": str(info.role_rank),
-        "ROLE_WORLD_SIZE": str(info.role_world_size),
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
         # As torchrun's: without an id one node makes its own, which several nodes cannot.
         "TORCHELASTIC_RUN_ID": TOKEN if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1 else config.run_id,
-        "TORCHELASTIC_RESTART_COUNT": str(info.attempt - 1),
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
         # A single rank serves its own store, as do processes that it spawns, at an address of their choice.
-        "TORCHELASTIC_USE_AGENT_STORE": str(info.world_size > 1),
+        "TORCHELASTIC_USE_AGENT_STORE": str(world_size > 1),
         names.RUN_ID: config.run_id,
-        names.ATTEMPT: str(info.attempt),
-        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(info.rank)),
-        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(info.rank)),
+        names.ATTEMPT: str(attempt),
+        names.PROMETHEUS_MULTIPROC_DIR: str(node_dir / rank_metrics(rank)),
+        HEARTBEAT_FILE: str(node_dir / rank_heartbeat(rank)),
         EVENTS_FILE: str(node_dir / EVENTS),
-        names.ERROR_FILE: str(node_dir / rank_error(info.rank)),
+        names.ERROR_FILE: str(node_dir / rank_error(rank)),
         names.LOST_BEFORE: previous.lost,
     }
     if config.virtual_local_rank:
         visible = base.get(CUDA_VISIBLE_DEVICES)
-        own = str(info.local_rank) if visible is None else visible and visible.split(",")[info.local_rank].strip()
+        own = str(local_rank) if visible is None else visible and visible.split(",")[local_rank].strip()
         env |= {names.LOCAL_RANK: "0", CUDA_VISIBLE_DEVICES: own}
     defaults = {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts; CUDA's own order is the fastest first
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{info.attempt}-rank-"),
+        "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{attempt}-rank-"),
         "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (heartbeat_monitor.py), print the stacks
         "OMP_NUM_THREADS": str(threads),
     }

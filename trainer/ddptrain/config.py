@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, get_type_hints
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 from ddptrain.recipes import RECIPES, Recipe, RecipeError, read_recipe, recipe_names
 from ddpwire import commandline, names
@@ -26,17 +26,21 @@ DEVICES = ("auto", "cuda", "cpu")
 COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
 
 
-def option(
-    text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, boolean: bool = False, **argument: Any
-) -> Any:
+# What argparse takes for a field of a type, unless the option says something else.
+_ARGUMENTS: dict[Any, dict[str, Any]] = {
+    bool: {"action": argparse.BooleanOptionalAction},  # --name and --no-name
+    int: {"metavar": "N"},
+    float: {"metavar": "X"},
+    Path: {"metavar": "DIR", "type": Path},
+}
+
+
+def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
     """Return a dataclass field for an option; ``flag`` if it differs from the field's name, ``argument`` for argparse.
 
-    ``boolean``: --name and --no-name, as every option whose default is a bool.
     ``shapes``: it shapes the weights, so a checkpoint with another value cannot be resumed.
     Without a default, the recipe gives the value.
     """
-    if boolean or isinstance(default, bool):
-        argument.setdefault("action", argparse.BooleanOptionalAction)
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
 
@@ -108,9 +112,7 @@ class DataOptions:
         "where mnist, cifar10 and cifar100 are read, and downloaded to if they are not there; for folder: holds "
         "CLASS/*.png or *.jpg, or these under train and val; for text: a file, or a folder of *.txt",
         flag="--data-dir",
-        type=Path,
         default=Path("data"),
-        metavar="DIR",
     )
     image_size: int = option(
         "for folder: images are cut to squares of so many pixels", shapes=True, type=whole(1), default=224, metavar="PX"
@@ -118,27 +120,21 @@ class DataOptions:
     cache: Path | None = option(
         "for folder: where decoded images are kept, 3 bytes per pixel (default: .ddptrain in --data-dir)",
         flag="--cache-dir",
-        type=Path,
         default=None,
-        metavar="DIR",
     )
-    synthetic_samples: int = option(
-        "training images of the synthetic data", shapes=True, type=whole(1), default=4096, metavar="N"
-    )
+    synthetic_samples: int = option("training images of the synthetic data", shapes=True, type=whole(1), default=4096)
     synthetic_shape: tuple[int, int, int] = option(
         "their channels, height and width", shapes=True, type=image_shape, default=(1, 28, 28), metavar="CxHxW"
     )
-    synthetic_classes: int = option("their classes", shapes=True, type=whole(2), default=10, metavar="N")
-    context: int = option(
-        "for text: bytes that the model sees at once", shapes=True, type=whole(1), default=256, metavar="N"
-    )
+    synthetic_classes: int = option("their classes", shapes=True, type=whole(2), default=10)
+    context: int = option("for text: bytes that the model sees at once", shapes=True, type=whole(1), default=256)
     input: str = option(
         "device: all images on the device as bytes; loader: read by worker processes; auto: on the device where they "
         "fit. The order and the augmentation are the same",
         choices=("auto", "device", "loader"),
         default="auto",
     )
-    workers: int = option("of the loader, per rank", type=whole(1), default=2, metavar="N")
+    workers: int = option("of the loader, a rank", type=whole(1), default=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,28 +152,17 @@ class AugmentationOptions:
     flip: bool | None = option(
         "mirror half of them (default: the data set's: cifar10, cifar100, folder)",
         shapes=True,
-        boolean=True,
         default=None,
     )
     cutout: int = option(
         "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"
     )
-    erase: float = option(
-        "share of images with a grey rectangle of 2 to 33 %% of their area",
-        shapes=True,
-        type=real(0, 1.001),
-        default=0.0,
-        metavar="X",
-    )
-    mixup: float = option(
-        "blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0, metavar="X"
-    )
+    mixup: float = option("blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0)
     cutmix: float = option(
         "paste a rectangle of another one into each, by Beta(X, X); 0: not; with --mixup: one or the other",
         shapes=True,
         type=real(0),
         default=0.0,
-        metavar="X",
     )
 
 
@@ -210,9 +195,9 @@ class ModelOptions:
         choices=("batch", "group"),
         default="batch",
     )
-    layers: int = option("of gpt", shapes=True, type=whole(1), default=4, metavar="N")
-    width: int = option("of gpt: numbers a position", shapes=True, type=whole(1), default=128, metavar="N")
-    heads: int = option("of gpt's attention; they divide --width", shapes=True, type=whole(1), default=4, metavar="N")
+    layers: int = option("of gpt", shapes=True, type=whole(1), default=4)
+    width: int = option("of gpt: numbers a position", shapes=True, type=whole(1), default=128)
+    heads: int = option("of gpt's attention; they divide --width", shapes=True, type=whole(1), default=4)
     recompute: bool = option("keep fewer activations and compute them again in the backward pass", default=False)
 
 
@@ -220,38 +205,27 @@ class ModelOptions:
 class TrainingOptions:
     """The length of the training, its batches, its loss and its evaluation."""
 
-    epochs: int = option(
-        "times through the training images; 0: only evaluate the checkpoint", type=whole(0), metavar="N"
-    )
-    batch_size: int = option(
-        "images per optimizer step, over ALL ranks together", shapes=True, type=whole(1), metavar="N"
-    )
+    epochs: int = option("times through the training images; 0: only evaluate the checkpoint", type=whole(0))
+    batch_size: int = option("images an optimizer step, over ALL ranks together", shapes=True, type=whole(1))
     batch_size_per_rank: int = option(
-        "images per step on each rank, in place of --batch-size; 0: --batch-size holds",
-        type=whole(0),
-        default=0,
-        metavar="N",
+        "images a step on each rank, in place of --batch-size; 0: --batch-size holds", type=whole(0), default=0
     )
     accumulate: int = option(
         "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
         shapes=True,
         type=whole(1),
         default=1,
-        metavar="N",
     )
-    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), default=0.0, metavar="X")
+    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), default=0.0)
     ema: float = option(
         "evaluate a moving average of the weights that keeps this share a step, such as 0.999; 0: the weights",
         shapes=True,
         type=real(0, 1),
         default=0.0,
-        metavar="X",
     )
     test_flip: bool = option("evaluate each image and its mirror image together", default=False)
-    tensorboard: Path | None = option("write scalars of each epoch there", type=Path, default=None, metavar="DIR")
-    seed: int = option(
-        "of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0, metavar="N"
-    )
+    tensorboard: Path | None = option("write scalars of each epoch there", default=None)
+    seed: int = option("of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +235,7 @@ class OptimizerOptions:
     name: str = option(
         "SGD with Nesterov momentum, or AdamW", flag="--optimizer", shapes=True, choices=("sgd", "adamw"), default="sgd"
     )
-    lr: float = option("peak learning rate", shapes=True, type=real(0.0), metavar="X")
+    lr: float = option("peak learning rate", shapes=True, type=real(0.0))
     scale_lr: bool = option(
         "multiply --lr by the number of ranks, after a warm-up from --lr", shapes=True, default=False
     )
@@ -278,7 +252,6 @@ class OptimizerOptions:
         shapes=True,
         type=real(0.0),
         default=None,
-        metavar="X",
     )
     milestones: tuple[int, ...] = option(
         "epochs after which the rate is multiplied by --gamma",
@@ -287,19 +260,15 @@ class OptimizerOptions:
         default=(30, 60, 80),
         metavar="N,N,...",
     )
-    gamma: float = option("see --milestones", shapes=True, type=real(0.0), default=0.1, metavar="X")
+    gamma: float = option("see --milestones", shapes=True, type=real(0.0), default=0.1)
     momentum: float = option(
-        "0 to under 1; 0: plain SGD; AdamW's first beta", shapes=True, type=real(0, 1), default=0.9, metavar="X"
+        "0 to under 1; 0: plain SGD; AdamW's first beta", shapes=True, type=real(0, 1), default=0.9
     )
     weight_decay: float = option(
-        "of the weights, not of norms and biases; 0: none", shapes=True, type=real(0.0), default=0.0, metavar="X"
+        "of the weights, not of norms and biases; 0: none", shapes=True, type=real(0.0), default=0.0
     )
     clip: float = option(
-        "longest gradient, as a norm; a longer one is shortened; 0: none",
-        shapes=True,
-        type=real(0.0),
-        default=0.0,
-        metavar="X",
+        "longest gradient, as a norm; a longer one is shortened; 0: none", shapes=True, type=real(0.0), default=0.0
     )
 
 
@@ -308,18 +277,13 @@ class CheckpointOptions:
     """Where and when checkpoints are saved, and resuming."""
 
     folder: Path = option(
-        "where they are kept; rank 0 writes them",
-        flag="--checkpoint-dir",
-        type=Path,
-        default=Path("checkpoints"),
-        metavar="DIR",
+        "where they are kept; rank 0 writes them", flag="--checkpoint-dir", default=Path("checkpoints")
     )
     every: int = option(
         "also save every N steps; 0: only at the end of an epoch and when a signal asks to stop",
         flag="--checkpoint-every",
         type=whole(0),
         default=0,
-        metavar="N",
     )
     minutes: float = option(
         "also save when the last one is T minutes old; 0: never for that",
@@ -328,7 +292,7 @@ class CheckpointOptions:
         default=0.0,
         metavar="T",
     )
-    keep: int = option("newest checkpoints to keep; 0: all", type=whole(0), default=3, metavar="N")
+    keep: int = option("newest checkpoints to keep; 0: all", type=whole(0), default=3)
     keep_best: bool = option("keep the one of the highest test accuracy too", default=True)
     resume: str = option(
         "auto: continue from the newest whole one; never: start at step 0, in a folder without any; PATH: from it",
@@ -336,9 +300,7 @@ class CheckpointOptions:
         metavar="auto|never|PATH",
     )
     allow_changed: bool = option(
-        "continue though options that shape the weights have changed",
-        flag="--allow-changed-config",
-        default=False,
+        "go on though options that shape the weights have changed", flag="--allow-changed-config", default=False
     )
 
 
@@ -370,8 +332,8 @@ class MachineOptions:
 class RankOptions:
     """How the ranks meet, and DDP. ddprun and torchrun set a rank's variables: then no option is needed to meet."""
 
-    rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None, metavar="N")
-    world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None, metavar="N")
+    rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None)
+    world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None)
     init_method: str = option(
         "where the ranks meet: env:// (MASTER_ADDR and MASTER_PORT), tcp://HOST:PORT, file:///PATH of a new file that "
         "all ranks see",
@@ -379,7 +341,7 @@ class RankOptions:
         metavar="URL",
     )
     spawn: int = option(
-        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1, 1024), default=1, metavar="N"
+        "start so many ranks on this machine, with torch.multiprocessing", type=whole(1, 1024), default=1
     )
     timeout_s: int = option(
         "longest wait for the other ranks: to come, to download data, to answer",
@@ -390,14 +352,12 @@ class RankOptions:
     )
     strategy: str = option(
         "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
-        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
-        choices=("ddp", *SHARDED, "dp", "single"),
+        "ranks of a node",
+        choices=("ddp", *SHARDED),
         default="ddp",
     )
     backend: str = option(
-        "carries the gradients; auto: nccl on GPUs, gloo on CPUs",
-        choices=("auto", "nccl", "gloo", "mpi"),
-        default="auto",
+        "carries the gradients; auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo"), default="auto"
     )
     sync_bn: bool = option("batch norms over all ranks' images (GPUs only)", shapes=True, default=False)
     compress: str = option("what gradients travel as", choices=("none", "bf16", "fp16"), default="none", shapes=True)
@@ -408,22 +368,10 @@ class RankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackOptions:
-    """Profiling, debugging, and a limit to the duration."""
+    """Profiling."""
 
-    profile: int = option(
-        "trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0, metavar="N"
-    )
-    profile_dir: Path = option("where the traces go", type=Path, default=Path("profile"), metavar="DIR")
-    debug: bool = option(
-        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
-        default=False,
-    )
-    stop_after: float = option(
-        "save and stop with exit code 143 after T minutes; 0: never. ddprun's --deadline does so for any script",
-        type=real(0.0),
-        default=0.0,
-        metavar="T",
-    )
+    profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
+    profile_dir: Path = option("where the traces go", default=Path("profile"))
 
 
 EPILOG = """\
@@ -566,7 +514,8 @@ def _parser(*, quiet: bool) -> Parser:
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group(TITLES[name])
         for one in fields(kind):
-            argument = dict(one.metadata["argument"])
+            base = (*get_args(one.type), one.type)[0]  # of a type or None
+            argument = _ARGUMENTS.get(base, {}) | one.metadata["argument"]
             argument["help"] += _default_text(one)
             arguments.add_argument(flag_of(one), dest=key_of(one), default=argparse.SUPPRESS, **argument)
     return parser

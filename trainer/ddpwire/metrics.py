@@ -5,7 +5,7 @@ counters, and the values of every label known in advance.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 # A rank has 80 series at the most. Few buckets tell a jam from a step; the mean is exact, from _sum and _count.
@@ -26,7 +26,6 @@ class Metric:
     """
 
     name: str
-    kind: Kind
     help: str
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -34,6 +33,23 @@ class Metric:
     needs_gpu: bool = False  # there only where there is one
     by_rank_0: bool = False  # the same on all ranks; only rank 0 exports it
     at_first: bool = True  # False: there is no sample before something has happened
+
+    @property
+    def kind(self) -> Kind:
+        """By its name, as Prometheus' rules have it; a histogram has buckets."""
+        return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
+
+
+def _of_node(name: str, help_text: str, **rest: Any) -> Metric:
+    return Metric(name=name, help=help_text, set_by="ddprun", **rest)
+
+
+def _of_rank(name: str, help_text: str, **rest: Any) -> Metric:
+    return Metric(name=name, help=help_text, set_by="ddptrain", **rest)
+
+
+def _of_rank_0(name: str, help_text: str, **rest: Any) -> Metric:
+    return _of_rank(name, help_text, by_rank_0=True, **rest)
 
 
 # ---- What a rank exports: ddptrain all of it, a script by ddpwire.script a part. The node's exporter adds the label
@@ -50,193 +66,107 @@ UNPRODUCTIVE_CAUSES = (
     "restart",  # the same of ranks that were lost otherwise
     "requeue",  # from the last word of a start of the run to the next start
 )
-STEPS = Metric(name="ddp_steps_total", kind="counter", help="Optimizer steps taken.", set_by="ddptrain")
-SAMPLES = Metric(
-    name="ddp_samples_total",
-    kind="counter",
-    help="Training samples that this rank has seen.",
-    set_by="ddptrain",
+STEPS = _of_rank("ddp_steps_total", "Optimizer steps taken.")
+SAMPLES = _of_rank("ddp_samples_total", "Training samples that this rank has seen.")
+LAST_STEP = _of_rank("ddp_last_step", "The number of the last optimizer step.")
+LAST_STEP_TIME = _of_rank(
+    "ddp_last_step_timestamp_seconds", "When the last optimizer step ended, in seconds since the epoch."
 )
-LAST_STEP = Metric(name="ddp_last_step", kind="gauge", help="The number of the last optimizer step.", set_by="ddptrain")
-LAST_STEP_TIME = Metric(
-    name="ddp_last_step_timestamp_seconds",
-    kind="gauge",
-    help="When the last optimizer step ended, in seconds since the epoch.",
-    set_by="ddptrain",
-)
-STEP_DURATION = Metric(
-    name="ddp_step_duration_seconds",
-    kind="histogram",
-    help="Time of an optimizer step: by the clock on a CPU, by the GPU's own events on a GPU.",
-    set_by="ddptrain",
+STEP_DURATION = _of_rank(
+    "ddp_step_duration_seconds",
+    "Time of an optimizer step: by the clock on a CPU, by the GPU's own events on a GPU.",
     buckets=STEP_BUCKETS,
 )
-STEP_PHASE = Metric(
-    name="ddp_step_phase_seconds_total",
-    kind="counter",
-    help="Seconds of the steps by what was done; comm_exposed: waiting for the other ranks' gradients.",
-    set_by="ddptrain",
+STEP_PHASE = _of_rank(
+    "ddp_step_phase_seconds_total",
+    "Seconds of the steps by what was done; comm_exposed: waiting for the other ranks' gradients.",
     labels={"phase": STEP_PHASES},
 )
-COMM = Metric(
-    name="ddp_comm_seconds_total",
-    kind="counter",
-    help="Seconds in which gradients travelled; hidden: beside the backward pass (DDP's own average, sampled), "
+COMM = _of_rank(
+    "ddp_comm_seconds_total",
+    "Seconds in which gradients travelled; hidden: beside the backward pass (DDP's own average, sampled), "
     "exposed: after it, as in comm_exposed.",
-    set_by="ddptrain",
     labels={"overlap": ("hidden", "exposed")},
 )
-MODEL_FLOPS = Metric(
-    name="ddp_model_flops_total",
-    kind="counter",
-    help="Floating-point operations that the model's steps took here: 3 times those of a forward pass, counted once.",
-    set_by="ddptrain",
+MODEL_FLOPS = _of_rank(
+    "ddp_model_flops_total",
+    "Floating-point operations that the model's steps took here: 3 times those of a forward pass, counted once.",
 )
-PRODUCTIVE = Metric(
-    name="ddp_productive_seconds_total",
-    kind="counter",
-    help="Seconds in which steps were taken that none had taken before; of all starts of the run.",
-    set_by="ddptrain",
+PRODUCTIVE = _of_rank(
+    "ddp_productive_seconds_total",
+    "Seconds in which steps were taken that none had taken before; of all starts of the run.",
 )
-UNPRODUCTIVE = Metric(
-    name="ddp_unproductive_seconds_total",
-    kind="counter",
-    help="Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
-    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last heartbeat to "
+UNPRODUCTIVE = _of_rank(
+    "ddp_unproductive_seconds_total",
+    "Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
+    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last sign of life to "
     "its end; requeue: from the last word of a start to the next.",
-    set_by="ddptrain",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
-STRAGGLER_SKEW = Metric(
-    name="ddp_straggler_skew_ratio",
-    kind="gauge",
-    help="The slowest rank's time of a step, without waiting for others, by the median of all ranks.",
-    set_by="ddptrain",
-    by_rank_0=True,
+STRAGGLER_SKEW = _of_rank_0(
+    "ddp_straggler_skew_ratio",
+    "The slowest rank's time of a step, without waiting for others, by the median of all ranks.",
 )
-RELATIVE_SPEED = Metric(
-    name="ddp_rank_relative_speed_ratio",
-    kind="gauge",
-    help="The fastest rank's time of a step, without waiting for others, by this rank's, 0 to 1.",
-    set_by="ddptrain",
+RELATIVE_SPEED = _of_rank(
+    "ddp_rank_relative_speed_ratio",
+    "The fastest rank's time of a step, without waiting for others, by this rank's, 0 to 1.",
 )
-GRAD_NORM = Metric(
-    name="ddp_grad_norm",
-    kind="gauge",
-    help="Norm of the gradient, over all parameters, lately.",
-    set_by="ddptrain",
-    by_rank_0=True,
+GRAD_NORM = _of_rank_0("ddp_grad_norm", "Norm of the gradient, over all parameters, lately.")
+COLLECTIVE_TIMEOUTS = _of_rank(
+    "ddp_collective_timeouts_total",
+    "Times that this rank gave up waiting for the others, and ended; NCCL's own watchdog ends it unseen.",
 )
-COLLECTIVE_TIMEOUTS = Metric(
-    name="ddp_collective_timeouts_total",
-    kind="counter",
-    help="Times that this rank gave up waiting for the others, and ended; NCCL's own watchdog ends it unseen.",
-    set_by="ddptrain",
-)
-DATA_ERRORS = Metric(
-    name="ddp_data_errors_total",
-    kind="counter",
-    help="Files of the data set that were missing or corrupt on this rank; each ends the training.",
-    set_by="ddptrain",
+DATA_ERRORS = _of_rank(
+    "ddp_data_errors_total",
+    "Files of the data set that were missing or corrupt on this rank; each ends the training.",
     labels={"kind": ("missing", "corrupt")},
 )
-DEVICE_OOMS = Metric(
-    name="ddp_device_ooms_total",
-    kind="counter",
-    help="Times that this rank asked its GPU for more memory than it has, and ended.",
-    set_by="ddptrain",
+DEVICE_OOMS = _of_rank(
+    "ddp_device_ooms_total",
+    "Times that this rank asked its GPU for more memory than it has, and ended.",
     needs_gpu=True,
 )
-TRAINING_INFO = Metric(
-    name="ddp_training_info",
-    kind="gauge",
-    help="Always 1; backend: how gradients travel (none: one rank); device: cpu or cuda.",
-    set_by="ddptrain",
+TRAINING_INFO = _of_rank_0(
+    "ddp_training_info",
+    "Always 1; backend: how gradients travel (none: one rank); device: cpu or cuda.",
     labels={"backend": (), "device": (), "model": (), "dataset": ()},
-    by_rank_0=True,
 )
-STEPS_PLANNED = Metric(
-    name="ddp_planned_steps",
-    kind="gauge",
-    help="The number of the step at which the training will be done.",
-    set_by="ddptrain",
-    by_rank_0=True,
-)
-NONFINITE = Metric(
-    name="ddp_nonfinite_total",
-    kind="counter",
-    help="Losses and gradients of this rank that were no numbers; each ends the training.",
-    set_by="ddptrain",
+STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "The number of the step at which the training will be done.")
+NONFINITE = _of_rank(
+    "ddp_nonfinite_total",
+    "Losses and gradients of this rank that were no numbers; each ends the training.",
     labels={"where": ("loss", "grad")},
 )
-DEVICE_MEMORY = Metric(
-    name="ddp_device_memory_bytes",
-    kind="gauge",
-    help="The GPU's memory that torch holds for this rank; peak: the most of allocated.",
-    set_by="ddptrain",
+DEVICE_MEMORY = _of_rank(
+    "ddp_device_memory_bytes",
+    "The GPU's memory that torch holds for this rank; peak: the most of allocated.",
     labels={"kind": ("allocated", "reserved", "peak")},
     needs_gpu=True,
 )
-LOSS = Metric(
-    name="ddp_loss",
-    kind="gauge",
-    help="Mean training loss of the last epoch, over all ranks.",
-    set_by="ddptrain",
-    by_rank_0=True,
-)
-LEARNING_RATE = Metric(
-    name="ddp_learning_rate", kind="gauge", help="Of the last step.", set_by="ddptrain", by_rank_0=True
-)
-EPOCH = Metric(
-    name="ddp_epoch", kind="gauge", help="The epoch that is being trained, from 1.", set_by="ddptrain", by_rank_0=True
-)
-EVAL_ACCURACY = Metric(
-    name="ddp_eval_accuracy_ratio",
-    kind="gauge",
-    help="Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
-    set_by="ddptrain",
-    by_rank_0=True,
+LOSS = _of_rank_0("ddp_loss", "Mean training loss of the last epoch, over all ranks.")
+LEARNING_RATE = _of_rank_0("ddp_learning_rate", "Of the last step.")
+EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")
+EVAL_ACCURACY = _of_rank_0(
+    "ddp_eval_accuracy_ratio",
+    "Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
     labels={"split": ("test",)},
 )
-CHECKPOINT_DURATION = Metric(
-    name="ddp_checkpoint_duration_seconds",
-    kind="histogram",
-    help="Wall time of writing or reading a checkpoint.",
-    set_by="ddptrain",
-    by_rank_0=True,
+CHECKPOINT_DURATION = _of_rank_0(
+    "ddp_checkpoint_duration_seconds",
+    "Wall time of writing or reading a checkpoint.",
     labels={"op": ("save", "load")},
     buckets=CHECKPOINT_BUCKETS,
 )
-CHECKPOINT_LAST_SUCCESS = Metric(
-    name="ddp_checkpoint_last_success_timestamp_seconds",
-    kind="gauge",
-    help="When the newest checkpoint was written, in seconds since the epoch; 0: there is none.",
-    set_by="ddptrain",
-    by_rank_0=True,
+CHECKPOINT_LAST_SUCCESS = _of_rank_0(
+    "ddp_checkpoint_last_success_timestamp_seconds",
+    "When the newest checkpoint was written, in seconds since the epoch; 0: there is none.",
 )
-CHECKPOINT_LAST_STEP = Metric(
-    name="ddp_checkpoint_last_step",
-    kind="gauge",
-    help="The step of the newest checkpoint.",
-    set_by="ddptrain",
-    by_rank_0=True,
-)
-CHECKPOINT_BYTES = Metric(
-    name="ddp_checkpoint_bytes", kind="gauge", help="Size of the newest checkpoint.", set_by="ddptrain", by_rank_0=True
-)
-CHECKPOINTS_RETAINED = Metric(
-    name="ddp_checkpoints_retained",
-    kind="gauge",
-    help="Checkpoints that are in the folder.",
-    set_by="ddptrain",
-    by_rank_0=True,
-)
-CHECKPOINT_FAILURES = Metric(
-    name="ddp_checkpoint_failures_total",
-    kind="counter",
-    help="Checkpoints that could not be written or read; incompatible: of another training.",
-    set_by="ddptrain",
-    by_rank_0=True,
+CHECKPOINT_LAST_STEP = _of_rank_0("ddp_checkpoint_last_step", "The step of the newest checkpoint.")
+CHECKPOINT_BYTES = _of_rank_0("ddp_checkpoint_bytes", "Size of the newest checkpoint.")
+CHECKPOINTS_RETAINED = _of_rank_0("ddp_checkpoints_retained", "Checkpoints that are in the folder.")
+CHECKPOINT_FAILURES = _of_rank_0(
+    "ddp_checkpoint_failures_total",
+    "Checkpoints that could not be written or read; incompatible: of another training.",
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
 CHECKPOINT_FAILURES_KNOWN = (  # what may happen, and is 0 until then
@@ -244,13 +174,7 @@ CHECKPOINT_FAILURES_KNOWN = (  # what may happen, and is 0 until then
     ("save", "io"),
     *(("load", reason) for reason in ("io", "truncated", "missing", "corrupt", "incompatible")),
 )
-CHECKPOINT_FALLBACKS = Metric(
-    name="ddp_checkpoint_fallbacks_total",
-    kind="counter",
-    help="Checkpoints that were set aside for an older one.",
-    set_by="ddptrain",
-    by_rank_0=True,
-)
+CHECKPOINT_FALLBACKS = _of_rank_0("ddp_checkpoint_fallbacks_total", "Checkpoints that were set aside for an older one.")
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
 # A straggler: a rank whose own time of a step is so many times the ranks' median, and more than it by so much.
@@ -269,185 +193,100 @@ def goodput(productive_s: float, unproductive_s: float) -> float | None:
 # ---- What a node's ddprun exports.
 
 
-BUILD_INFO = Metric(
-    name="ddp_build_info",
-    kind="gauge",
-    help="Always 1; the versions are its labels. image_digest: the container's image as its launcher names it, or "
-    "none.",
-    set_by="ddprun",
+BUILD_INFO = _of_node(
+    "ddp_build_info",
+    "Always 1; the versions are its labels. image_digest: the container's image as its launcher names it, or none.",
     labels={"version": (), "torch_version": (), "python_version": (), "image_digest": ()},
 )
-RUN_INFO = Metric(
-    name="ddp_run_info",
-    kind="gauge",
-    help="Always 1; run_id: the run's name; run_uid: what no other run has; user: who launched it; project: "
+RUN_INFO = _of_node(
+    "ddp_run_info",
+    "Always 1; run_id: the run's name; run_uid: what no other run has; user: who launched it; project: "
     "DDP_PROJECT, or Slurm's account; config_sha256: 12 digits of the hash of the script, of its configuration file "
     "and of its arguments but those that say a place.",
-    set_by="ddprun",
     labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
-JOB_STATE = Metric(
-    name="ddp_job_state",
-    kind="gauge",
-    help="1 for the state that this node is in, 0 for the others.",
-    set_by="ddprun",
-    labels={"state": JOB_STATES},
+JOB_STATE = _of_node(
+    "ddp_job_state", "1 for the state that this node is in, 0 for the others.", labels={"state": JOB_STATES}
 )
-JOB_START = Metric(
-    name="ddp_job_start_timestamp_seconds",
-    kind="gauge",
-    help="When this node's ddprun started, in seconds since the epoch.",
-    set_by="ddprun",
-)
-WORLD_SIZE = Metric(
-    name="ddp_world_size", kind="gauge", help="Ranks of the present attempt, over all nodes.", set_by="ddprun"
-)
-WORLD_SIZE_EXPECTED = Metric(
-    name="ddp_world_size_expected",
-    kind="gauge",
-    help="Ranks of the run when all of its nodes are there.",
-    set_by="ddprun",
-)
-RANKS_ALIVE = Metric(name="ddp_ranks_alive", kind="gauge", help="Ranks of this node that are running.", set_by="ddprun")
-RANKS_DONE = Metric(
-    name="ddp_ranks_done",
-    kind="gauge",
-    help="Ranks of this node that have exited with 0 in the present attempt.",
-    set_by="ddprun",
-)
-HEARTBEAT = Metric(
-    name="ddp_heartbeat_timestamp_seconds",
-    kind="gauge",
-    help="When a rank that runs last sent a heartbeat, in seconds since the epoch; none before its first step.",
-    set_by="ddprun",
+JOB_START = _of_node("ddp_job_start_timestamp_seconds", "When this node's ddprun started, in seconds since the epoch.")
+WORLD_SIZE = _of_node("ddp_world_size", "Ranks of the present attempt, over all nodes.")
+WORLD_SIZE_EXPECTED = _of_node("ddp_world_size_expected", "Ranks of the run when all of its nodes are there.")
+RANKS_ALIVE = _of_node("ddp_ranks_alive", "Ranks of this node that are running.")
+RANKS_DONE = _of_node("ddp_ranks_done", "Ranks of this node that have exited with 0 in the present attempt.")
+HEARTBEAT = _of_node(
+    "ddp_heartbeat_timestamp_seconds",
+    "When a rank that runs last gave a sign of life, in seconds since the epoch; none before its first step.",
     labels={"rank": ()},
     at_first=False,
 )
-RANK_EXITS = Metric(
-    name="ddp_rank_exits_total",
-    kind="counter",
-    help="Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was requested.",
-    set_by="ddprun",
+RANK_EXITS = _of_node(
+    "ddp_rank_exits_total",
+    "Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was asked for.",
     labels={"cause": EXIT_CAUSES},
 )
-RESTARTS = Metric(
-    name="ddp_restarts_total",
-    kind="counter",
-    help="Starts of all ranks after a failure, by what had failed; stopped: a node that another replaces; requeue: "
+RESTARTS = _of_node(
+    "ddp_restarts_total",
+    "Starts of all ranks after a failure, by what had failed; stopped: a node that another replaces; requeue: "
     "ddprun itself was started again.",
-    set_by="ddprun",
     labels={"reason": RESTART_REASONS},
 )
-RECOVERY = Metric(
-    name="ddp_recovery_seconds",
-    kind="gauge",
-    help="How long the last restart took: from the failure to the verdict (detect; where the rank fell), to the end of "
+RECOVERY = _of_node(
+    "ddp_recovery_seconds",
+    "How long the last restart took: from the failure to the verdict (detect; where the rank fell), to the end of "
     "the ranks, to the meeting of the nodes, to the new ranks (start), all these (total), to their first heartbeat.",
-    set_by="ddprun",
     labels={"phase": RECOVERY_PHASES},
 )
-STEPS_LOST = Metric(
-    name="ddp_steps_lost_total",
-    kind="counter",
-    help="Steps that had to be taken again after restarts, by the heartbeats of this node's ranks.",
-    set_by="ddprun",
+STEPS_LOST = _of_node(
+    "ddp_steps_lost_total", "Steps that had to be taken again after restarts, by the heartbeats of this node's ranks."
 )
-TERMINATION_SIGNALS = Metric(
-    name="ddp_termination_signals_total",
-    kind="counter",
-    help="Signals that asked this node to stop.",
-    set_by="ddprun",
+TERMINATION_SIGNALS = _of_node(
+    "ddp_termination_signals_total",
+    "Signals that asked this node to stop.",
     labels={"signal": ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")},
 )
-HOST_CPU = Metric(
-    name="ddp_host_cpu_seconds_total",
-    kind="counter",
-    help="Seconds that the cores of this machine spent, all together.",
-    set_by="ddprun",
+HOST_CPU = _of_node(
+    "ddp_host_cpu_seconds_total",
+    "Seconds that the cores of this machine spent, all together.",
     labels={"mode": ("user", "system", "iowait", "idle")},
 )
-HOST_MEMORY = Metric(
-    name="ddp_host_memory_bytes",
-    kind="gauge",
-    help="Memory of this machine; available: what could be had without swapping.",
-    set_by="ddprun",
+HOST_MEMORY = _of_node(
+    "ddp_host_memory_bytes",
+    "Memory of this machine; available: what could be had without swapping.",
     labels={"kind": ("total", "available")},
 )
-HOST_NETWORK = Metric(
-    name="ddp_host_network_bytes_total",
-    kind="counter",
-    help="Bytes over all network interfaces of this machine but the loopback.",
-    set_by="ddprun",
+HOST_NETWORK = _of_node(
+    "ddp_host_network_bytes_total",
+    "Bytes over all network interfaces of this machine but the loopback.",
     labels={"direction": ("received", "sent")},
 )
-DEVICE_UTILIZATION = Metric(
-    name="ddp_device_utilization_ratio",
-    kind="gauge",
-    help="Share of the last sample period in which a kernel ran on the GPU, 0 to 1.",
-    set_by="ddprun",
+DEVICE_UTILIZATION = _of_node(
+    "ddp_device_utilization_ratio",
+    "Share of the last sample period in which a kernel ran on the GPU, 0 to 1.",
     labels={"device": ()},
     needs_gpu=True,
 )
-DEVICE_MEMORY_USED = Metric(
-    name="ddp_device_memory_used_bytes",
-    kind="gauge",
-    help="Memory of the GPU that is in use, by whomever.",
-    set_by="ddprun",
+DEVICE_MEMORY_USED = _of_node(
+    "ddp_device_memory_used_bytes",
+    "Memory of the GPU that is in use, by whomever.",
     labels={"device": ()},
     needs_gpu=True,
 )
-DEVICE_POWER = Metric(
-    name="ddp_device_power_watts",
-    kind="gauge",
-    help="Power that the GPU draws.",
-    set_by="ddprun",
-    labels={"device": ()},
-    needs_gpu=True,
+DEVICE_POWER = _of_node("ddp_device_power_watts", "Power that the GPU draws.", labels={"device": ()}, needs_gpu=True)
+DEVICE_TEMPERATURE = _of_node(
+    "ddp_device_temperature_celsius", "Temperature of the GPU's die.", labels={"device": ()}, needs_gpu=True
 )
-DEVICE_TEMPERATURE = Metric(
-    name="ddp_device_temperature_celsius",
-    kind="gauge",
-    help="Temperature of the GPU's die.",
-    set_by="ddprun",
-    labels={"device": ()},
-    needs_gpu=True,
-)
-CLOCK_OFFSET = Metric(
-    name="ddp_clock_offset_seconds",
-    kind="gauge",
-    help="How far this node's clock was ahead of node 0's when it came.",
-    set_by="ddprun",
-)
-PREFLIGHT_DURATION = Metric(
-    name="ddp_preflight_duration_seconds",
-    kind="gauge",
-    help="How long a step before the start of the ranks took; 0: not taken here.",
-    set_by="ddprun",
+CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it came.")
+PREFLIGHT_DURATION = _of_node(
+    "ddp_preflight_duration_seconds",
+    "How long a step before the start of the ranks took; 0: not taken here.",
     labels={"step": PREFLIGHT_STEPS},
 )
-ENDED = Metric(
-    name="ddp_ended_timestamp_seconds",
-    kind="gauge",
-    help="When the run ended, in seconds since the epoch.",
-    set_by="ddprun",
-)
-ENDED_CODE = Metric(
-    name="ddp_ended_exit_code",
-    kind="gauge",
-    help="The exit code of the run; 0: every rank exited with 0.",
-    set_by="ddprun",
-)
-ENDED_SECONDS = Metric(
-    name="ddp_ended_duration_seconds",
-    kind="gauge",
-    help="From the start of node 0's ddprun to its end.",
-    set_by="ddprun",
-)
-ENDED_INFO = Metric(
-    name="ddp_ended_info",
-    kind="gauge",
-    help="Always 1; cause: as in outcome.json; run_uid: as in ddp_run_info.",
-    set_by="ddprun",
+ENDED = _of_node("ddp_ended_timestamp_seconds", "When the run ended, in seconds since the epoch.")
+ENDED_CODE = _of_node("ddp_ended_exit_code", "The exit code of the run; 0: every rank exited with 0.")
+ENDED_SECONDS = _of_node("ddp_ended_duration_seconds", "From the start of node 0's ddprun to its end.")
+ENDED_INFO = _of_node(
+    "ddp_ended_info",
+    "Always 1; cause: as in outcome.json; run_uid: as in ddp_run_info.",
     labels={"cause": (), "run_uid": ()},
 )
 

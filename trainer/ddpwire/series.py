@@ -1,7 +1,7 @@
 """The catalogue's metrics as a rank sets them, with prometheus_client, in files that ddprun collects."""
 
 import time
-from typing import Protocol
+from typing import Any, Protocol
 
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -9,19 +9,17 @@ from ddpwire import metrics as catalogue
 from ddpwire.metrics import Metric
 
 
-def counter(metric: Metric) -> Counter:
-    """A counter of the catalogue. Raises OSError when its file cannot be written, as the two below."""
-    return Counter(metric.name, metric.help, tuple(metric.labels))
+def series_of(metric: Metric) -> Any:
+    """Return a counter, gauge or histogram of prometheus_client. Raises OSError when its file cannot be written.
 
-
-def gauge(metric: Metric) -> Gauge:
-    """A gauge of the catalogue; of two processes of a rank that set it, the later one counts."""
-    return Gauge(metric.name, metric.help, tuple(metric.labels), multiprocess_mode="mostrecent")
-
-
-def histogram(metric: Metric) -> Histogram:
-    """A histogram of the catalogue."""
-    return Histogram(metric.name, metric.help, tuple(metric.labels), buckets=metric.buckets)
+    Of two processes of a rank that set a gauge, the later one counts.
+    """
+    labels = tuple(metric.labels)
+    if metric.kind == "counter":
+        return Counter(metric.name, metric.help, labels)
+    if metric.kind == "gauge":
+        return Gauge(metric.name, metric.help, labels, multiprocess_mode="mostrecent")
+    return Histogram(metric.name, metric.help, labels, buckets=metric.buckets)
 
 
 _GIVEN = {
@@ -43,9 +41,9 @@ class LoopSeries:
     """What a script's own loop has to tell. Raises OSError when it cannot be written."""
 
     def __init__(self) -> None:
-        self._steps, self._samples = counter(catalogue.STEPS), counter(catalogue.SAMPLES)
-        self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
-        self._duration = histogram(catalogue.STEP_DURATION)
+        self._steps, self._samples = series_of(catalogue.STEPS), series_of(catalogue.SAMPLES)
+        self._last_step, self._last_step_time = series_of(catalogue.LAST_STEP), series_of(catalogue.LAST_STEP_TIME)
+        self._duration = series_of(catalogue.STEP_DURATION)
         self._gauges: dict[str, Gauge] = {}
         self._step, self._ended = 0, 0.0
 
@@ -74,6 +72,6 @@ class LoopSeries:
 
     def _set(self, metric: Metric, value: float | Scalar) -> None:
         if metric.name not in self._gauges:
-            self._gauges[metric.name] = gauge(metric)
+            self._gauges[metric.name] = series_of(metric)
         # float() of a tensor with a gradient warns
         self._gauges[metric.name].set(value if isinstance(value, float | int) else float(value.item()))

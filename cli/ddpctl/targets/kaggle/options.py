@@ -7,63 +7,16 @@ from typing import Annotated, Any
 
 from ddpctl.launch_plan import TRAINER, program
 from ddpctl.secrets import exposed
-from ddpctl.spec import Doc, JobSpec, Rule
+from ddpctl.spec import Doc, JobSpec, matching
 from ddpwire import kaggle
 
 INSIDE, NONE = "inside", "none"
 T4 = "NvidiaTeslaT4"
 GPUS = {T4: 2}  # what a session gets; other accelerators are Kaggle's affair
-SLUG = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-OWNER_PATTERN = re.compile(SLUG)
-SOURCE_PATTERN = re.compile(f"{SLUG}/{SLUG}(/[0-9]+)?")
-FILE_PATTERN = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
-
-
-def check_owner(name: str) -> str:
-    """A Kaggle user."""
-    if not OWNER_PATTERN.fullmatch(name):
-        raise ValueError("a user's name as it stands in the address of their page: kaggle.com/NAME")
-    return name
-
-
-def check_sources(sources: tuple[str, ...]) -> tuple[str, ...]:
-    """``owner/name`` as Kaggle calls data sets and notebooks."""
-    for source in sources:
-        if not SOURCE_PATTERN.fullmatch(source):
-            raise ValueError(f"'{source}' is not OWNER/NAME or OWNER/NAME/VERSION, as in the address of its page")
-    return sources
-
-
-def check_competitions(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of competitions."""
-    for name in names:
-        if not OWNER_PATTERN.fullmatch(name):
-            raise ValueError(f"'{name}' is not a competition's name as in the address of its page")
-    return names
-
-
-def check_accelerator(name: str) -> str:
-    """As the client's --accelerator takes it."""
-    if not re.fullmatch(r"[A-Za-z0-9]+", name):
-        raise ValueError("letters and digits, as kaggle kernels push --accelerator takes it: NvidiaTeslaT4")
-    return name
-
-
-def check_wheel(wheel: str) -> str:
-    """How ddpctl itself gets there."""
-    if wheel not in (INSIDE, NONE) and not SOURCE_PATTERN.fullmatch(wheel):
-        raise ValueError("inside, none, or OWNER/NAME of a data set that holds ddpctl's wheel")
-    return wheel
-
-
-def check_files(files: tuple[str, ...]) -> tuple[str, ...]:
-    """Files of the project."""
-    for file in files:
-        if not FILE_PATTERN.fullmatch(file) or ".." in file.split("/"):
-            raise ValueError(
-                f"'{file}' is not a file below the project's folder whose name has only letters, digits and _ . - /"
-            )
-    return files
+SLUG = "[A-Za-z0-9][A-Za-z0-9_-]*"
+SOURCE = f"{SLUG}/{SLUG}(/[0-9]+)?"
+FILE = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"
+SOURCES = matching(SOURCE, "'{}' is not OWNER/NAME or OWNER/NAME/VERSION, as in the address of its page")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,28 +24,33 @@ class KaggleOptions:
     """The options of a target of kind kaggle."""
 
     owner: Annotated[
-        str | None, Doc("Whose notebook it is; null: the user that the client is logged in as."), Rule(check_owner)
+        str | None,
+        Doc("Whose notebook it is; null: the user that the client is logged in as."),
+        matching(SLUG, "a user's name as it stands in the address of their page: kaggle.com/NAME"),
     ] = None
     accelerator: Annotated[
         str,
         Doc(
             "The session's GPUs, as the client calls them; NvidiaTeslaT4 are two T4s, which a job uses both by default."
         ),
-        Rule(check_accelerator),
+        matching("[A-Za-z0-9]+", "letters and digits, as kaggle kernels push --accelerator takes it: NvidiaTeslaT4"),
     ] = T4
-    datasets: Annotated[
-        tuple[str, ...], Doc("Data sets among the session's inputs, OWNER/NAME each."), Rule(check_sources)
-    ] = ()
+    datasets: Annotated[tuple[str, ...], Doc("Data sets among the session's inputs, OWNER/NAME each."), SOURCES] = ()
     competitions: Annotated[
         tuple[str, ...],
         Doc("Competitions whose data are among them; their rules must be accepted."),
-        Rule(check_competitions),
+        matching(SLUG, "'{}' is no competition's name as it stands in the address of its page"),
     ] = ()
     notebooks: Annotated[
-        tuple[str, ...], Doc("Other notebooks whose outputs are among them, OWNER/NAME each."), Rule(check_sources)
+        tuple[str, ...], Doc("Other notebooks whose outputs are among them, OWNER/NAME each."), SOURCES
     ] = ()
     files: Annotated[
-        tuple[str, ...], Doc("Further text files of the project that travel in the notebook."), Rule(check_files)
+        tuple[str, ...],
+        Doc("Further text files of the project that travel in the notebook."),
+        matching(
+            rf"(?!(.*/)?\.\.(/|$)){FILE}",
+            "'{}' is no file below the project's folder, with letters, digits and _ . - / alone",
+        ),
     ] = ()
     internet: Annotated[bool, Doc("Whether the session may use the network; it needs a verified phone number.")] = False
     wheel: Annotated[
@@ -101,7 +59,7 @@ class KaggleOptions:
             "How ddpctl gets there: inside (the notebook holds it), OWNER/NAME of a data set with its wheel, "
             "or none (from PyPI, which needs internet)."
         ),
-        Rule(check_wheel),
+        matching(f"{INSIDE}|{NONE}|{SOURCE}", "inside, none, or OWNER/NAME of a data set that holds ddpctl's wheel"),
     ] = INSIDE
 
     @property
@@ -136,5 +94,5 @@ class KaggleOptions:
                 "job.command",
                 f"-m {words[1]}: a script and `files` of the target travel to Kaggle, a module does not",
             )
-        if words[0] != "-m" and not FILE_PATTERN.fullmatch(words[0]):
+        if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
             yield "job.command", f"{words[0]}: only a script below the project's folder travels to Kaggle"

@@ -18,7 +18,7 @@ from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target
 from ddpctl.targets.kaggle import notebook as kaggle_notebook
 from ddpctl.targets.kaggle.notebook import Cargo
 from ddpctl.targets.kaggle.options import INSIDE, KaggleOptions
-from ddpctl.text import either, one_line
+from ddpctl.text import cut, either, one_line
 from ddpwire import kaggle, run_files
 from ddpwire.exits import Exit
 from ddpwire.version import __version__
@@ -26,6 +26,7 @@ from ddpwire.version import __version__
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
+MAX_WORDS = 400  # characters of the client's own words
 NOBODY = "your-name"  # in the place of an owner that is not known
 WAIT_S = 15  # between two looks at a session that waits, or has not ended with its log
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
@@ -359,9 +360,9 @@ def plain(log: str) -> str:
         return log
 
 
-# Errors of the client or of Kaggle, each as one sentence with what to do. The client exits with 0 when a push is
-# refused ("Kernel push error: ..."), and with 1 and a word on stdout or stderr for all else. The words are those of
-# kaggle 2.2.4 and 2.2.5, and of Kaggle's servers as its users quote them.
+# Errors of the client or of Kaggle whose own words do not say what to do; all others are passed on. The client exits
+# with 0 when a push is refused ("Kernel push error: ..."), and with 1 and a word on stdout or stderr for all else. The
+# words are those of kaggle 2.2.4 and 2.2.5, and of Kaggle's servers as its users quote them.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,36 +370,27 @@ class KnownError:
     """A pattern in what was said, and what it means."""
 
     pattern: str
-    error: type[DdpctlError]
     sentence: str  # {0} is the pattern's first group
+    error: type[DdpctlError] = UnavailableError
 
 
 _KNOWN_ERRORS = (
     KnownError(
         pattern=r"Authentication required to call the Kaggle API|401 Client Error|Unauthenticated|Unauthorized",
-        error=UnavailableError,
         sentence="the kaggle client is not logged in: kaggle auth login, or a token in ~/.kaggle/access_token",
     ),
     KnownError(
         pattern=r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached",
-        error=UnavailableError,
         sentence="this week's GPU hours are used up: kaggle quota says when they come back; --device cpu needs none",
     ),
     KnownError(
         pattern=r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached",
-        error=UnavailableError,
         sentence="{0} sessions of yours run already, which is the most: wait for one to end, or cancel it on its page",
     ),
     KnownError(
         pattern=r"phone",
-        error=UnavailableError,
         sentence="Kaggle gives GPUs and internet only to accounts with a verified phone number: "
         "https://www.kaggle.com/settings",
-    ),
-    KnownError(
-        pattern=r"accelerator|machine.?shape|GPU (?:is )?not (?:allowed|available|supported)",
-        error=ConfigError,
-        sentence="Kaggle does not give this accelerator: `accelerator: NvidiaTeslaT4` in the target, or --device cpu",
     ),
     KnownError(
         pattern=r"(?:Notebook|Kernel) not found",
@@ -412,18 +404,7 @@ _KNOWN_ERRORS = (
         sentence="a notebook with that title already exists: give the run another --name",
     ),
     KnownError(
-        pattern=r"429 Client Error|rate limited|Too Many Requests",
-        error=UnavailableError,
-        sentence="Kaggle has been asked too often: wait a few minutes",
-    ),
-    KnownError(
-        pattern=r"problem on Kaggle's side|5\d\d Server Error|^Internal (?:server )?error",
-        error=UnavailableError,
-        sentence="Kaggle itself has a fault at present: try again later",
-    ),
-    KnownError(
         pattern=r"Max retries exceeded|NameResolution|Failed to resolve|Connection refused|ConnectionError|timed out",
-        error=UnavailableError,
         sentence="Kaggle cannot be reached from this machine: is there a network, or a proxy to name in HTTPS_PROXY?",
     ),
     KnownError(
@@ -432,14 +413,7 @@ _KNOWN_ERRORS = (
         sentence="the notebook is not there, or not yours: it may have been deleted on the website",
     ),
     KnownError(
-        pattern=r"403 Client Error|Forbidden|You don't have access|was denied",
-        error=UnavailableError,
-        sentence="Kaggle refuses it (403): the account may lack a verified phone number, a competition's rules may not "
-        "be accepted, or the token may not be allowed to",
-    ),
-    KnownError(
         pattern=r"unrecognized arguments|invalid choice",
-        error=UnavailableError,
         sentence="this kaggle client is too old: pip install --upgrade kaggle (2.2 or newer)",
     ),
 )
@@ -459,5 +433,5 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
         if match := re.search(known.pattern, text, re.IGNORECASE | re.MULTILINE):
             group = next(iter(match.groups()), None) or "as many"
             return known.error(f"cannot {doing}: {known.sentence.format(group)}")
-    lines = text.strip().splitlines()
-    return UnavailableError(f"cannot {doing}: kaggle says: {one_line(lines[0]) if lines else 'nothing'}")
+    words = one_line(" ".join(text.split()))
+    return UnavailableError(f"cannot {doing}: kaggle says: {cut(words, MAX_WORDS) or 'nothing'}")

@@ -10,15 +10,24 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.spec import Doc, JobSpec, Rule
+from ddpctl.spec import Doc, JobSpec, Rule, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
 
-WORD_PATTERN = re.compile(r"[A-Za-z0-9][\w.@+,:-]*", re.ASCII)
-FEATURES_PATTERN = re.compile(r"[A-Za-z0-9\[(][\w.@+,:|&*()\[\]-]*", re.ASCII)
+WORD = matching(  # a name of the cluster's, or several with commas
+    r"(?=.{1,256}$)[A-Za-z0-9][A-Za-z0-9_.@+,:-]*", "letters, digits and _ . @ + - : , are allowed"
+)
+FEATURES = matching(
+    r"(?=.{1,256}$)[A-Za-z0-9\[(][A-Za-z0-9_.@+,:|&*()\[\]-]*",
+    "features and & | * ( ) [ ] are allowed, without blanks: a100&nvlink",
+)
+PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "an absolute path without comma, colon or a line's end")
+MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
+LOGIN = matching(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*", "HOST or USER@HOST, as ssh takes it")
+# What begins otherwise would be taken for the image.
+ARGUMENTS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
 EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
-MODULE_PATTERN = re.compile(r"[\w.+/-]+", re.ASCII)
 # What the script is built on; --wrap and the like would replace it.
 TAKEN = (
     "array", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-task", "gpus-per-node", "gres",
@@ -29,20 +38,6 @@ TAKEN = (
 LEAD_S = 60  # Slurm sends its warning up to a minute early, and a script needs a moment to requeue
 MAX_TEXT = 256
 MAX_TASK = 4_000_000  # the greatest MaxArraySize that Slurm takes is one more
-
-
-def check_word(text: str) -> str:
-    """A name of the cluster's, or several with commas."""
-    if not WORD_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
-        raise ValueError("letters, digits and _ . @ + - : , are allowed")
-    return text
-
-
-def check_features(text: str) -> str:
-    """What --constraint takes: ``a100&nvlink``, ``[rack1|rack2]``."""
-    if not FEATURES_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
-        raise ValueError("features and & | * ( ) [ ] are allowed, without blanks: a100&nvlink")
-    return text
 
 
 def check_array(text: str) -> str:
@@ -70,36 +65,6 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
     return lines
 
 
-def check_modules(modules: tuple[str, ...]) -> tuple[str, ...]:
-    """Names for ``module load``."""
-    for module in modules:
-        if not MODULE_PATTERN.fullmatch(module) or module.startswith("-"):
-            raise ValueError("a module is NAME or NAME/VERSION, such as cuda/12.4")
-    return modules
-
-
-def check_path(path: str) -> str:
-    """An absolute path, as a batch script and a container can have it."""
-    if not path.startswith("/") or any(not char.isprintable() or char in ",:" for char in path):
-        raise ValueError("an absolute path without comma, colon or a line's end")
-    return path
-
-
-def check_login(login: str) -> str:
-    """A host for ssh."""
-    if not re.fullmatch(r"([\w.-]+@)?[A-Za-z0-9][\w.:-]*", login, re.ASCII):
-        raise ValueError("HOST or USER@HOST, as ssh takes it")
-    return login
-
-
-def check_arguments(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of a container runtime: what begins otherwise would be taken for the image."""
-    for word in words:
-        if not re.fullmatch(r"--[a-z][^\0\n]*", word):
-            raise ValueError("an option of the runtime is --NAME or --NAME=VALUE, on one line")
-    return words
-
-
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
     """The options of a target of kind slurm. null: the cluster decides, or it is not used."""
@@ -107,12 +72,12 @@ class SlurmOptions:
     login: Annotated[
         str | None,
         Doc("The login node, HOST or USER@HOST as ssh takes it, where Slurm is asked; null: this machine is one."),
-        Rule(check_login),
+        LOGIN,
     ] = None
     workdir: Annotated[
         str | None,
         Doc("The project's folder on the cluster; null: the present folder, through a login node your home there."),
-        Rule(check_path),
+        PATH,
     ] = None
     runs: Annotated[
         str | None,
@@ -120,7 +85,7 @@ class SlurmOptions:
             "Where the runs' folders are, on a filesystem that all nodes share; "
             "null: as on every target, through a login node .local/state/ddpctl/runs of your home there."
         ),
-        Rule(check_path),
+        PATH,
     ] = None
     runtime: Annotated[
         Runtime,
@@ -129,29 +94,27 @@ class SlurmOptions:
     python: Annotated[
         str | None,
         Doc("Runtime none: the Python of a venv that all nodes see; null: $PYTHON, else python3 on the PATH."),
-        Rule(check_path),
+        PATH,
     ] = None
-    modules: Annotated[tuple[str, ...], Doc("Modules that are loaded first."), Rule(check_modules)] = ()
-    sif: Annotated[
-        str | None, Doc("Runtime apptainer: this .sif file instead of the job's image."), Rule(check_path)
-    ] = None
+    modules: Annotated[tuple[str, ...], Doc("Modules that are loaded first."), MODULES] = ()
+    sif: Annotated[str | None, Doc("Runtime apptainer: this .sif file instead of the job's image."), PATH] = None
     runtime_args: Annotated[
-        tuple[str, ...], Doc("Further options of the container runtime, one each: --NAME=VALUE."), Rule(check_arguments)
+        tuple[str, ...], Doc("Further options of the container runtime, one each: --NAME=VALUE."), ARGUMENTS
     ] = ()
-    partition: Annotated[str | None, Doc("The partition; several with commas: the earliest."), Rule(check_word)] = None
-    account: Annotated[str | None, Doc("The account that is charged."), Rule(check_word)] = None
-    qos: Annotated[str | None, Doc("The quality of service."), Rule(check_word)] = None
-    reservation: Annotated[str | None, Doc("A reservation."), Rule(check_word)] = None
-    constraint: Annotated[str | None, Doc("Features that the nodes must have."), Rule(check_features)] = None
+    partition: Annotated[str | None, Doc("The partition; several with commas: the earliest."), WORD] = None
+    account: Annotated[str | None, Doc("The account that is charged."), WORD] = None
+    qos: Annotated[str | None, Doc("The quality of service."), WORD] = None
+    reservation: Annotated[str | None, Doc("A reservation."), WORD] = None
+    constraint: Annotated[str | None, Doc("Features that the nodes must have."), FEATURES] = None
     exclusive: Annotated[bool, Doc("Whole nodes for this job alone.")] = False
-    gpu_type: Annotated[str | None, Doc("The kind of GPU, as the cluster calls it."), Rule(check_word)] = None
+    gpu_type: Annotated[str | None, Doc("The kind of GPU, as the cluster calls it."), WORD] = None
     gpu_request: Annotated[
         Literal["gpus-per-node", "gres"], Doc("How GPUs are asked for; gres where the cluster knows no other way.")
     ] = "gpus-per-node"
     array: Annotated[str | None, Doc("A job array, such as 0-3%2: the same job several times."), Rule(check_array)] = (
         None
     )
-    after: Annotated[str | None, Doc("A run that must have succeeded before this one starts."), Rule(check_word)] = None
+    after: Annotated[str | None, Doc("A run that must have succeeded before this one starts."), WORD] = None
     requeues: Annotated[
         int,
         Doc(
@@ -164,7 +127,7 @@ class SlurmOptions:
     prometheus: Annotated[
         str | None,
         Doc("A folder of Prometheus' file_sd: each job's metrics addresses are written there while it runs."),
-        Rule(check_path),
+        PATH,
     ] = None
     extra: Annotated[tuple[str, ...], Doc("Further options of sbatch, one each: --NAME=VALUE."), Rule(check_extra)] = ()
 
