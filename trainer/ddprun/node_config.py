@@ -77,7 +77,7 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
         except (ValueError, OverflowError):
             left_s = math.nan
     if from_now and left_s <= 0:
-        raise config_error(f"{source} is {text!r}, which is over", hint="give a time to come")
+        raise config_error(f"{source} is {text!r}, which is in the past", hint="give a later time")
     if not 0 <= left_s < math.inf:
         raise config_error(
             f"{source} is {text!r}: expected seconds from the start, or a time such as 2030-01-31T08:00:00+00:00"

@@ -134,7 +134,7 @@ class DataOptions:
         choices=("auto", "device", "loader"),
         default="auto",
     )
-    workers: int = option("of the loader, a rank", type=whole(1), default=2)
+    workers: int = option("of the loader, per rank", type=whole(1), default=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,9 +206,9 @@ class TrainingOptions:
     """The length of the training, its batches, its loss and its evaluation."""
 
     epochs: int = option("times through the training images; 0: only evaluate the checkpoint", type=whole(0))
-    batch_size: int = option("images an optimizer step, over ALL ranks together", shapes=True, type=whole(1))
+    batch_size: int = option("images per optimizer step, over ALL ranks together", shapes=True, type=whole(1))
     batch_size_per_rank: int = option(
-        "images a step on each rank, in place of --batch-size; 0: --batch-size holds", type=whole(0), default=0
+        "images per step on each rank, in place of --batch-size; 0: --batch-size holds", type=whole(0), default=0
     )
     accumulate: int = option(
         "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
@@ -300,7 +300,7 @@ class CheckpointOptions:
         metavar="auto|never|PATH",
     )
     allow_changed: bool = option(
-        "go on though options that shape the weights have changed", flag="--allow-changed-config", default=False
+        "continue though options that shape the weights have changed", flag="--allow-changed-config", default=False
     )
 
 

@@ -330,7 +330,7 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 def stop_message(
     state: TrainingState, result: TrainResult, checkpoint: Path | None, *, other: int | None = None
 ) -> str:
-    """Return why the training stopped, and how to go on; ``other``: the rank that got the signal, if not this one."""
+    """Return why the training stopped, and how to continue; ``other``: the rank that got the signal, if another."""
     by = _SIGNALS[Exit(result.exit_code)]
     if other is not None:
         by += f" to rank {other}"

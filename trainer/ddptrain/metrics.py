@@ -29,7 +29,7 @@ class TrainingInfo:
 
 
 class Metrics:
-    """The metrics of a rank. A series that is not written, as one of rank 0's on another rank, is passed over.
+    """The metrics of a rank. A series that is not written, as one of rank 0's on another rank, is skipped.
 
     A write costs some microseconds: what changes with every step is added up until ``flush``.
     """

@@ -99,7 +99,7 @@ PRODUCTIVE = _of_rank(
 UNPRODUCTIVE = _of_rank(
     "ddp_unproductive_seconds_total",
     "Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
-    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last sign of life to "
+    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last heartbeat to "
     "its end; requeue: from the last word of a start to the next.",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
@@ -215,13 +215,13 @@ RANKS_ALIVE = _of_node("ddp_ranks_alive", "Ranks of this node that are running."
 RANKS_DONE = _of_node("ddp_ranks_done", "Ranks of this node that have exited with 0 in the present attempt.")
 HEARTBEAT = _of_node(
     "ddp_heartbeat_timestamp_seconds",
-    "When a rank that runs last gave a sign of life, in seconds since the epoch; none before its first step.",
+    "When a rank that runs last sent a heartbeat, in seconds since the epoch; none before its first step.",
     labels={"rank": ()},
     at_first=False,
 )
 RANK_EXITS = _of_node(
     "ddp_rank_exits_total",
-    "Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was asked for.",
+    "Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was requested.",
     labels={"cause": EXIT_CAUSES},
 )
 RESTARTS = _of_node(

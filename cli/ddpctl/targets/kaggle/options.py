@@ -39,7 +39,7 @@ class KaggleOptions:
     competitions: Annotated[
         tuple[str, ...],
         Doc("Competitions whose data are among them; their rules must be accepted."),
-        matching(SLUG, "'{}' is no competition's name as it stands in the address of its page"),
+        matching(SLUG, "'{}' is not a competition's name as in the address of its page"),
     ] = ()
     notebooks: Annotated[
         tuple[str, ...], Doc("Other notebooks whose outputs are among them, OWNER/NAME each."), SOURCES
@@ -49,7 +49,7 @@ class KaggleOptions:
         Doc("Further text files of the project that travel in the notebook."),
         matching(
             rf"(?!(.*/)?\.\.(/|$)){FILE}",
-            "'{}' is no file below the project's folder, with letters, digits and _ . - / alone",
+            "'{}' is not a file below the project's folder whose name has only letters, digits and _ . - /",
         ),
     ] = ()
     internet: Annotated[bool, Doc("Whether the session may use the network; it needs a verified phone number.")] = False
