@@ -98,7 +98,7 @@ class Output:
 
     def last_line(self, otherwise: str = "") -> str:
         """What it said last on stderr; where that is nothing ``otherwise``, or its exit code."""
-        lines = self.stderr.strip().splitlines()
+        lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
 

@@ -181,12 +181,12 @@ class RankView:
         """Where it is and what it does there, as the end of a sentence."""
         if self.state in ("", "Z", "X"):
             return "it has ended"
-        if self.state == "T":
-            return "it is stopped (SIGSTOP)"
-        if self.state == "t":
-            return "it is stopped by a debugger"
+        if self.state in ("T", "t"):
+            return "it is stopped (SIGSTOP)" if self.state == "T" else "it is stopped by a debugger"
         stack = self.stacks[-1] if self.stacks else ()
         place = place_of(stack)
+        if [frame[2] for frame in stack] == ["_shutdown"]:  # of threading.py
+            return "it is at the end of its script, and waits for a thread that it has started"
         what = self._activity(stack)
         text = f"it {what} in {place}" if place else f"it {what}; where in its code is not known"
         if self.share(LOADER) and (found := self._worker()):
@@ -202,6 +202,8 @@ class RankView:
                 return f"is in {function}"
             if file.endswith(LOADER):
                 return "waits for its data loader"
+        if self.waits_in and "futex" in str(self.states[-1].get("wchan")):
+            return "waits"  # the lock is torch's own
         return kernel_wait(self.states[-1], busy=self.busy)
 
     def _worker(self) -> str:
@@ -285,7 +287,7 @@ def explain_outcome(
     unknown = ("what its ranks did when it hung: nothing was kept",) if outcome.cause == "hang" else ()
     sentence, rank = outcome.message, outcome.rank
     node = outcome.node
-    if cause == "failed" and (known := _last_words(f"{outcome.message}\n{log}")):
+    if cause == "failed" and (known := _last_words(f"{outcome.message}\n{last_error(log)}")):
         cause, meaning = known
         sentence += f"; {meaning}"
         if cause in ("mismatch", "unused_parameters"):  # whose fault it is, is not known
@@ -321,14 +323,11 @@ KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     ),
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
-    (
-        re.compile(r"insufficient shared memory|unable to (open|write to) (shared memory|file </torch)"),
-        "disk_full",
-        "shared memory is full: give the container more (shm), or use fewer workers",
-    ),
 )
 
 
+HEADER = "Traceback (most recent call last):"
+CHAINED = re.compile(r"exception(, another exception occurred| was the direct cause of the following exception):\s*$")
 LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by remote|Broken pipe")
 
 
@@ -337,6 +336,19 @@ def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
     exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
     failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
     return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
+
+
+def last_error(log: str) -> str:
+    """The last traceback of a log with those that it is chained to, as what was caught before is no cause; none: its
+    last line.
+    """
+    text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log)
+    *earlier, last = text.split(HEADER)
+    if not earlier:
+        return text.rstrip().rpartition("\n")[2]
+    for part in itertools.takewhile(CHAINED.search, reversed(earlier)):
+        last = part + last
+    return last
 
 
 def _last_words(text: str) -> tuple[Cause, str] | None:
@@ -367,7 +379,7 @@ def _line(view: RankView) -> str:
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    if stopped := [view for view in ranks if view.state in ("T", "t")]:
+    if stopped := [view for view in ranks if {one.get("state") for one in view.states} in ({"T"}, {"t"})]:
         names, more = stopped[0].who, f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
         how = "by a signal (SIGSTOP): kill -CONT lets it continue" if stopped[0].state == "T" else "by a debugger"
         return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
@@ -379,10 +391,19 @@ def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -
 
 
 def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
-    """The ranks that wait for longer than is usual for them, in what, and for how long."""
+    """The ranks that wait for longer than is usual for them, in what, and for how long.
+
+    What another rank has done, which none can do alone, all have entered: the ranks are not read at the same time.
+    """
+    entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
     found = []
     for view in ranks:
-        if (one := view.waits_in) and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * view.pace_s):
+        one = view.waits_in
+        if (
+            one
+            and (one.group, one.seq) not in entered
+            and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * view.pace_s)
+        ):
             found.append((view, one, waited_s))
     return found
 

@@ -1,5 +1,6 @@
 """Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
 
+import fcntl
 import getpass
 import json
 import os
@@ -435,7 +436,13 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"{run.name} has written nothing yet: {status(context, (run,))[0].message}")
     folder = (into or Path(run.folder, run_store.PULLED)).absolute()
-    missing = context.executor.perform(target_of(run).pull(run, str(folder), best=best))
+    verb = target_of(run).pull(run, str(folder), best=best)
+    with Path(run.folder, "pull.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"another ddpctl pull of {run.name} goes on", hint="wait for its end") from None
+        missing = context.executor.perform(verb)
     context.emit(f"what {run.name} has written is in {folder}")
     if missing:
         raise UnavailableError("\n".join(["not all of it could be fetched", *missing]))

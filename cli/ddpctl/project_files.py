@@ -50,7 +50,7 @@ def look(names: str) -> dict[str, Any]:
         else:
             sections[-1].append(name.removeprefix("./"))
     (rsync, zstd), known, unwanted, ignored = sections[:4]
-    files, sizes, odd = {}, {}, []
+    files, sizes, odd, repositories = {}, {}, [], []
     dropped = set(unwanted)
     for name in dict.fromkeys(known):
         if name in dropped:
@@ -63,9 +63,10 @@ def look(names: str) -> dict[str, Any]:
             modified = f"{found.st_mtime_ns // 10**9}.{found.st_mtime_ns % 10**9:09}"
             files[name], sizes[name] = file_state(found.st_size, modified, found.st_mode), found.st_size
         else:
-            odd.append(name)
+            (repositories if name.endswith("/") else odd).append(name)
     by_ignore = [name for name in dict.fromkeys(known) if name in dropped]
     left_out = [*_some(ignored, "ignored"), *_some(by_ignore, IGNORE), *_some(odd, "no file")]
+    left_out += _some(repositories, "a repository of its own")
     return {"files": files, "sizes": sizes, "left_out": left_out, "rsync": rsync.startswith(RSYNC), "zstd": bool(zstd)}
 
 

@@ -26,14 +26,17 @@ from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS
 TRIES = 4  # a connection that was lost in the middle is made again, and resumes where it stopped
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file once more for its sum
-# What of a run's folder is no result: sent to it, or of use to living processes only.
-_SKIPPED = ("project", METRICS, HEARTBEAT, LOCK, "secrets", "env.*", ".probe-*", ".*.part", ".lock")
+# What of a run's folder is no result: sent to it, or of use to living processes only. Patterns of find -path.
+_SKIPPED = (
+    *("./project", "./secrets", "./task-*/secrets", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
+    *(f"*/node-*/{name}" for name in (METRICS, HEARTBEAT, LOCK)),
+)
 _WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # ddptrain's; its manifest has the accuracy
 _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
 _LIST = f"""\
 list() {{
   cd "$1" 2>/dev/null || return 0
-  find . \\( {" -o ".join(f"-name {shlex.quote(name)}" for name in _SKIPPED)} \\) -prune -o -type f -print0 |
+  find . \\( {" -o ".join(f"-path {shlex.quote(path)}" for path in _SKIPPED)} \\) -prune -o -type f -print0 |
     xargs -0 -r stat --printf "%s %Y $2%n\\\\0" || true  # a file may have gone meanwhile
 }}
 """
@@ -141,7 +144,7 @@ def _fetch(
     """One stream a place; the paths that have come whole, and what went wrong."""
     starts = {file.path: start if (start := parts.get(file.path, 0)) <= file.size else 0 for file in wanted}
     left = sum(file.size - starts[file.path] for file in wanted)
-    what = f"fetching {human_size(left)}, {len(wanted):,} files into {into}"
+    what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
     if resumed := sum(starts.values()):
         what += f"; {human_size(resumed)} of them came before"
     shares = [share for number in range(len(places)) if (share := [file for file in wanted if file.place == number])]
@@ -243,7 +246,7 @@ def main() -> int:
         into.mkdir(parents=True, exist_ok=True)
         print(json.dumps(survey(into, asked["survey"]) if "survey" in asked else finish(into, asked["finish"])))
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{error.filename2 or error.filename}: {error.strerror}", file=sys.stderr)
         return Exit.CANNOT_WRITE
     return Exit.OK
 

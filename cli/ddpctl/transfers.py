@@ -190,7 +190,10 @@ class _Files:
         """The next bytes; those beyond the last piece are dropped."""
         while data and self._left:
             piece, data = data[: self._left], data[self._left :]
-            self._file.write(piece)
+            try:
+                self._file.write(piece)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, self._file.name) from None
             self.num_bytes += len(piece)
             self._left -= len(piece)
             if not self._left:

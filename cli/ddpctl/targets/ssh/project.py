@@ -32,6 +32,7 @@ _RSYNC_ARGV = (
     "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
     "--from0", "--files-from=-", "--info=progress2",
 )  # fmt: skip
+_PRUNE = "find . -mindepth 1 -type d -empty -delete"  # a file may come where a folder was
 _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -dc")}
 
 
@@ -84,8 +85,8 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
     changed = {copy.host: names for copy in copies if (names := copy.changed(project))}
     say = _summary(project, [sum(map(project.sizes.__getitem__, names)) for names in changed.values()], changed)
     stale = tuple(
-        Command(argv=("/bin/sh", "-c", f"cd {path_word(tree)} && xargs -0 rm -f --"), host=copy.host, say=say,
-                stdin="".join(f"{name}\0" for name in sorted(gone)))
+        Command(argv=("/bin/sh", "-c", f"cd {path_word(tree)} && xargs -0 rm -f -- && {_PRUNE}"), host=copy.host,
+                say=say, stdin="".join(f"{name}\0" for name in sorted(gone)))
         for copy in copies if (gone := copy.files.keys() - project.files.keys())
     )  # fmt: skip
     if stale:  # before anything is sent: a folder may be where a file was
