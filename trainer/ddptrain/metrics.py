@@ -107,10 +107,10 @@ class RankMetrics(Metrics):
         self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
         self._flops = counter(catalogue.MODEL_FLOPS)
         self._productive = counter(catalogue.PRODUCTIVE)
-        phase, lost, comm = counter(catalogue.STEP_PHASE), counter(catalogue.UNPRODUCTIVE), counter(catalogue.COMM)
-        self._phase = {value: phase.labels(phase=value) for value in catalogue.STEP_PHASES}
+        self._phase, lost, self._comm = (
+            counter(metric) for metric in (catalogue.STEP_PHASE, catalogue.UNPRODUCTIVE, catalogue.COMM)
+        )
         self._lost = {value: lost.labels(cause=value) for value in catalogue.UNPRODUCTIVE_CAUSES}
-        self._hidden, self._exposed = comm.labels(overlap="hidden"), comm.labels(overlap="exposed")
         self._speed = gauge(catalogue.RELATIVE_SPEED)
         nonfinite, data_errors = counter(catalogue.NONFINITE), counter(catalogue.DATA_ERRORS)
         self._nonfinite = {where: nonfinite.labels(where=where) for where in catalogue.NONFINITE.labels["where"]}
@@ -152,11 +152,13 @@ class RankMetrics(Metrics):
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
         """Set seconds since the start."""
-        for children, values in ((self._phase, phases), (self._lost, lost)):
-            for name, seconds in values.items():
-                children[name].inc(self._more(name, seconds))
+        for name, seconds in phases.items():
+            self._phase.labels(phase=name).inc(self._more(name, seconds))
+        for name, seconds in lost.items():
+            self._lost[name].inc(self._more(name, seconds))
         self._productive.inc(self._more("productive", productive_s))
-        self._exposed.inc(self._more("exposed", phases["comm_exposed"]))
+        if "comm_exposed" in phases:
+            self._comm.labels(overlap="exposed").inc(self._more("exposed", phases["comm_exposed"]))
 
     def _more(self, name: str, seconds: float) -> float:
         more = max(0.0, seconds - self._exported.get(name, 0.0))
@@ -180,7 +182,7 @@ class RankMetrics(Metrics):
 
     def comm_hidden(self, seconds: float) -> None:
         """Add seconds of gradient communication."""
-        self._hidden.inc(seconds)
+        self._comm.labels(overlap="hidden").inc(seconds)
 
     def skew(self, ratio: float, speed: float) -> None:  # noqa: ARG002 - rank 0 exports the rest
         """Set the speed of this rank, compared with the others."""
