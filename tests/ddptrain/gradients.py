@@ -36,7 +36,7 @@ for word in sys.argv[1:]:
         compute_gradients(
             state,
             state.batch_builder.batch(shard.indices_N, epoch=0),
-            shard.weight,
+            shard,
             phases=ClockPhases(),
             guard=NonFiniteGuard(world.device),
         )

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ from ddptrain.checkpoint_directory import CheckpointDirectory
 from ddptrain.config import parse_options
 from ddptrain.distributed import RankInfo, check_strategy
 from ddptrain.errors import TrainError
+from ddptrain.export import choose_checkpoint
 from ddptrain.memory_estimate import TrainingSize
 
 NUM_SHARDS = 4
@@ -75,6 +77,7 @@ def test_a_tensor_in_shards_is_read_whole(tmp_path: Path) -> None:
     found = whole(load_checkpoint(path).parts["model"])
     assert torch.equal(found["weight"], torch.arange(10.0).view(10, 1) + 8)
     assert int(found["count"]) == 8
+    assert {choose_checkpoint(file, best=False) for file in (*data_files(path), manifest_path(path))} == {path}
 
 
 def test_100_corrupt_shards_are_all_noticed(tmp_path: Path) -> None:
@@ -197,10 +200,8 @@ def test_what_does_not_go_with_shards_is_refused(given: str, wording: Wording) -
 @pytest.mark.e2e
 def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT)
-    four = start(
-        "train", ".", str(STEPS), *OPTIONS, "--accumulate=2", "--recompute", size=4, node_size=2, command=SCRIPT
-    )
-    ended = four.end()
+    options = (*OPTIONS, "--accumulate=2", "--batch-size=5")  # rank 0 has two parts of it, the others one
+    ended = start("train", ".", str(STEPS), *options, "--recompute", size=4, node_size=2, command=SCRIPT).end()
     assert [one.code for one in ended] == [0] * 4, ended[0].err
     found = json.loads(ended[0].out)
     for strategy, shards in (("ddp", 1), ("fsdp", 4), ("hybrid", 2)):
@@ -213,7 +214,7 @@ def test_the_strategies_agree_and_read_each_others_checkpoints(start: Start, tmp
         for measured in one["bytes"]:
             assert all(size == pytest.approx(expected[what], rel=0.1) for what, size in measured.items())
     for size in (1, 2):
-        ended = start("read", ".", str(STEPS), *OPTIONS, "--accumulate=2", size=size, command=SCRIPT).end()
+        ended = start("read", ".", str(STEPS), *options, size=size, command=SCRIPT).end()
         assert set(json.loads(ended[0].out).values()) == {found["fsdp"]["digest"]}
 
 
@@ -230,6 +231,9 @@ def test_killed_ranks_go_on_to_the_same_weights(
     resumed = train(*options, size=2)
     assert "resumed from checkpoints/step-" in resumed[0].out
     assert resumed[0].fingerprint == undisturbed[0].fingerprint
+    assert not re.search(r"^a step .*communication \d", resumed[0].out, re.M)  # it is not measured
+    other = train(*options, "--optimizer=sgd", "--allow-changed-config", size=2)
+    assert [one.code for one in other] == [78] * 2
     exported = [sys.executable, "-m", "ddptrain", "export", "checkpoints", "weights.pt", "--part=model"]
     subprocess.run(exported, cwd=tmp_path, check=True, timeout=120)
     weights = torch.load(tmp_path / "weights.pt", weights_only=True)

@@ -50,6 +50,8 @@ def _verb(name: str, arguments: list[str]) -> int:
 
     try:
         code: int = import_module(VERBS[name]).main(arguments)
+    except KeyboardInterrupt:
+        return Exit.INTERRUPTED
     except TrainError as error:
         print(f"ddptrain {name}: {error}", file=sys.stderr)
         return error.code

@@ -345,7 +345,7 @@ class Callbacks:
                 reserved=torch.cuda.memory_reserved(),
                 peak=torch.cuda.max_memory_allocated(),
             )
-        if self.metrics.enabled and step is not None:
+        if self.metrics.enabled and step is not None and "comm_exposed" in self.phases.totals:
             self.metrics.comm_hidden(self.overlap.hidden_s() * (step - self._last.get("overlap", step)))
             self._last["overlap"] = step
 

@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -121,6 +122,11 @@ def manifest_path(path: Path) -> Path:
 def shard_path(path: Path, number: int) -> Path:
     """Return the path of a shard of a checkpoint; the first has the checkpoint's own."""
     return path.with_suffix(f".shard-{number}") if number else path
+
+
+def first_file(path: Path) -> Path:
+    """Return the path of a checkpoint, by which the others are found, from that of any of its files."""
+    return path.with_suffix(".pt") if re.fullmatch(r"\.json|\.shard-\d+", path.suffix) else path
 
 
 def data_files(path: Path) -> list[Path]:

@@ -26,6 +26,7 @@ from ddptrain.checkpoint import (
     Shard,
     UnusableCheckpoint,
     data_files,
+    first_file,
     load_checkpoint,
     manifest_path,
     map_tensors,
@@ -186,12 +187,17 @@ def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | N
         return  # trained in another precision until now: fp16 begins with a fresh scale
     try:
         if values is None:
-            raise KeyError(name)
+            raise RuntimeError(f"it has no {name!r}")
+        if isinstance(part, torch.optim.Optimizer):
+            for group, saved in zip(part.param_groups, values["param_groups"], strict=False):
+                if missing := sorted(group.keys() - saved.keys()):  # of another optimizer: torch would not notice
+                    raise KeyError(missing[0])
         part.load_state_dict(values)
         if isinstance(part, torch.optim.Optimizer):
             match_strides(part)
     except (KeyError, RuntimeError, ValueError) as error:
-        reason = f"it has no {error.args[0]!r}" if isinstance(error, KeyError) else str(error).splitlines()[0]
+        lines = [line.strip() for line in str(error).splitlines()[:2]]  # torch's second line says which tensor
+        reason = f"its {name} has no {error.args[0]!r}" if isinstance(error, KeyError) else " ".join(lines)
         raise TrainError(Exit.CONFIG, f"{path} does not fit this training: {reason}") from None
 
 
@@ -210,7 +216,7 @@ class CheckpointFinder:
         paths = self._checkpoints()
         started_again = os.environ.get(names.ATTEMPT, "1") != "1" and paths
         if resume not in ("auto", "never") and not started_again:
-            found: tuple[Path, Checkpoint] | None = self._given(Path(resume))
+            found: tuple[Path, Checkpoint] | None = self._given(first_file(Path(resume)))
         else:
             if resume == "never" and paths and not started_again:
                 raise TrainError(

@@ -80,10 +80,11 @@ def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]
 
 def choose_checkpoint(source: Path, *, best: bool) -> Path:
     """Return the checkpoint that SOURCE names. Raises TrainError."""
+    from ddptrain.checkpoint import first_file
     from ddptrain.checkpoint_directory import best_checkpoint, list_checkpoints
 
     if source.is_file():
-        return source
+        return first_file(source)
     folder = _folder_of_run(source) or source
     if not folder.is_dir():
         raise TrainError(Exit.NO_INPUT, f"{source}: no such file or folder")

@@ -82,7 +82,7 @@ def generate(model: GPT, prompt: bytes, *, temperature: float, seed: int) -> Ite
     while True:
         logits_V = model(torch.tensor([tokens[-model.context :]]))[0, -1]
         if temperature:
-            chances_V = functional.softmax(logits_V.double() / temperature, dim=0)
+            chances_V = functional.softmax((logits_V - logits_V.max()).double() / temperature, dim=0)
             tokens.append(int(torch.multinomial(chances_V, 1, generator=generator)))
         else:
             tokens.append(int(logits_V.argmax()))

@@ -150,7 +150,7 @@ def _train(
         metrics=metrics,
         goodput=goodput,
         phases=measure_phases(
-            world.device, state.model.parameters(), alone=rank_info.size == 1 or state.sharding is not None
+            world.device, state.model.parameters(), alone=rank_info.size == 1, sharded=state.sharding is not None
         ),
         guard=guard,
         stragglers=StragglerDetector(rank_info.rank, rank_info.size, on_event=log_straggler),
@@ -372,8 +372,11 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
         f"goodput        {100 * share:.0f} % of {whole_s / len(spent_s):.1f} s a rank in new steps; " + ", ".join(lost)
     ]
     if steps_s := sum(phases.values()):
-        groups = {"data": ("data", "h2d"), "compute": ("forward", "backward", "optimizer")}
-        groups |= {"communication": ("comm_exposed",), "other": ("other",)}
+        measured = "comm_exposed" in phases
+        compute = "compute" if measured else "compute and communication (not measured apart)"
+        groups = {"data": ("data", "h2d"), compute: ("forward", "backward", "optimizer")}
+        groups |= {"communication": ("comm_exposed",)} if measured else {}
+        groups |= {"other": ("other",)}
         parts = (f"{name} {_percent(sum(phases[one] for one in group), steps_s)}" for name, group in groups.items())
         lines.append("a step         " + ", ".join(parts))
     cuda = state.world.device.type == "cuda"

@@ -1,8 +1,10 @@
 """``ddptrain sample``: write text with a GPT that was trained on ``--data text``."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 from ddptrain.config import TEXT_MODEL, ModelOptions, Parser, real, whole
@@ -42,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     model.load_state_dict(weights)
     prompt = given.prompt.encode(errors="surrogateescape")
     text = generate(model.float().eval(), prompt, temperature=given.temperature, seed=given.seed)
-    sys.stdout.buffer.write(prompt + bytes(islice(text, given.bytes)) + b"\n")
-    sys.stdout.buffer.flush()
+    with contextlib.suppress(BrokenPipeError):  # the reader has enough
+        for written in chain([prompt], (bytes([byte]) for byte in islice(text, given.bytes)), [b"\n"]):
+            os.write(sys.stdout.fileno(), written)
     return Exit.OK

@@ -3,8 +3,9 @@
 The phases of a step add up to the step, and no device waits for the measurement. On a CPU a clock is read between the
 phases. A GPU gets an event there, and what lies between two events is read when the GPU has passed both: the time of a
 step is then that of the GPU, since the host may be many steps ahead of it. ``comm_exposed`` is the end of the backward
-pass: from the moment when a rank's last gradient is ready to the moment when the all-reduce is done. ``other`` is what
-runs around a step: the vote on a stop, metrics, the heartbeat.
+pass: from the moment when a rank's last gradient is ready to the moment when the all-reduce is done. Sharded ranks wait
+for each other within ``forward`` and ``backward``: they have no ``comm_exposed``. ``other`` is what runs around a step:
+the vote on a stop, metrics, the heartbeat.
 """
 
 import os
@@ -154,14 +155,16 @@ class EventPhases:
         self._spare += [event for _, event in pending.marks]
 
 
-def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool) -> Phases:
+def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
     """Return what measures steps on this device.
 
     ``parameters``: of the model, in the order of its forward pass. ``alone``: without other ranks to wait for.
     """
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
+    if sharded:
+        del phases.totals["comm_exposed"]
     first = next((one for one in parameters if one.requires_grad), None)
-    if first is not None and not alone:  # its gradient is the last
+    if first is not None and not alone and not sharded:  # its gradient is the last
         first.register_post_accumulate_grad_hook(lambda _: phases.gradients_ready())  # type: ignore[no-untyped-call]
     return phases
 

@@ -140,7 +140,7 @@ def train_step(
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
     seed_step(state.world.device, seed=state.options.training.seed, step=step, rank=state.world.rank_info.rank)
-    loss = compute_gradients(state, batch, shard.weight, phases=phases, guard=guard)
+    loss = compute_gradients(state, batch, shard, phases=phases, guard=guard)
     optimizer_step(state, lr, step=step, guard=guard)
     if state.ema is not None:
         state.ema.update(step)
@@ -149,13 +149,19 @@ def train_step(
 
 
 def compute_gradients(
-    state: TrainingState, batch: Batch, weight: float, *, phases: Phases, guard: NonFiniteGuard
+    state: TrainingState, batch: Batch, shard: BatchShard, *, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Compute every parameter's gradient, averaged over all ranks. Return the weighted loss."""
+    """Compute every parameter's gradient, averaged over all ranks. Return the weighted loss.
+
+    Sharded ranks exchange weights in each part: one with fewer samples repeats its last part, with weight 0.
+    """
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
-    parts = list(_parts(batch, state.options.training.accumulate))
-    for number, part in enumerate(parts):
+    count = state.options.training.accumulate
+    parts = [(part, shard.weight) for part in _parts(batch, count)]
+    if state.sharding is not None:
+        parts += [(parts[-1][0], 0.0)] * (min(count, shard.most) - len(parts))
+    for number, (part, weight) in enumerate(parts):
         with _no_sync(state.ddp) if number < len(parts) - 1 else contextlib.nullcontext():
             part_loss = local_loss(state, state.ddp, part, weight)
             phases.mark("forward")

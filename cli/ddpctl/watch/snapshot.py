@@ -224,8 +224,9 @@ def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
 
 def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]:
     for earlier in (before, None):
-        grown = {phase: _grown(now, earlier, of_ranks.STEP_PHASE.name, rank, phase=phase)
-                 for phase in of_ranks.STEP_PHASES}  # fmt: skip
+        name = of_ranks.STEP_PHASE.name
+        grown = {phase: _grown(now, earlier, name, rank, phase=phase)
+                 for phase in of_ranks.STEP_PHASES if rank in now.by("rank", name, phase=phase)}  # fmt: skip
         if (whole := sum(grown.values())) > 0:
             return {phase: seconds / whole for phase, seconds in grown.items()}
     return {}

@@ -28,6 +28,7 @@ class BatchShard:
 
     indices_N: Tensor
     weight: float
+    most: int  # samples of the largest shard
 
     @property
     def num_samples(self) -> int:
@@ -57,10 +58,10 @@ def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
     Where a last batch has fewer samples than there are ranks, a rank without any runs one with weight 0, since it has
     to take part in the all-reduce.
     """
-    indices = batch_N.tensor_split(world_size)[rank]
+    indices, most = batch_N.tensor_split(world_size)[rank], -(-len(batch_N) // world_size)
     if len(indices) == 0:
-        return BatchShard(indices_N=batch_N[:1], weight=0.0)
-    return BatchShard(indices_N=indices, weight=world_size / len(batch_N))
+        return BatchShard(indices_N=batch_N[:1], weight=0.0, most=most)
+    return BatchShard(indices_N=indices, weight=world_size / len(batch_N), most=most)
 
 
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
