@@ -3,6 +3,7 @@
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 import torch
 import torch.distributed as dist
@@ -33,11 +34,11 @@ def main(options: argparse.Namespace) -> None:
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
     suspected, note = links.suspects(figures, len(members))
-    slow = links.confirm(ranks, members, suspected)
+    again = [links.measure_again(ranks, members, suspect) for suspect in suspected]
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
     for line in ("", *link_lines(figures, names), *([note] if note else []), ""):
         say(line)
-    findings += [sentence(one, names) for one in slow]
+    findings += [sentence(one, names) for one in again if one.is_slow]
     say("" if findings else "every result is right; no link and no node is named")
     if ranks.rank == 0:
         values = {
@@ -48,7 +49,8 @@ def main(options: argparse.Namespace) -> None:
             "collectives": [row.as_json for row in rows],
             "members": names,
             "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
-            "slow": [{"members": [*one.members], "gb_per_s": one.figure, "beside": one.beside} for one in slow],
+            "slow": [one.members for one in again if one.is_slow],
+            "suspects": [asdict(one) for one in again],
         }
         result.finish(values, check="bench", findings=findings, record=options.record)
     ranks.barrier()
@@ -94,13 +96,13 @@ def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
     return [title, *(f"{name[:15]:<15}{row}" for name, row in zip(names, rows, strict=True))]
 
 
-def sentence(slow: links.Slow, names: Sequence[str]) -> str:
+def sentence(slow: links.Again, names: Sequence[str]) -> str:
     """What is slow, and by how much."""
-    speed = f"{slow.figure:.3g} GB/s"
+    own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
-        return f"{names[slow.members[0]]} is slow: its best link reaches {speed}, that of its peer {slow.beside:.3g}"
+        return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"
     a, b = (names[one] for one in slow.members)
-    return f"the link between {a} and {b} is slow: {speed}, while each of them reaches {slow.beside:.3g} with another"
+    return f"the link between {a} and {b} is slow: {own} GB/s, while each of them reaches {beside} with another"
 
 
 def size_text(number: int) -> str:

@@ -1,15 +1,15 @@
 """The links: every pair of nodes exchanges data, and what is slow is measured again alone before it is named.
 
 The pairs meet in a round-robin tournament: in each of n-1 rounds all nodes are busy, each with another one. Without a
-second node the ranks of the one node are the pairs. A pair's figure is the best of up to 10 exchanges of which both
+second node the ranks of the one node are the pairs. A pair's figure is the best of 4 to 10 exchanges of which both
 directions go at the same time: other work on the machine makes an exchange slower, never quicker.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
 * A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
 * If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
   NVLink pairs): there are no siblings to compare with, and nothing is named. The same holds for fewer than 3 nodes.
-* A suspect is measured three times more while nothing else is, each time next to the best links of its ends. It is
-  named only if it was below half of the slowest of those each time.
+* A suspect is measured three times more while nothing else is, each time beside the best links of its ends. It is
+  named only if the best of the three is below half of the median of the three figures beside it (the slowest of them).
 """
 
 import statistics
@@ -24,7 +24,7 @@ from ddpcheck.ranks import Ranks
 
 SLOW = 0.5
 REPETITIONS = 3
-EXCHANGES, EXCHANGE_S = (2, 10), 0.5  # how many, and how long they may take together
+EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take together
 BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 MAX_SUSPECTS = 8  # the slowest are measured again
 Pair = tuple[int, int]  # of indices of the members, the lower one first
@@ -41,12 +41,17 @@ class Suspect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow:
-    """A node or a link that is slow: its figure, and that of the links beside it, in GB/s."""
+class Again:
+    """A suspect that was measured again, alone: each time its figure, and the slowest of the links beside it."""
 
     members: tuple[int, ...]
-    figure: float
-    beside: float
+    figures: tuple[tuple[float, float], ...]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it may be named."""
+        own, beside = zip(*self.figures, strict=True)
+        return max(own) < SLOW * statistics.median(beside)
 
 
 def members_of(ranks: Ranks) -> tuple[int, ...]:
@@ -120,14 +125,10 @@ def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
     return tuple(nodes + sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
 
 
-def confirm(ranks: Ranks, members: Sequence[int], suspected: Sequence[Suspect]) -> tuple[Slow, ...]:
-    """Measure the suspects again, alone; return those that are slow every time."""
-    found = []
-    for one in suspected:
-        group = (one.pair, *one.beside)
-        times = [dict(measure(ranks, members, [[pair] for pair in group])) for _ in range(REPETITIONS)]
-        if all(figures[one.pair] < SLOW * min(figures[pair] for pair in one.beside) for figures in times):
-            beside = statistics.median(min(figures[pair] for pair in one.beside) for figures in times)
-            figure = statistics.median(figures[one.pair] for figures in times)
-            found.append(Slow(members=one.members, figure=figure, beside=beside))
-    return tuple(found)
+def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
+    """Measure a suspect and the links beside it in turn, while nothing else is."""
+    figures = []
+    for _ in range(REPETITIONS):
+        found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))
+        figures.append((found[suspect.pair], min(found[pair] for pair in suspect.beside)))
+    return Again(members=suspect.members, figures=tuple(figures))

@@ -3,8 +3,6 @@
 import json
 import os
 import re
-import sys
-import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,4 +78,7 @@ def run(request: "Request", *, as_json: bool) -> dict[str, Any]:
             context.emit(line)
         raise typer.Exit(check.code or 70)
     check_job.keep_result(context, request, check.result)
-    return check.result | ({"last": before} if before else {})
+    result = check.result | ({"last": before} if before else {})
+    if as_json:
+        print(json.dumps(result, indent=1))
+    return result
