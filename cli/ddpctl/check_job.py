@@ -27,7 +27,7 @@ CHECKS = ".checks"  # in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has ended. ``result``: what rank 0 wrote; None: it came to no result, and its run is kept."""
+    """A check that has ended. ``result``: what rank 0 wrote; None: it came to no result."""
 
     run: Run
     state: RunStatus
@@ -38,8 +38,8 @@ class CheckRun:
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
     """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
 
-    ``show`` gets each line of rank 0's output as it comes. Ctrl-C stops the run as it stops an attached launch. A run
-    that came to its result is removed.
+    ``show`` gets each line of rank 0's output as it comes. Ctrl-C stops the run as it stops an attached launch. The
+    run is removed unless it failed.
     """
     name = request.job.command[2]
     command = (*request.job.command, "--record")
@@ -49,18 +49,18 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
     context.emit(f"{name} runs as {run.name} on {run.target}: Ctrl-C stops it")
     output = _Output(show, prefix="" if job.world_size == 1 else r"\[node[0-9]+ rank0\] ")
     context.executor.filter_stdout(output)
-    state, code = launcher.follow(context, run, launched=True)
+    _, code = launcher.follow(context, run, launched=True)
     result = log_record.unpack_result("\n".join(output.record)) if code == 0 else None
-    if result is None:
-        return CheckRun(run=run, state=launcher.status(context, (run,))[0], code=code, result=None)
-    try:
-        removals, refused = removal.choose_removals(context, (run,))
-        for one in removals:
-            removal.remove_run(context, one)
-        for error in refused:
-            raise error
-    except DdpctlError as error:  # the check is done
-        context.emit(f"{run.name} is not removed: {error}")
+    state = launcher.status(context, (run,))[0]  # with its message: the log has said it, and was not shown
+    if result or state.state == "stopped":
+        try:
+            removals, refused = removal.choose_removals(context, (run,))
+            for one in removals:
+                removal.remove_run(context, one)
+            for error in refused:
+                raise error
+        except DdpctlError as error:  # the check is done
+            context.emit(f"{run.name} is not removed: {error}")
     return CheckRun(run=run, state=state, code=code, result=result)
 
 

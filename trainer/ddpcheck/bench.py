@@ -12,7 +12,8 @@ from ddpcheck import collectives, links, result
 from ddpcheck.ranks import Ranks, join
 
 SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
-LONGEST_S = 2.0  # a size of which a call takes longer, by the size before, is left out
+LONGEST_S = 2.0  # a size of which a call would take longer, by the size before, is left out
+LATENCY_S = 0.1  # a shorter call says nothing of a longer one
 MATRIX = 8  # of so many members all links are shown; of more the slowest
 MAX_LINKS = 1000  # in the result, the slowest first
 
@@ -66,7 +67,7 @@ def _collectives(
     for name in collectives.FACTORS:
         row = None
         for size in sizes:
-            if row and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:
+            if row and row.seconds > LATENCY_S and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:
                 say(f"{name:<15}{size_text(size):>10}  left out: a call would take {soon_s:.1f} s")
                 break
             row = collectives.measure(name, ranks, size)

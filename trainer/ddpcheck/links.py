@@ -51,7 +51,7 @@ class Again:
     def is_slow(self) -> bool:
         """Whether it may be named."""
         own, beside = zip(*self.figures, strict=True)
-        return max(own) < SLOW * statistics.median(beside)
+        return bool(max(own) < SLOW * statistics.median(beside))
 
 
 def members_of(ranks: Ranks) -> tuple[int, ...]:
