@@ -30,7 +30,7 @@ def sources() -> set[str]:
     return {str(path) for path in files if path.suffix in (".py", ".typed", ".yaml", ".json")}
 
 
-def test_the_wheel_holds_the_four_packages_and_the_playbooks(dist: Path) -> None:
+def test_the_wheel_holds_the_packages_and_the_playbooks(dist: Path) -> None:
     (wheel,) = dist.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"ddpctl-{__version__}.dist-info"
@@ -38,7 +38,14 @@ def test_the_wheel_holds_the_four_packages_and_the_playbooks(dist: Path) -> None
     files = (path.relative_to(ROOT) for path in (ROOT / "ansible").rglob("*") if path.is_file())
     data = {f"ddpctl-{__version__}.data/data/share/ddpctl/{path}" for path in files if "__pycache__" not in path.parts}
     assert names == sources() | about | data
-    assert {name.split("/")[0] for name in names - data} == {"ddpctl", "ddpwire", "ddprun", "ddptrain", info}
+    assert {name.split("/")[0] for name in names - data} == {
+        "ddpctl",
+        "ddpwire",
+        "ddprun",
+        "ddptrain",
+        "ddpcheck",
+        info,
+    }
 
 
 def test_the_sdist_holds_what_the_wheel_is_made_of(dist: Path) -> None:

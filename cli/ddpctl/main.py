@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from ddpctl import interrupts
-from ddpctl.commands import explain, hosts, image, launch, monitor, provision, runs, setup, timeline, top
+from ddpctl.commands import checks, explain, hosts, image, launch, monitor, provision, runs, setup, timeline, top
 from ddpctl.errors import DdpctlError
 from ddpctl.text import plain
 from ddpwire.exits import Exit
@@ -91,6 +91,7 @@ app.command()(runs.resume)
 app.command()(runs.pull)
 app.command()(runs.export)
 app.command()(hosts.hosts)
+app.command()(checks.bench)
 app.add_typer(image.app)
 app.add_typer(monitor.app)
 app.command()(provision.provision)

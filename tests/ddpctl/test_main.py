@@ -37,6 +37,7 @@ VERBS = (
     "pull",
     "export",
     "hosts",
+    "bench",
     "provision",
     "init",
     "schema",

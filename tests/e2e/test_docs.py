@@ -95,6 +95,14 @@ def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl bench")])
+def test_checks(line: str, tmp_path: Path) -> None:
+    """The drawings are drawn; a check is parsed (test_bench.py and tests/cluster run it)."""
+    words = shlex.split(line)[1:]
+    done = ddpctl(*words, *([] if "--show" in words else ["--help"]), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def check_words_for_kaggle(words: list[str], folder: Path) -> None:
     """A launch on Kaggle: the file that the guide shows, and a client that answers as the real one."""
     (text,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/kaggle.md").read_text(), re.M | re.S)
@@ -122,7 +130,7 @@ def test_the_other_verbs(tmp_path: Path) -> None:
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that continues: tests/cluster, and for an ended one test_reach.py
     # above; export: tests/e2e/test_export.py, pull: tests/cluster/test_ssh.py
-    others = ("launch", "image", "monitor", "hosts", "export", "pull")
+    others = ("launch", "image", "monitor", "hosts", "bench", "export", "pull")
     lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone

@@ -1,6 +1,7 @@
-"""A node's events, history and environment as lines of its log, for who reads them where nothing else is left of it.
+"""JSON objects as lines of a log, for who reads it on another machine: compressed with zlib, in several lines.
 
-``[node1] ddprun-record 2/3 BASE64``: the lines together are a JSON object, file → text, compressed with zlib.
+``[node1] ddprun-record 2/3 BASE64``: a node's events, history and environment (file → text), where nothing else is left
+of it. ``[node0 rank0] ddpcheck-record 1/1 BASE64``: the result of a check (ddpcheck).
 """
 
 import base64
@@ -8,15 +9,18 @@ import contextlib
 import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ddpwire.events import EVENTS, EVENTS_BEFORE
 from ddpwire.history import HISTORY
 from ddpwire.run_files import ENVIRONMENT, read_regular, write_atomic
 
 FILES = (HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT)
-LINE = re.compile(r"^\[node([0-9]{1,4})\] ddprun-record ([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$", re.MULTILINE)
+_PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
+LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
+RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
 LINE_BYTES = 4000  # a container's runtime splits a line of 16 KiB
 MOST_BYTES = 120_000  # of all lines: 30 of them
 MOST_TEXT = 20_000_000  # of what a record may hold
@@ -25,10 +29,20 @@ MOST_TEXT = 20_000_000  # of what a record may hold
 def pack(node_dir: Path) -> tuple[str, ...]:
     """The lines, without ``[node1] ``; of a long run the oldest events, and evenly the rows between, are left out."""
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
-    while len(data := base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()) > MOST_BYTES:
+    while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
+    return lines if texts else ()
+
+
+def pack_result(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """The lines of a check's result, which rank 0 prints."""
+    return _encode("ddpcheck-record", result)
+
+
+def _encode(word: str, value: Mapping[str, Any]) -> tuple[str, ...]:
+    data = base64.b64encode(zlib.compress(json.dumps(value).encode(), 9)).decode()
     parts = [data[at : at + LINE_BYTES] for at in range(0, len(data), LINE_BYTES)]
-    return tuple(f"ddprun-record {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1)) if texts else ()
+    return tuple(f"{word} {number}/{len(parts)} {part}" for number, part in enumerate(parts, 1))
 
 
 def _half(name: str, text: str) -> str:
@@ -42,12 +56,22 @@ def _half(name: str, text: str) -> str:
 def unpack(log: str) -> dict[str, str]:
     """The files of the last whole record of a node's log; none: there is none that can be read."""
     whole: dict[str, str] = {}
-    parts: list[str] = []
-    for _, number, count, part in LINE.findall(log):
-        parts = [*parts, part] if int(number) == len(parts) + 1 else [part] if number == "1" else []
-        if len(parts) == int(count):
-            whole = _decode("".join(parts)) or whole
+    for found in _records(LINE, log):
+        whole = {name: text for name, text in found.items() if name in FILES and isinstance(text, str)} or whole
     return whole
+
+
+def unpack_result(log: str) -> dict[str, Any] | None:
+    """The last whole result of a check; None: there is none that can be read."""
+    return next(reversed([*_records(RESULT_LINE, log)]), None)
+
+
+def _records(line: re.Pattern[str], log: str) -> Iterator[dict[str, Any]]:
+    parts: list[str] = []
+    for _, number, count, part in line.findall(log):
+        parts = [*parts, part] if int(number) == len(parts) + 1 else [part] if number == "1" else []
+        if len(parts) == int(count) and isinstance(found := _decode("".join(parts)), dict):
+            yield found
 
 
 def without(log: str) -> str:
@@ -55,11 +79,10 @@ def without(log: str) -> str:
     return "".join(line for line in log.splitlines(keepends=True) if not LINE.match(line))
 
 
-def _decode(data: str) -> dict[str, str]:
-    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError, zlib.error):
-        text = zlib.decompressobj().decompress(base64.b64decode(data), MOST_TEXT)
-        return {name: found for name, found in json.loads(text).items() if name in FILES and isinstance(found, str)}
-    return {}
+def _decode(data: str) -> Any:
+    with contextlib.suppress(ValueError, TypeError, RecursionError, zlib.error):
+        return json.loads(zlib.decompressobj().decompress(base64.b64decode(data), MOST_TEXT))
+    return None
 
 
 def keep(node_dir: Path, texts: Mapping[str, str]) -> None:

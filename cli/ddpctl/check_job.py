@@ -1,0 +1,104 @@
+"""Runs a check (ddpcheck) as a job: launches it as a training, shows rank 0's lines, reads its result, removes the run.
+
+The newest result of each target and size is kept beside the runs, for the next check to be compared with.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from ddpctl import launcher, removal
+from ddpctl.errors import DdpctlError
+from ddpctl.launcher import AppContext, Request
+from ddpctl.run_status import RunStatus
+from ddpctl.run_store import Run
+from ddpwire import log_record
+from ddpwire.run_files import parse_json, read_record, write_atomic
+
+TIME_LIMIT = "30m"  # of a check's run, its ranks' start included
+CHECKS = ".checks"  # in the folder of the runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckRun:
+    """A check that has ended. ``result``: what rank 0 wrote; None: it came to no result."""
+
+    run: Run
+    state: RunStatus
+    code: int  # of the run; a check that was carried out to its end has 0, whatever it found
+    result: dict[str, Any] | None
+
+
+def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
+    """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
+
+    ``show`` gets each line of rank 0's output as it comes. Ctrl-C stops the run as it stops an attached launch. The
+    run is removed unless it failed.
+    """
+    name = request.job.command[2]
+    command = (*request.job.command, "--record")
+    job = replace(request.job, command=command, name=name, max_restarts=0, time_limit=TIME_LIMIT)
+    quiet = replace(context, emit=lambda _: None)
+    run = launcher.start(quiet, replace(request, job=job), attached=True)
+    context.emit(f"{name} runs as {run.name} on {run.target}: Ctrl-C stops it")
+    output = _Output(show, prefix="" if job.world_size == 1 else r"\[node[0-9]+ rank0\] ")
+    context.executor.filter_stdout(output)
+    _, code = launcher.follow(context, run, launched=True)
+    result = log_record.unpack_result("\n".join(output.record)) if code == 0 else None
+    state = launcher.status(context, (run,))[0]  # with its message: the log has said it, and was not shown
+    if result or state.state == "stopped":
+        try:
+            removals, refused = removal.choose_removals(context, (run,))
+            for one in removals:
+                removal.remove_run(context, one)
+            for error in refused:
+                raise error
+        except DdpctlError as error:  # the check is done
+            context.emit(f"{run.name} is not removed: {error}")
+    return CheckRun(run=run, state=state, code=code, result=result)
+
+
+class _Output:
+    """What is streamed of a run's logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
+
+    def __init__(self, show: Callable[[str], None], prefix: str) -> None:
+        self.record: list[str] = []
+        self._show, self._rest = show, b""
+        self._of_rank_0 = re.compile(rf"{prefix}(?!\[node)")  # the lines of a run's only rank have no prefix
+
+    def __call__(self, data: bytes) -> bytes:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in (one.decode(errors="replace") for one in lines):
+            if log_record.RESULT_LINE.match(line):
+                self.record.append(line)
+            elif match := self._of_rank_0.match(line):
+                self._show(line[match.end() :])
+        return b""
+
+
+def last_result(context: AppContext, request: Request) -> dict[str, Any] | None:
+    """The newest result of this check on the same target, with as many nodes and ranks; with ``time``, when it was."""
+    with suppress(OSError, ValueError):
+        found = parse_json(read_record(_kept(context, request)))
+        return found if isinstance(found, dict) else None
+    return None
+
+
+def keep_result(context: AppContext, request: Request, result: dict[str, Any]) -> None:
+    """Keep it for the next check; what cannot be written is no error of the check."""
+    path = _kept(context, request)
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, (json.dumps({**result, "time": time.time()}) + "\n").encode())
+
+
+def _kept(context: AppContext, request: Request) -> Path:
+    job = request.job
+    size = f"{job.nodes.replace(':', '-')}x{job.local_world_size}"
+    return context.root / CHECKS / f"{job.command[2]}-{quote(request.target, safe='')}-{size}.json"

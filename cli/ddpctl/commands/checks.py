@@ -1,0 +1,154 @@
+"""``ddpctl bench``: checks of a target, which run there as jobs (ddpcheck)."""
+
+import json
+import os
+import re
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ddpctl.commands.arguments import Json
+from ddpctl.commands.launch import File, Flags, request_of_flags
+from ddpctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddpctl.launcher import Request
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target", "-t", metavar="T", help="Where to run, as for launch: a target of the file, or a kind of target."
+    ),
+]
+Nodes = Annotated[str | None, typer.Option("--nodes", "-n", metavar="N", help="Nodes [default: the file's].")]
+Gpus = Annotated[str | None, typer.Option("--gpus", "-g", metavar="G", help="GPUs, or CPU ranks, a node.")]
+DROP = 0.5  # of the last bench's, below which it is said
+SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
+
+
+def bench(
+    target: Target = None,
+    nodes: Nodes = None,
+    gpus: Gpus = None,
+    file: File = None,
+    sizes: Annotated[
+        str | None,
+        typer.Option("--sizes", metavar="64K,16M", help="Bytes a collective moves [default: as the backend suits]."),
+    ] = None,
+    as_json: Json = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Draw what each collective does with the data of four ranks; run nothing.")
+    ] = False,
+) -> None:
+    """Measure the collectives and the links of a target.
+
+    Exits with 69 if a result is wrong or a link or node is slow.
+    """
+    if show:
+        print("\n".join(drawings()))
+        return
+    words = ("--sizes", ",".join(map(str, read_sizes(sizes)))) if sizes else ()
+    request = request_of_flags(
+        Flags(target=target, nodes=nodes, gpus=gpus, file=file, program=["-m", "ddpcheck", "bench", *words])
+    )
+    if request.job.world_size < 2:
+        raise UsageError("bench: a single rank has no other to talk to", hint="--gpus 2, or --nodes 2")
+    result = run(request, as_json=as_json)
+    for line in () if as_json else compared(result):
+        print(line)
+    raise typer.Exit(result["code"])
+
+
+def compared(result: Mapping[str, Any]) -> list[str]:
+    """What has changed since the last bench of this target, where there was one with the same sizes."""
+    from ddpctl.commands.formatting import ago
+
+    with suppress(KeyError, TypeError, AttributeError):  # no last one, or of another version
+        last = result["last"]
+        old = {(row["collective"], row["bytes"]): row["busbw"] for row in last["collectives"]}
+        ratios: dict[str, list[float]] = {}
+        for row in result["collectives"]:
+            if before := old.get((row["collective"], row["bytes"])):
+                ratios.setdefault(row["collective"], []).append(row["busbw"] / before)
+        if medians := {name: statistics.median(found) for name, found in ratios.items()}:
+            there = "" if last["nodes"] == result["nodes"] else ", which was on other nodes"
+            line = f"busbw: {statistics.median(medians.values()):.2f} of the last bench's{there}"
+            low = ", ".join(f"{name} {ratio:.2f}" for name, ratio in medians.items() if ratio < DROP)
+            lines = [f"{line} ({ago(time.time() - last['time'])} ago; the median of the collectives)"]
+            return [*lines, f"less than half of it: {low}"] if low else lines
+    return []
+
+
+def drawings() -> list[str]:
+    """What each collective does with the data of four ranks: rank 0 has A0 to A3, rank 1 B0 to B3."""
+    ranks, letters = range(4), "ABCD"
+    own = [[f"{letter}{part}" for part in ranks] for letter in letters]
+    sums, parts = [f"S{part}" for part in ranks], [own[rank][rank] for rank in ranks]
+
+    def at_root(cells: list[str]) -> list[list[str]]:
+        return [cells, *([[]] * 3)]
+
+    def spread(cells: list[str]) -> list[list[str]]:
+        return [[cell if place == rank else "" for place, cell in enumerate(cells)] for rank in ranks]
+
+    shown = {
+        "all_reduce: every rank gets the sum (DDP: gradients)": (own, [sums] * 4),
+        "reduce_scatter: each rank gets its part of the sum (FSDP: gradients)": (own, spread(sums)),
+        "all_gather: every rank gets the parts of all (FSDP: weights)": (spread(parts), [parts] * 4),
+        "all_to_all: rank r gets part r of every rank (experts)": (
+            own,
+            [list(cells) for cells in zip(*own, strict=True)],
+        ),
+        "broadcast: every rank gets what rank 0 has (DDP: weights at the start)": (at_root(own[0]), own[:1] * 4),
+        "reduce: rank 0 gets the sum": (own, at_root(sums)),
+        "scatter: each rank gets its part of what rank 0 has": (at_root(own[0]), spread(own[0])),
+        "gather: rank 0 gets the parts of all": (spread(parts), at_root(parts)),
+        "send_recv: each rank sends to the next one (pipelines)": (own, [own[rank - 1] for rank in ranks]),
+    }
+    lines = ["Rank 0 has the parts A0 to A3, rank 1 B0 to B3, and so on; S0 is A0 + B0 + C0 + D0."]
+    for title, (before, after) in shown.items():
+        lines += ["", title]
+        for rank in ranks:
+            left, right = (
+                " ".join(f"{cell or '.':<2}" for cell in (cells or [""] * 4)) for cells in (before[rank], after[rank])
+            )
+            lines.append(f"  rank {rank}   {left}   ->   {right}".rstrip())
+    return lines
+
+
+def read_sizes(text: str) -> list[int]:
+    """``64K,16M`` in bytes, in ascending order. Raises UsageError."""
+    found = []
+    for word in text.split(","):
+        match = SIZE.fullmatch(word.strip())
+        if not match or (size := int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2].upper()]) > 1 << 36:
+            raise UsageError(f"--sizes: {word!r} is no size: whole numbers with K, M or G, up to 64G, such as 64K,16M")
+        found.append(size)
+    return sorted({*found})
+
+
+def run(request: "Request", *, as_json: bool) -> dict[str, Any]:
+    """Run a check on its target, print what it says or its JSON, and return its result.
+
+    Exits with the run's code where it comes to no result. Keeps the result for the next check.
+    """
+    from ddpctl import check_job, launcher
+    from ddpctl.commands.formatting import closing_lines
+
+    context = launcher.open_context(os.environ)
+    before = check_job.last_result(context, request)
+    check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
+    if check.result is None:
+        for line in closing_lines(check.run, check.state, can_resume=False, code=check.code):
+            context.emit(line)
+        raise typer.Exit(check.code or 70)
+    check_job.keep_result(context, request, check.result)
+    result = check.result | ({"last": before} if before else {})
+    if as_json:
+        print(json.dumps(result, indent=1))
+    return result

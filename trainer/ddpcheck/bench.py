@@ -1,0 +1,114 @@
+"""The check ``bench``: the bandwidth of each collective over sizes, whether its results are right, and slow links."""
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import torch
+import torch.distributed as dist
+
+from ddpcheck import collectives, links, result
+from ddpcheck.ranks import Ranks, join
+
+SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
+LONGEST_S = 2.0  # a size of which a call would take longer, by the size before, is left out
+LATENCY_S = 0.1  # a shorter call says nothing of a longer one
+MATRIX = 8  # of so many members all links are shown; of more the slowest
+MAX_LINKS = 1000  # in the result, the slowest first
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the check."""
+    parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], help="bytes, as 4096,65536")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure; rank 0 prints."""
+    ranks = join()
+    say = result.say if ranks.rank == 0 else lambda _="": None
+    backend = "nccl" if ranks.device.type == "cuda" else "gloo"
+    where = ", ".join(dict.fromkeys(map(ranks.node_name, range(ranks.size))))
+    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {where}")
+    say()
+    rows, findings = _collectives(ranks, options.sizes or SIZES[ranks.device.type], say)
+    members = links.members_of(ranks)
+    figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
+    suspected, note = links.suspects(figures, len(members))
+    again = [links.measure_again(ranks, members, suspect) for suspect in suspected]
+    names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
+    for line in ("", *link_lines(figures, names), *([note] if note else []), ""):
+        say(line)
+    findings += [sentence(one, names) for one in again if one.is_slow]
+    say("" if findings else "every result is right; no link and no node is named")
+    if ranks.rank == 0:
+        values = {
+            "ranks": ranks.size,
+            "backend": backend,
+            "torch": torch.__version__,
+            "nodes": [ranks.hosts[ranks.nodes.index(node)] for node in sorted({*ranks.nodes})],
+            "collectives": [row.as_json for row in rows],
+            "members": names,
+            "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
+            "slow": [one.members for one in again if one.is_slow],
+            "suspects": [asdict(one) for one in again],
+        }
+        result.finish(values, check="bench", findings=findings, record=options.record)
+    ranks.barrier()
+    dist.destroy_process_group()
+
+
+def _collectives(
+    ranks: Ranks, sizes: Sequence[int], say: Callable[[str], None]
+) -> tuple[list[collectives.Row], list[str]]:
+    """Every collective at every size, and a sentence for each wrong result."""
+    rows, findings = [], []
+    say(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
+    for name in collectives.FACTORS:
+        row = None
+        for size in sizes:
+            if row and row.seconds > LATENCY_S and (soon_s := row.seconds * size / row.bytes) > LONGEST_S:
+                say(f"{name:<15}{size_text(size):>10}  left out: a call would take {soon_s:.1f} s")
+                break
+            row = collectives.measure(name, ranks, size)
+            rows.append(row)
+            wrong = "  WRONG" if row.wrong else ""
+            say(
+                f"{name:<15}{size_text(row.bytes):>10}{row.seconds * 1e3:>9.3f} ms"
+                f"{row.algbw:>10.3g}{row.busbw:>10.3g}{wrong}"
+            )
+            for rank, number in row.wrong.items():
+                where = f"rank {rank} on {ranks.node_name(rank)}"
+                findings.append(f"{name} of {size_text(row.bytes)}: {number} elements are wrong on {where}")
+    return rows, findings
+
+
+def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
+    """The links as a table: all of them, or of many members the slowest."""
+    number = len(names)
+    title = f"Links, GB/s each way while both ways are busy; median {statistics.median(figures.values()):.3g}"
+    if number > MATRIX:
+        slowest = sorted(figures.items(), key=lambda one: one[1])[:MATRIX]
+        return [f"{title}; the slowest:", *(f"  {value:>8.3g}  {names[a]} - {names[b]}" for (a, b), value in slowest)]
+    rows = [
+        "".join("       -" if a == b else f"{figures[min(a, b), max(a, b)]:>8.3g}" for b in range(number))
+        for a in range(number)
+    ]
+    return [title, *(f"{name[:15]:<15}{row}" for name, row in zip(names, rows, strict=True))]
+
+
+def sentence(slow: links.Again, names: Sequence[str]) -> str:
+    """What is slow, and by how much."""
+    own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
+    if len(slow.members) == 1:
+        return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"
+    a, b = (names[one] for one in slow.members)
+    return f"the link between {a} and {b} is slow: {own} GB/s, while each of them reaches {beside} with another"
+
+
+def size_text(number: int) -> str:
+    """``64 KiB``; exact multiples alone lose their digits."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if number >= 1 << power:
+            return f"{number / (1 << power):.4g} {unit}"
+    return f"{number} B"

@@ -1,0 +1,127 @@
+"""The collectives: what each does, how its bandwidth is computed, and whether its result is right.
+
+algbw = S / t and busbw = algbw x factor, as nccl-tests define them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
+S is the size of the larger of a rank's two buffers, so that of all_gather and reduce_scatter is n times what a rank
+contributes or keeps. The factor is 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather and all_to_all, 1
+for broadcast, reduce and send_recv (each rank sends to the next one). For gather and scatter, which that page does not
+list, (n-1)/n is our choice: the share of S that passes the root's link.
+
+t is the mean of up to 20 calls after one that is not counted, of the slowest rank (nccl-tests take the ranks' mean).
+Data are float32 whole numbers, whose sums are exact; after the timed calls one result is compared element by element.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddpcheck.ranks import Ranks
+
+BUDGET_S = 0.5  # of the timed calls of one size; there are at least 2 and at most 20
+CALLS = (2, 20)
+ROOT = 0
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One collective on this rank's buffers."""
+
+    run: Callable[[], Any]
+    out: Tensor  # what it writes
+    start: Tensor  # what ``out`` has to hold before
+    expected: Tensor | None  # what ``out`` holds afterwards; None: nothing on this rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured of one collective and size. Bandwidths in GB/s, of 1e9 bytes."""
+
+    collective: str
+    bytes: int
+    seconds: float
+    algbw: float
+    busbw: float
+    wrong: Mapping[int, int]  # rank → how many elements of its result are wrong
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """For the result."""
+        return asdict(self)
+
+
+def operation(name: str, ranks: Ranks, base: Tensor) -> Operation:
+    """The collective on buffers of the size of ``base``, which is the same on all ranks and divisible among them."""
+    n, rank, group, part = ranks.size, ranks.rank, ranks.group, base.numel() // ranks.size
+    own, total, out = base + rank, n * base + n * (n - 1) // 2, torch.empty_like(base)
+    first, mine = base[:part], slice(rank * part, (rank + 1) * part)
+    by_rank = torch.arange(n, device=base.device, dtype=base.dtype).repeat_interleave(part)
+    own_first, small, all_firsts = first + rank, torch.empty_like(first), first.repeat(n) + by_rank
+    is_root = rank == ROOT
+    parts, of_root = (list(out.chunk(n)), list(base.chunk(n))) if is_root else (None, None)
+    after, before = (rank + 1) % n, (rank - 1) % n
+    run, written, expected = {
+        "all_reduce": (lambda: dist.all_reduce(out, group=group), out, total),
+        "reduce_scatter": (lambda: dist.reduce_scatter_tensor(small, own, group=group), small, total[mine]),
+        "all_gather": (lambda: dist.all_gather_into_tensor(out, own_first, group=group), out, all_firsts),
+        "all_to_all": (lambda: dist.all_to_all_single(out, own, group=group), out, base[mine].repeat(n) + by_rank),
+        "broadcast": (lambda: dist.broadcast(out, ROOT, group=group), out, base + ROOT),
+        "reduce": (lambda: dist.reduce(out, ROOT, group=group), out, total if is_root else None),
+        "scatter": (lambda: dist.scatter(small, of_root, ROOT, group=group), small, base[mine]),
+        "gather": (lambda: dist.gather(own_first, parts, ROOT, group=group), out, all_firsts if is_root else None),
+        "send_recv": (lambda: swap(ranks, own, after, out, before), out, base + before),
+    }[name]
+    start = own if name in IN_PLACE else torch.tensor(-1.0)
+    return Operation(run=run, out=written, start=start, expected=expected)
+
+
+FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    **dict.fromkeys(("reduce_scatter", "all_gather", "all_to_all"), lambda n: (n - 1) / n),
+    **dict.fromkeys(("broadcast", "reduce"), lambda _: 1.0),
+    **dict.fromkeys(("scatter", "gather"), lambda n: (n - 1) / n),
+    "send_recv": lambda _: 1.0,
+}
+
+
+def swap(ranks: Ranks, out: Tensor, to: int, into: Tensor, from_: int) -> None:
+    """Send to one rank and receive from one at the same time."""
+    both = ((dist.isend, out, to), (dist.irecv, into, from_))
+    for work in dist.batch_isend_irecv([dist.P2POp(verb, data, peer, ranks.group) for verb, data, peer in both]):
+        work.wait()
+
+
+def measure(name: str, ranks: Ranks, size: int) -> Row:
+    """Time a collective with S = ``size`` bytes, rounded to a number divisible among the ranks, and check a result."""
+    count = max(1, round(size / 4 / ranks.size)) * ranks.size
+    base = torch.arange(count, device=ranks.device).remainder(251).float()
+    one = operation(name, ranks, base)
+    first_s = _time(one, ranks, 1)
+    calls = min(max(int(BUDGET_S / first_s), CALLS[0]), CALLS[1])
+    seconds = _time(one, ranks, calls)
+    _time(one, ranks, 1)
+    wrong = 0 if one.expected is None else int((one.out != one.expected).sum())
+    algbw = count * 4 / seconds / 1e9
+    return Row(
+        collective=name,
+        bytes=count * 4,
+        seconds=seconds,
+        algbw=algbw,
+        busbw=algbw * FACTORS[name](ranks.size),
+        wrong={rank: number for rank, number in enumerate(ranks.gather(wrong)) if number},
+    )
+
+
+def _time(one: Operation, ranks: Ranks, calls: int) -> float:
+    """Seconds of a call, of the slowest rank."""
+    one.out.copy_(one.start)
+    ranks.barrier()
+    started = time.perf_counter()
+    for _ in range(calls):
+        one.run()
+    ranks.synchronize()
+    return ranks.slowest((time.perf_counter() - started) / calls)

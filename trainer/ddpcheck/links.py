@@ -1,0 +1,134 @@
+"""The links: every pair of nodes exchanges data, and what is slow is measured again alone before it is named.
+
+The pairs meet in a round-robin tournament: in each of n-1 rounds all nodes are busy, each with another one. Without a
+second node the ranks of the one node are the pairs. A pair's figure is the best of 4 to 10 exchanges of which both
+directions go at the same time: other work on the machine makes an exchange slower, never quicker.
+
+* A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
+* A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
+* If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
+  NVLink pairs): there are no siblings to compare with, and nothing is named. The same holds for fewer than 3 nodes.
+* A suspect is measured three times more while nothing else is, each time beside the best links of its ends. It is
+  named only if the best of the three is below half of the median of the three figures beside it (the slowest of them).
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ddpcheck.collectives import swap
+from ddpcheck.ranks import Ranks
+
+SLOW = 0.5
+REPETITIONS = 3
+EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take together
+BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
+MAX_SUSPECTS = 8  # the slowest are measured again
+Pair = tuple[int, int]  # of indices of the members, the lower one first
+Figures = Mapping[Pair, float]  # GB/s each way, of 1e9 bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suspect:
+    """A node or a link that looks slow."""
+
+    members: tuple[int, ...]  # one: a node; two: a link
+    pair: Pair  # is measured again
+    beside: tuple[Pair, ...]  # these with it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """A suspect that was measured again, alone: each time its figure, and the slowest of the links beside it."""
+
+    members: tuple[int, ...]
+    figures: tuple[tuple[float, float], ...]
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether it may be named."""
+        own, beside = zip(*self.figures, strict=True)
+        return bool(max(own) < SLOW * statistics.median(beside))
+
+
+def members_of(ranks: Ranks) -> tuple[int, ...]:
+    """The ranks that take part: the first of each node, or all of a single node."""
+    first = {node: rank for rank, node in reversed([*enumerate(ranks.nodes)])}
+    return tuple(sorted(first.values())) if len(first) > 1 else tuple(range(ranks.size))
+
+
+def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
+    """A round-robin tournament (the circle method): each two meet once, and the pairs of a round are disjoint."""
+    order: list[int | None] = [*range(number), *([None] if number % 2 else [])]
+    half = len(order) // 2
+    for _ in range(len(order) - 1):
+        pairs = zip(order[:half], reversed(order[half:]), strict=True)
+        yield tuple((min(a, b), max(a, b)) for a, b in pairs if a is not None and b is not None)
+        order = [order[0], order[-1], *order[1:-1]]
+
+
+def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
+    """Measure pairs, those of a group at the same time; the figures in the order of the pairs, on every rank."""
+    own: list[float] = []
+    for pairs in at_once:
+        ranks.barrier()
+        for a, b in pairs:
+            if ranks.rank in (members[a], members[b]):
+                figure = _exchange(ranks, members[b] if ranks.rank == members[a] else members[a])
+                own += [figure] if ranks.rank == members[a] else []
+    figures = [iter(one) for one in ranks.gather(own)]
+    return [((a, b), next(figures[members[a]])) for pairs in at_once for a, b in pairs]
+
+
+def _exchange(ranks: Ranks, peer: int) -> float:
+    """GB/s each way between this rank and another, which calls this as well."""
+    out = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
+    into, calls, theirs = torch.empty_like(out), out.new_zeros(1), out.new_zeros(1)
+
+    def once() -> float:
+        started = time.perf_counter()
+        swap(ranks, out, peer, into, peer)
+        ranks.synchronize()
+        return time.perf_counter() - started
+
+    calls.fill_(min(max(int(EXCHANGE_S / once()), EXCHANGES[0]), EXCHANGES[1]))
+    swap(ranks, calls, peer, theirs, peer)
+    return out.nbytes / min(once() for _ in range(int(min(calls, theirs)))) / 1e9
+
+
+def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
+    """What looks slow among ``number`` members, the slowest first; and a line where there is too much of it to name."""
+    if number < 3:
+        return (), ""
+    speed = figures.__getitem__
+    links = {one: [pair for pair in figures if one in pair] for one in range(number)}
+    best = {one: max(map(speed, links[one])) for one in links}
+    slow = [one for one in best if best[one] < SLOW * statistics.median(best[k] for k in best if k != one)]
+    if len(slow) > number / 3:
+        return (), f"{len(slow)} of {number} are slower than the others: the network has parts, and none is named"
+    sound = {one: [pair for pair in links[one] if not {*pair} & {*slow} - {one}] for one in links}
+    nodes = []
+    for one in slow:
+        pair = max(sound[one], key=speed)
+        (partner,) = {*pair} - {one}
+        nodes.append(Suspect(members=(one,), pair=pair, beside=(max(sound[partner], key=speed),)))
+    found = []
+    for pair in (pair for pair in figures if not {*pair} & {*slow}):
+        others = [[link for link in sound[end] if link != pair] for end in pair]
+        if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
+            found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
+    if len(found) > len(figures) / 3:
+        return tuple(nodes), f"{len(found)} of {len(figures)} links are below half of the others: none of them is named"
+    return tuple(nodes + sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
+
+
+def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
+    """Measure a suspect and the links beside it in turn, while nothing else is."""
+    figures = []
+    for _ in range(REPETITIONS):
+        found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))
+        figures.append((found[suspect.pair], min(found[pair] for pair in suspect.beside)))
+    return Again(members=suspect.members, figures=tuple(figures))

@@ -1,0 +1,76 @@
+"""A rank of a check among the others: on which nodes they are, their devices, and how they meet."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddpwire import names
+
+TIMEOUT_S = 180.0  # of one operation of the process groups
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """All ranks, seen from one of them. ``nodes`` and ``hosts`` are by rank."""
+
+    rank: int
+    device: torch.device
+    nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
+    group: Any  # the process group that is measured: NCCL's or gloo's; the default one is gloo's
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return len(self.nodes)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, by rank, on every rank."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def slowest(self, seconds: float) -> float:
+        """The longest time of all ranks."""
+        longest = torch.tensor([seconds], dtype=torch.float64)
+        dist.all_reduce(longest, dist.ReduceOp.MAX)
+        return float(longest)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here and its GPU has no work left."""
+        self.synchronize()
+        dist.barrier()
+
+    def synchronize(self) -> None:
+        """Wait until this rank's GPU has no work left."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def node_name(self, rank: int) -> str:
+        """``node 2 (box3)``; without the host's name where several nodes have the same."""
+        node, host = self.nodes[rank], self.hosts[rank]
+        alone = {other for other, name in zip(self.nodes, self.hosts, strict=True) if name == host} == {node}
+        return f"node {node} ({host})" if alone else f"node {node}"
+
+
+def join() -> Ranks:
+    """Meet the other ranks at MASTER_ADDR, with NCCL if every rank has a GPU of its own, else with gloo."""
+    environ = os.environ
+    timeout = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("gloo", timeout=timeout)
+    rank, local_rank = dist.get_rank(), int(environ.get(names.LOCAL_RANK, "0"))
+    num_gpus = 0 if environ.get(names.DEVICE) == "cpu" else torch.cuda.device_count()
+    seen: list[tuple[bool, int, str]] = [(False, 0, "")] * dist.get_world_size()
+    dist.all_gather_object(seen, (local_rank < num_gpus, int(environ.get(names.GROUP_RANK, "0")), os.uname().nodename))
+    gpus, nodes, hosts = zip(*seen, strict=True)
+    if not all(gpus):
+        return Ranks(rank=rank, device=torch.device("cpu"), nodes=nodes, hosts=hosts, group=dist.group.WORLD)
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return Ranks(
+        rank=rank, device=device, nodes=nodes, hosts=hosts, group=dist.new_group(backend="nccl", timeout=timeout)
+    )
