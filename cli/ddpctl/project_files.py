@@ -50,7 +50,9 @@ def look(names: str) -> dict[str, Any]:
         else:
             sections[-1].append(name.removeprefix("./"))
     (rsync, zstd), known, unwanted, ignored = sections[:4]
-    files, sizes, odd, repositories = {}, {}, [], []
+    files, sizes = {}, {}
+    odd: list[str] = []
+    repositories: list[str] = []
     dropped = set(unwanted)
     for name in dict.fromkeys(known):
         if name in dropped:

@@ -34,26 +34,11 @@ class Metrics:
     A write costs some microseconds: what changes with every step is added up until ``flush``.
     """
 
-    enabled = True
-
-    def __init__(self) -> None:
-        from ddpwire.series import counter, gauge, histogram  # imports prometheus_client
-
-        self._folder = os.environ[names.PROMETHEUS_MULTIPROC_DIR]
-        self._steps, self._samples = counter(catalogue.STEPS), counter(catalogue.SAMPLES)
-        self._step_seconds = histogram(catalogue.STEP_DURATION)
-        self._last_step, self._last_step_time = gauge(catalogue.LAST_STEP), gauge(catalogue.LAST_STEP_TIME)
-        self._flops = counter(catalogue.MODEL_FLOPS)
-        self._productive = counter(catalogue.PRODUCTIVE)
-        self._phase, lost, self._comm = (
-            counter(metric) for metric in (catalogue.STEP_PHASE, catalogue.UNPRODUCTIVE, catalogue.COMM)
-        )
-        self._lost = {value: lost.labels(cause=value) for value in catalogue.UNPRODUCTIVE_CAUSES}
-        self._speed = gauge(catalogue.RELATIVE_SPEED)
-        nonfinite, data_errors = counter(catalogue.NONFINITE), counter(catalogue.DATA_ERRORS)
-        self._nonfinite = {where: nonfinite.labels(where=where) for where in catalogue.NONFINITE.labels["where"]}
-        self._data_errors = {kind: data_errors.labels(kind=kind) for kind in catalogue.DATA_ERRORS.labels["kind"]}
-        self._timeouts = counter(catalogue.COLLECTIVE_TIMEOUTS)
+    def __init__(self, folder: str = "", *, first: bool = False) -> None:
+        """``folder``: prometheus_client's; empty: nothing is written. ``first``: of rank 0. Raises OSError."""
+        self.enabled = bool(folder)
+        self._folder = folder
+        self._series: dict[tuple[str, ...], Any] = {}  # by their name and their labels' values
         self._flops_per_sample = 0
         self._exported: dict[str, float] = {}
         self._unwritten_steps = self._unwritten_samples = 0
@@ -65,11 +50,11 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series, which are 0 until something is written."""
+        """Create a metric's series, which are 0 until something is written. Those of phases appear when measured."""
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
-        known = product(*metric.labels.values())
+        known = () if metric in (catalogue.STEP_PHASE, catalogue.COMM) else product(*metric.labels.values())
         for values in catalogue.CHECKPOINT_FAILURES_KNOWN if metric is catalogue.CHECKPOINT_FAILURES else known:
             if values:
                 self._series[metric.name, *values] = series.labels(*values)
@@ -79,7 +64,9 @@ class Metrics:
             series.set(value)
 
     def _count(self, metric: Metric, *labels: str, number: float = 1) -> None:
-        if (series := self._series.get((metric.name, *labels))) is not None:
+        if (series := self._series.get((metric.name, *labels))) is None and (metric.name,) in self._series:
+            series = self._series[metric.name, *labels] = self._series[metric.name,].labels(*labels)
+        if series is not None:
             series.inc(number)
 
     def _observe(self, metric: Metric, value: float, *labels: str) -> None:
@@ -120,14 +107,14 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Set seconds since the start."""
-        for name, seconds in phases.items():
-            self._phase.labels(phase=name).inc(self._more(name, seconds))
-        for name, seconds in lost.items():
-            self._lost[name].inc(self._more(name, seconds))
-        self._productive.inc(self._more("productive", productive_s))
+        """Set seconds since the start: of the steps by phase, productive ones, unproductive ones by cause."""
+        for phase, seconds in phases.items():
+            self._count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
+        for cause, seconds in lost.items():
+            self._count(catalogue.UNPRODUCTIVE, cause, number=self._more(cause, seconds))
+        self._count(catalogue.PRODUCTIVE, number=self._more("productive", productive_s))
         if "comm_exposed" in phases:
-            self._comm.labels(overlap="exposed").inc(self._more("exposed", phases["comm_exposed"]))
+            self._count(catalogue.COMM, "exposed", number=self._more("exposed", phases["comm_exposed"]))
 
     def _more(self, name: str, seconds: float) -> float:
         more = max(0.0, seconds - self._exported.get(name, 0.0))
@@ -155,83 +142,8 @@ class Metrics:
         return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def comm_hidden(self, seconds: float) -> None:
-        """Add seconds of gradient communication."""
-        self._comm.labels(overlap="hidden").inc(seconds)
-
-    def skew(self, ratio: float, speed: float) -> None:  # noqa: ARG002 - rank 0 exports the rest
-        """Set the speed of this rank, compared with the others."""
-        self._speed.set(speed)
-
-    def memory(self, **kinds: int) -> None:
-        """Set bytes on the GPU by kind."""
-        if not hasattr(self, "_memory"):
-            from ddpwire.series import counter, gauge
-
-            memory = gauge(catalogue.DEVICE_MEMORY)
-            self._memory = {kind: memory.labels(kind=kind) for kind in catalogue.DEVICE_MEMORY.labels["kind"]}
-            self._ooms = counter(catalogue.DEVICE_OOMS)
-        for kind, size in kinds.items():
-            self._memory[kind].set(size)
-
-    def nonfinite(self, where: str) -> None:
-        """Count a NaN or an infinity of this rank; ``where``: loss or grad."""
-        self._nonfinite[where].inc()
-
-    def data_error(self, kind: str) -> None:
-        """Count a file of the dataset that is missing or corrupt."""
-        self._data_errors[kind].inc()
-
-    def timed_out(self) -> None:
-        """Count a collective that timed out."""
-        self._timeouts.inc()
-
-    def out_of_memory(self) -> None:
-        """Count an out-of-memory error of the GPU."""
-        self.memory()
-        self._ooms.inc()
-
-
-class FirstRankMetrics(RankMetrics):
-    """The metrics of rank 0: also those that are the same for all ranks, and those of its checkpoints."""
-
-    def __init__(self) -> None:
-        from ddpwire.series import counter, gauge, histogram
-
-        super().__init__()
-        self._info, self._planned = gauge(catalogue.TRAINING_INFO), gauge(catalogue.STEPS_PLANNED)
-        self._lr_gauge, self._epoch_gauge = gauge(catalogue.LEARNING_RATE), gauge(catalogue.EPOCH)
-        self._lr, self._epoch = 0.0, 0
-        self._skew = gauge(catalogue.STRAGGLER_SKEW)
-        self._loss, self._grad_norm = gauge(catalogue.LOSS), gauge(catalogue.GRAD_NORM)
-        self._accuracy = gauge(catalogue.EVAL_ACCURACY).labels(split="test")
-        durations = histogram(catalogue.CHECKPOINT_DURATION)
-        self._save_seconds, self._load_seconds = durations.labels(op="save"), durations.labels(op="load")
-        self._saved_at = gauge(catalogue.CHECKPOINT_LAST_SUCCESS)
-        self._saved_step = gauge(catalogue.CHECKPOINT_LAST_STEP)
-        self._saved_bytes = gauge(catalogue.CHECKPOINT_BYTES)
-        self._retained = gauge(catalogue.CHECKPOINTS_RETAINED)
-        self._fallbacks = counter(catalogue.CHECKPOINT_FALLBACKS)
-        self._failures = counter(catalogue.CHECKPOINT_FAILURES)
-        for op, reason in catalogue.CHECKPOINT_FAILURES_KNOWN:
-            self._failures.labels(op=op, reason=reason)
-
-    def training_info(self, info: TrainingInfo) -> None:
-        """Set what is trained."""
-        super().training_info(info)
-        self._info.labels(backend=info.backend, device=info.device, model=info.model, dataset=info.dataset).set(1)
-        self._planned.set(info.num_steps)
-
-    def step(self, *, step: int, epoch: int, samples: int, lr: float) -> None:
-        """Count an optimizer step."""
-        self._lr, self._epoch = lr, epoch
-        super().step(step=step, epoch=epoch, samples=samples, lr=lr)
-
-    def flush(self) -> None:
-        """Write what was added up."""
-        if self._unwritten_steps:
-            self._lr_gauge.set(self._lr)
-            self._epoch_gauge.set(self._epoch)
-        super().flush()
+        """Add seconds of gradient communication that overlapped with the backward pass."""
+        self._count(catalogue.COMM, "hidden", number=seconds)
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
         """Set the results of an epoch, and write what was added up: the loss stands beside the step that it is of."""

@@ -135,7 +135,7 @@ class SshOptions:
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:
-                yield "target.exclude", f"{address} is no host of the target; there are: {', '.join(addresses)}"
+                yield "target.exclude", f"{address} is not a host of the target; known: {', '.join(addresses)}"
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"
