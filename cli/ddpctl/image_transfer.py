@@ -106,7 +106,7 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
         reason = done.last_line(SILENT)
         if not re.search("no such (image|object)|image not known", reason, re.IGNORECASE):
             raise UnavailableError(f"{engine} here cannot be asked for {reference}: {reason}")
-        raise UnavailableError(f"{reference}: {reason}: {engine} build makes one, {engine} pull gets one")
+        raise UnavailableError(f"{reference}: {reason}: ddpctl image build makes one, {engine} pull gets one")
     return read_inspect(reference, done.stdout)
 
 

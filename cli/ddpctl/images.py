@@ -1,4 +1,4 @@
-"""Container images as values: what Docker and podman report about one, and what asks for it.
+"""Container images as values: what Docker and podman report about one, and the command lines that ask. Pure.
 
 Knows no host and no target; ``image_transfer`` copies an image to other machines, the targets run it.
 """
@@ -6,8 +6,6 @@ Knows no host and no target; ``image_transfer`` copies an image to other machine
 import json
 from dataclasses import dataclass
 from typing import Literal
-
-from ddpctl.command import Command, Verb
 
 Engine = Literal["docker", "podman"]
 _VERSIONS = (
@@ -89,12 +87,23 @@ def pin(image: Image) -> str:
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 
-def versions(engine: Engine, reference: str) -> Verb[str]:
-    """Ask an image for the versions of what is in it, a line each; empty: it does not say."""
+def build_line(
+    engine: Engine, *, tag: str, dockerfile: str, context: str, build_args: tuple[str, ...] = ()
+) -> tuple[str, ...]:
+    """The command that builds an image."""
+    options = [word for pair in build_args for word in ("--build-arg", pair)]
+    return (engine, "build", "--file", dockerfile, "--tag", tag, *options, context)
+
+
+def push_line(engine: Engine, reference: str) -> tuple[str, ...]:
+    """The command that pushes an image to the registry of its name."""
+    return (engine, "push", reference)
+
+
+def versions_line(engine: Engine, reference: str) -> tuple[str, ...]:
+    """The command that asks an image for the versions of what is in it, a line each."""
     options = ("--rm", "--network", "none", "--entrypoint", "python")
-    argv = (engine, "run", *options, reference, "-c", _VERSIONS)
-    (asked,) = yield (Command(argv=argv, timeout_s=60),)
-    return asked.stdout if asked.returncode == 0 else ""
+    return (engine, "run", *options, reference, "-c", _VERSIONS)
 
 
 def human_size(size: int) -> str:

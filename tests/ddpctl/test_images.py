@@ -12,7 +12,7 @@ from ddpctl.command import Host, Output
 from ddpctl.commands.image import parse_host
 from ddpctl.errors import UnavailableError, UsageError
 from ddpctl.image_transfer import inspect_image
-from ddpctl.images import Engine, Image, difference, human_size, pin, read_inspect, show
+from ddpctl.images import Engine, Image, build_line, difference, human_size, pin, read_inspect, show
 
 SAID = {
     "Id": "sha256:" + "a" * 64,
@@ -60,6 +60,15 @@ def test_a_pin_is_the_registrys_digest_or_the_id() -> None:
     assert pin(image(RepoDigests=[])) == "sha256:" + "a" * 64
 
 
+def test_build() -> None:
+    args = ("TORCH=2.11.0", "BASE=python:3.12-slim")
+    line = build_line("docker", tag="me/train:1", dockerfile="docker/Dockerfile", context=".", build_args=args)
+    assert " ".join(line) == (
+        "docker build --file docker/Dockerfile --tag me/train:1 "
+        "--build-arg TORCH=2.11.0 --build-arg BASE=python:3.12-slim ."
+    )
+
+
 def test_shown_to_a_person() -> None:
     assert show(image(), "python 3.11.7\ntorch 2.13.0\n") == [
         "me/train:1  1.2 GB in 2 layers, linux/amd64",
@@ -101,7 +110,9 @@ def test_no_hosts(text: str, wording: Wording) -> None:
 @pytest.mark.parametrize(
     ("line", "code"),
     [
-        ("image inspect UPPER", 2),
+        ("image build", 66),
+        ("image build -f x", 66),
+        ("image build UPPER", 2),
         ("image inspect x", 69),
         ("image ship", 2),
         ("image ship --image x a/b", 2),
@@ -119,6 +130,15 @@ def test_an_option_is_no_host() -> None:
     done = driver.ddpctl("image", "ship", "-oProxyCommand=x")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith("ddpctl: ")
+
+
+def test_a_dry_run_builds_nothing(tmp_path: Path) -> None:
+    (tmp_path / "Dockerfile").write_text("")
+    (tmp_path / "ddpctl.yaml").write_text("job:\n  image: me/train:1\n")
+    done = ddpctl("image", "build", "--dry-run", "--build-arg", "A=b c", cwd=tmp_path)
+    assert done.stdout == "DOCKER_BUILDKIT=1 docker build --file Dockerfile --tag me/train:1 --build-arg 'A=b c' .\n"
+    done = ddpctl("image", "push", "--dry-run", "--engine", "podman", cwd=tmp_path)
+    assert done.stdout == "podman push me/train:1\n"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What is done otherwise on a GPU, so that it is never waited for. Needs one."""
 
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from ddptrain.callbacks import NonFinite, NonFiniteGuard
 from ddptrain.checkpoint_manager import Snapshot
 from ddptrain.config import parse_options
 from ddptrain.data.augment import MAX_PART_BYTES, lay_out, num_bytes_laid_out
-from ddptrain.distributed import lay_out_buckets
+from ddptrain.distributed import WithAutocast, lay_out_buckets
 from ddptrain.optimizer import build_optimizer
 from ddptrain.step_timing import EventPhases
 
@@ -98,6 +99,23 @@ def test_laying_out_images_holds_no_more_than_is_said() -> None:
     peak = torch.cuda.max_memory_allocated() - before
     needed = num_bytes_laid_out(images, shift_px=4, mirrored=True)
     assert needed <= peak <= needed + 3 * MAX_PART_BYTES
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_data_parallel_computes_in_the_dtype_that_was_asked_for() -> None:
+    seen: list[torch.dtype] = []
+
+    class Seen(torch.nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - nn.Linear's own name
+            output = super().forward(input)
+            seen.append(output.dtype)
+            return output
+
+    autocast = partial(torch.autocast, "cuda", torch.bfloat16)
+    model = torch.nn.DataParallel(WithAutocast(Seen(8, 8).cuda(), autocast))
+    with autocast():
+        model(torch.ones(4, 8, device="cuda"))
+    assert seen == [torch.bfloat16] * torch.cuda.device_count()
 
 
 def test_the_phases_of_a_step_are_its_time() -> None:

@@ -1,7 +1,8 @@
-"""``ddpctl image``: ship and inspect the container image of a job."""
+"""``ddpctl image``: build, push, ship and inspect the container image of a job."""
 
 import json
 import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -9,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from ddpctl.commands import launch
-from ddpctl.errors import UnavailableError, UsageError
+from ddpctl.errors import NoInputError, UnavailableError, UsageError
+from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.command import Host
+    from ddpctl.command import Command, Host, Output, Verb
     from ddpctl.config import Settings
     from ddpctl.launcher import AppContext
 
@@ -20,8 +22,9 @@ app = typer.Typer(
     name="image",
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Ship and inspect the container image of a job.",
+    help="Build, push, ship and inspect the container image of a job.",
 )
+DOCKERFILES = ("Dockerfile", "docker/Dockerfile")
 
 Reference = Annotated[
     str | None, typer.Argument(metavar="[IMAGE]", help="The image [default: the one of ./ddpctl.yaml].")
@@ -29,6 +32,43 @@ Reference = Annotated[
 EngineName = Annotated[
     Literal["docker", "podman"], typer.Option("--engine", envvar="DDPCTL_ENGINE", help="Who holds the images.")
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")]
+
+
+@app.command()
+def build(
+    image: Reference = None,
+    dockerfile: Annotated[
+        Path | None,
+        typer.Option("--dockerfile", "-f", help="The Dockerfile [default: ./Dockerfile, else ./docker/Dockerfile]."),
+    ] = None,
+    context: Annotated[Path, typer.Option("--context", help="The folder that it may copy from.")] = Path(),
+    build_arg: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="K=V", help="An ARG of it; may be repeated.")
+    ] = None,
+    engine: EngineName = "docker",
+    dry_run: DryRun = False,
+) -> None:
+    """Build the image of the project in this folder."""
+    from ddpctl import images
+
+    tag = _reference(image)
+    found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
+    if found is None or not found.is_file():
+        looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
+        raise NoInputError(f"no {looked} to build from: write one (three lines: docs/image.md), or name it with -f")
+    argv = images.build_line(
+        engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
+    )
+    _run(argv, {"DOCKER_BUILDKIT": "1"} if engine == "docker" else {}, dry_run=dry_run)
+
+
+@app.command()
+def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
+    """Push the image to the registry of its name. Log in with the engine's own login."""
+    from ddpctl import images
+
+    _run(images.push_line(engine, _reference(image)), {}, dry_run=dry_run)
 
 
 @app.command()
@@ -85,10 +125,14 @@ def inspect(
 ) -> None:
     """Show an image's digest, size, layers, and the versions inside."""
     from ddpctl import image_transfer, images
+    from ddpctl.command import Command
 
     context = _context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
-    versions = context.executor.perform(images.versions(engine, found.reference))
+    (asked,) = context.executor.perform(
+        _once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60))
+    )
+    versions = asked.stdout if asked.returncode == Exit.OK else ""
     if as_json:
         pairs = dict(line.split(" ", 1) for line in versions.splitlines())
         print(json.dumps({**asdict(found), "versions": pairs}, indent=1))
@@ -125,3 +169,18 @@ def _context() -> "AppContext":
     from ddpctl.launcher import open_context
 
     return open_context(os.environ)
+
+
+def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
+    return (yield (command,))
+
+
+def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
+    """Run it where a user sees it. Raises UnavailableError."""
+    from ddpctl.command import Command
+
+    context = _context()
+    verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
+    (done,) = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
+    if done.returncode:
+        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: its own words stand above")
