@@ -45,10 +45,8 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
             script = Path(folder, "rank_main.py")
             script.write_text(RANK_MAIN)
             planted = ["-1" if slow_rank is None else str(slow_rank), str(delay_s)]
-            options = ["--epochs", "1000000", "--device", "cpu"]
-            limit = ["--grace", "5", "--deadline", str(seconds + 10)]  # the ranks save 10 s before it
-            command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), *limit]
-            command += [str(script), *planted, *options]
+            options = ["--epochs", "1000000", "--stop-after", str(seconds / 60), "--device", "cpu"]
+            command = [sys.executable, "-m", "ddprun", "--nproc-per-node", str(ranks), str(script), *planted, *options]
             done = subprocess.run(
                 command,
                 cwd=folder,

@@ -100,13 +100,17 @@ def test_larger_squares_are_cropped_in_the_middle_for_a_test() -> None:
     assert torch.equal(middles, images[[2, 0], 2:8, 2:8])
 
 
-def test_a_cutout_is_a_square_of_its_side() -> None:
+def test_a_cutout_is_a_square_of_its_side_and_an_erased_part_lies_inside() -> None:
     bits = sample_hash(torch.arange(2000), seed=0, epoch=0)
     cut = augment.cutout_mask(bits, 4, 16)[:, 0]
     assert cut.shape == (2000, 16, 16)
     assert cut.flatten(1).sum(1).max() == 16
     assert cut.flatten(1).sum(1).min() >= 4  # in a corner a quarter of it is left
     assert cut.float().mean(0).min() > 0  # every pixel is cut out some time
+    erased = augment.erase_mask(bits, 0.5, 16)[:, 0].flatten(1).sum(1)
+    assert 900 < int((erased > 0).sum()) < 1100
+    areas = erased[erased > 0] / 16**2
+    assert 0.01 < areas.min() < 0.04 < 0.3 < areas.max() < 0.4
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 3.0])
@@ -134,7 +138,7 @@ def test_mixed_images_are_as_much_of_each_other_as_their_labels_say() -> None:
     assert drawn.unique().tolist() == list(range(10))
 
 
-ALL = ("--flip", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3")
+ALL = ("--flip", "--shift=2", "--mixup=0.4", "--cutmix=1", "--cutout=3", "--erase=0.5")
 
 
 @pytest.mark.parametrize("augmentations", [(), ("--flip", "--shift=2"), ALL], ids=["none", "flip", "all"])

@@ -6,6 +6,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,3 +56,27 @@ def test_no_trace_of_a_training_that_is_too_short(train: Callable[..., list], wo
     ended = train(*TINY, "--epochs=1", "--profile=3")[0]
     assert ended.code == 0
     wording(ended.err)
+
+
+def test_a_training_stops_after_the_given_time(train: Callable[..., list], tmp_path: Path, wording: Wording) -> None:
+    began = time.monotonic()
+    ended = train("--epochs=1000", "--stop-after=0.1", size=2)
+    assert time.monotonic() - began >= 6
+    assert [(one.code, one.err) for one in ended] == [(143, "")] * 2
+    newest = max((tmp_path / "checkpoints").glob("step-*.pt")).name
+    wording(ended[0].out.splitlines()[-1], step=int(newest[5:13]), newest=newest)
+
+
+def test_debugging_trains_and_keeps_a_record_of_a_lost_rank(
+    train: Callable, start: Callable, tmp_path: Path, wording: Wording
+) -> None:
+    assert [one.code for one in train(*TINY, "--epochs=2", "--debug", "--checkpoint-dir=other", size=2)] == [0, 0]
+    world = start("--epochs=50", "--debug", size=2)
+    world.wait_for("epoch  1/50")
+    world.ranks[1].kill()
+    rank_0, _ = world.end()
+    assert rank_0.code == 142
+    (line,) = [line for line in rank_0.err.splitlines() if "flight-recorder-0.json" in line]
+    wording(line)
+    record = json.loads((tmp_path / "flight-recorder-0.json").read_text())
+    assert record["entries"]

@@ -99,6 +99,9 @@ def test_a_place_by_hand() -> None:
     assert read_rank_info({}, how) == RankInfo(rank=1, size=4, local_rank=1, local_world_size=4)
     same = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     assert read_rank_info(same, how) == RankInfo(rank=1, size=4, local_rank=0, local_world_size=1)
+    mpi = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+    assert read_rank_info(mpi, by_hand("--backend=mpi")) == RankInfo(rank=3, size=4, local_rank=1, local_world_size=2)
+    assert read_rank_info(mpi) == RankInfo()
 
 
 @pytest.mark.parametrize(
@@ -120,6 +123,7 @@ def test_wrong_rank_options_are_refused(arguments: list[str], environ: dict[str,
 @pytest.mark.parametrize(
     "arguments",
     [
+        pytest.param(["--strategy=dp"], id="dp-of-two-ranks"),
         pytest.param(["--static-graph", "--accumulate=2"], id="static-graph"),
         pytest.param(["--compile=default", "--bucket-mb=0.5"], id="compile"),
         pytest.param(["--compile=reduce-overhead", "--accumulate=2"], id="cuda-graphs"),
@@ -131,6 +135,15 @@ def test_options_that_exclude_each_other(arguments: list[str], wording: Wording)
         check_strategy(parse_options(arguments, {}), RankInfo(size=2))
     assert (error.value.code, error.value.rank) == (78, None)
     wording(error.value)
+
+
+def test_what_data_parallel_cannot_do(wording: Wording) -> None:
+    with pytest.raises(TrainError) as error:
+        check_strategy(parse_options(["--strategy=dp", "--recompute"], {}), RankInfo())
+    assert (error.value.code, error.value.rank) == (78, None)
+    wording(error.value)
+    for allowed in (["--strategy=dp"], ["--recompute"], ["--compile=default", "--accumulate=2"]):
+        check_strategy(parse_options(allowed, {}), RankInfo())
 
 
 def test_precision_is_chosen_by_the_hardware(wording: Wording) -> None:

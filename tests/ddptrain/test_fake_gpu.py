@@ -108,6 +108,14 @@ def test_batch_forward_loss_and_step(precision: str, model: str, channels_last: 
         assert {moment.device for moment in moments} == {CUDA}
 
 
+def test_data_parallel_computes_in_the_dtype_that_was_asked_for() -> None:
+    with gpu():
+        state = build("--precision=bf16", "--model=convnet", "--strategy=dp")
+        images = batch_of(state).inputs
+        with torch.autocast("cuda", torch.float16):  # as in a replica's thread: on, with CUDA's default
+            assert state.ddp(images).dtype == torch.bfloat16
+
+
 def test_a_tensor_that_stays_on_the_cpu_is_found() -> None:
     with gpu():
         state = build("--precision=bf16", "--model=convnet")

@@ -101,8 +101,10 @@ def test_the_environment_alone(expected: str, train: Train) -> None:
     assert train(*TINY, size=SIZE)[0].fingerprint == expected
 
 
-def test_one_plain_process(tmp_path: Path) -> None:
-    assert "world size     1" in ended(["-m", "ddptrain"], tmp_path)
+@pytest.mark.parametrize("strategy", ["ddp", "dp", "single"])
+def test_one_plain_process(strategy: str, tmp_path: Path) -> None:
+    output = ended(["-m", "ddptrain", f"--strategy={strategy}"], tmp_path)
+    assert "world size     1" in output
 
 
 def test_a_master_that_no_name_server_knows(train: Train, wording: Wording) -> None:
@@ -128,6 +130,13 @@ def test_a_master_where_nobody_listens(wording: Wording) -> None:
     assert reason
     wording(last)
     assert (done.returncode, done.stdout) == (142, "")
+
+
+def test_mpi_is_refused_where_torch_has_none(train: Train, wording: Wording) -> None:
+    ended = train("--backend=mpi", size=2)
+    assert [(one.code, one.out) for one in ended] == [(78, "")] * 2
+    assert ended[1].err == ""
+    wording(ended[0].err)
 
 
 def spawned(cwd: Path) -> subprocess.Popen[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -131,12 +131,16 @@ class NonFiniteGuard:
 
 
 class StopVote:
-    """Agrees with the other ranks on when to stop: after a signal, or a step that was not finite."""
+    """Agrees with the other ranks on when to stop: after a signal, ``--stop-after`` or a step that was not finite."""
 
-    def __init__(self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard) -> None:
+    def __init__(
+        self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
+    ) -> None:
+        self.timed_out = False  # --stop-after passed on this rank, before any signal
         self._rank_info = rank_info
         self._signals = signals
         self._guard = guard
+        self._deadline = started + after_s if after_s else None
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
@@ -144,12 +148,19 @@ class StopVote:
 
         NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
         """
-        code = NOT_FINITE if self._guard.detected else self._signals.code
+        code = self._signals.code
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self.timed_out = not code
+            code = max(code, Exit.SAVED_TERM)
+        if self._guard.detected:
+            code = NOT_FINITE
         return self._vote.ask(code) if self._vote else code
 
     @property
-    def requested_by(self) -> int:
-        """The rank that received the signal, once all have agreed to stop."""
+    def requested_by(self) -> int | None:
+        """The rank that received the signal, once all have agreed to stop; None: --stop-after passed instead."""
+        if self.timed_out:
+            return None
         return self._vote.asker if self._vote else self._rank_info.rank
 
     @property
@@ -163,8 +174,8 @@ class StopVote:
             self._vote.answer()
 
 
-class ProgressDisplay:
-    """Reports on stdout while the model trains: nothing, as on all ranks but 0."""
+class ProgressDisplay(Protocol):
+    """Reports on stdout while the model trains; rank 0 alone does."""
 
     def log(self, text: str) -> None:
         """Print a line."""
@@ -176,7 +187,20 @@ class ProgressDisplay:
         """End the display."""
 
 
-class ProgressLines(ProgressDisplay):
+class NoProgress:
+    """The display of all ranks but 0: none."""
+
+    def log(self, text: str) -> None:
+        """Do nothing."""
+
+    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class ProgressLines:
     """For a file or a pipe: whole lines, and in a long epoch one every LOG_EVERY_S."""
 
     def __init__(self, noun: str = "images") -> None:
@@ -198,8 +222,11 @@ class ProgressLines(ProgressDisplay):
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
             self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
 
+    def close(self) -> None:
+        """Do nothing."""
 
-class ProgressBar(ProgressDisplay):
+
+class ProgressBar:
     """For a terminal: the lines, and a progress bar below them."""
 
     def __init__(self, noun: str = "images") -> None:
@@ -250,7 +277,7 @@ def _closed_terminal_ignored() -> Iterator[None]:
 def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
     """Return the display for this rank and its stdout."""
     if not first:
-        return ProgressDisplay()
+        return NoProgress()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
         try:
             return ProgressBar(noun)

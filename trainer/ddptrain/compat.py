@@ -1,6 +1,7 @@
 """Every private interface of torch that ddptrain uses, each with a check and a plain fallback."""
 
 import sys
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -60,6 +61,16 @@ def has_cpu_bf16() -> bool:
         if is_supported is not None and is_supported():
             return True
     return False
+
+
+def flight_recorder_dump() -> Callable[[], Any] | None:
+    """Return the function that dumps gloo's last collectives as JSON; None: this torch has none."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json
+    except ImportError:
+        return None
+    dump: Callable[[], Any] = _dump_fr_trace_json
+    return dump
 
 
 def sharded_type() -> type | tuple[type, ...]:

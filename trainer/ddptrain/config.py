@@ -157,6 +157,12 @@ class AugmentationOptions:
     cutout: int = option(
         "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"
     )
+    erase: float = option(
+        "share of images with a grey rectangle of 2 to 33 %% of their area",
+        shapes=True,
+        type=real(0, 1.001),
+        default=0.0,
+    )
     mixup: float = option("blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0)
     cutmix: float = option(
         "paste a rectangle of another one into each, by Beta(X, X); 0: not; with --mixup: one or the other",
@@ -352,12 +358,14 @@ class RankOptions:
     )
     strategy: str = option(
         "ddp: DistributedDataParallel; fsdp: weights, gradients and moments in shards over all ranks; hybrid: over the "
-        "ranks of a node",
-        choices=("ddp", *SHARDED),
+        "ranks of a node; dp: DataParallel, one process for all GPUs, to compare with; single: one device",
+        choices=("ddp", *SHARDED, "dp", "single"),
         default="ddp",
     )
     backend: str = option(
-        "carries the gradients; auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo"), default="auto"
+        "carries the gradients; auto: nccl on GPUs, gloo on CPUs",
+        choices=("auto", "nccl", "gloo", "mpi"),
+        default="auto",
     )
     sync_bn: bool = option("batch norms over all ranks' images (GPUs only)", shapes=True, default=False)
     compress: str = option("what gradients travel as", choices=("none", "bf16", "fp16"), default="none", shapes=True)
@@ -368,10 +376,20 @@ class RankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackOptions:
-    """Profiling."""
+    """Profiling, debugging, and a limit to the duration."""
 
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("where the traces go", default=Path("profile"))
+    debug: bool = option(
+        "have torch tell more, record the last collectives and show where a failed gradient came from; slow",
+        default=False,
+    )
+    stop_after: float = option(
+        "save and stop with exit code 143 after T minutes; 0: never. ddprun's --deadline does so for any script",
+        type=real(0.0),
+        default=0.0,
+        metavar="T",
+    )
 
 
 EPILOG = """\

@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddptrain.config import SHARDED, Options, RankOptions
 from ddptrain.errors import TrainError
@@ -34,6 +34,12 @@ from ddpwire.machine import MAX_PORT, usable_cores
 from ddpwire.torch_log import CPP_LOG_LEVEL, set_cpp_log_level
 
 ENV_INIT_METHOD = "env://"  # where the ranks meet, unless --init-method says otherwise
+_OPEN_MPI_NAMES = {  # Open MPI's names: https://www.open-mpi.org/faq/?category=running#mpi-environmental-variables
+    names.RANK: "OMPI_COMM_WORLD_RANK",
+    names.WORLD_SIZE: "OMPI_COMM_WORLD_SIZE",
+    names.LOCAL_RANK: "OMPI_COMM_WORLD_LOCAL_RANK",
+    names.LOCAL_WORLD_SIZE: "OMPI_COMM_WORLD_LOCAL_SIZE",
+}
 LATE_S = 10.0  # how long a rank waits for the others before it logs that it does
 T = TypeVar("T")
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # torch.compile's modes that keep a graph's memory
@@ -61,7 +67,7 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
-    """Return what the options say, else the variables of ddprun or torchrun; without any, one process.
+    """Return what the options say, else the variables of ddprun, torchrun or mpirun; without any, one process.
 
     Without LOCAL_RANK all ranks are on this machine. Raises TrainError.
     """
@@ -88,11 +94,13 @@ def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = Non
 
 def needs_master(options: RankOptions) -> bool:
     """Return whether the ranks meet at MASTER_ADDR and MASTER_PORT."""
-    return options.init_method == ENV_INIT_METHOD
+    return options.init_method == ENV_INIT_METHOD and options.backend != "mpi"
 
 
 def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[str, str]:
     """Return the environment with the options' rank and world size as variables. Raises TrainError."""
+    if options.backend == "mpi" and names.RANK not in environ:
+        environ = {**environ, **{name: environ[mpi] for name, mpi in _OPEN_MPI_NAMES.items() if mpi in environ}}
     given = {names.RANK: options.rank, names.WORLD_SIZE: options.world_size}
     for name, value in given.items():
         if value is not None and environ.get(name, str(value)) != str(value):
@@ -133,6 +141,8 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     """Create the default process group. Raises TrainError, on each rank that cannot."""
     if rank_info.size == 1:
         return
+    if options.backend == "mpi" and not dist.is_mpi_available():
+        raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
     folder = Path(options.init_method.removeprefix("file://")).parent
     if (
         options.init_method.startswith("file://") and not folder.is_dir()
@@ -142,14 +152,17 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
         _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
     timeout = timedelta(seconds=options.timeout_s)
     try:
-        with torch_cpp_log_off(), _log_if_late(LATE_S, rank_info, options):
-            dist.init_process_group(
-                "gloo",
-                init_method=options.init_method,
-                rank=rank_info.rank,
-                world_size=rank_info.size,
-                timeout=timeout,
-            )
+        if options.backend == "mpi":
+            dist.init_process_group("mpi", timeout=timeout)  # mpirun numbers the ranks
+        else:
+            with torch_cpp_log_off(), _log_if_late(LATE_S, rank_info, options):
+                dist.init_process_group(
+                    "gloo",
+                    init_method=options.init_method,
+                    rank=rank_info.rank,
+                    world_size=rank_info.size,
+                    timeout=timeout,
+                )
     except (RuntimeError, ValueError, OSError) as error:
         address = _meeting_point(options)
         reason = str(error).splitlines()[0]
@@ -431,9 +444,19 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
     ranks = options.ranks
     if ranks.strategy in SHARDED:
         _check_sharded(options)
+    elif ranks.strategy != "ddp" and rank_info.size > 1:
+        raise TrainError(
+            Exit.CONFIG,
+            f"--strategy {ranks.strategy} is for one process, this is one of {rank_info.size} ranks",
+            hint="give ddp",
+            rank=None,
+        )
     if ranks.static_graph and options.training.accumulate > 1:
         message = "--static-graph does not go with --accumulate"
         raise TrainError(Exit.CONFIG, message, hint="leave one of them out", rank=None)
+    if ranks.strategy == "dp" and options.model.recompute:  # its replicas would call the first one's blocks
+        message = "--strategy dp does not go with --recompute"
+        raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave out --recompute", rank=None)
     if options.machine.compile in CUDA_GRAPHS and options.training.accumulate > 1:
         # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
         message = f"--compile {options.machine.compile} does not go with --accumulate"
@@ -471,12 +494,29 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
             raise TrainError(Exit.CONFIG, "--sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch")
         if world.data_group is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, world.data_group)  # type: ignore[no-untyped-call]
+    if options.strategy == "dp":
+        return DataParallel(model)
     if world.data_group is None:
         return model
     ddp = wrap_in_ddp(model, world, options)
     if deterministic:
         lay_out_buckets(ddp)
     return ddp
+
+
+class WithAutocast(nn.Module):
+    """A model that turns autocast on itself: DataParallel's threads inherit that it is on, but not its dtype."""
+
+    def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> None:
+        super().__init__()
+        self.model = model
+        self._autocast = autocast
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:  # noqa: N803
+        """Return the model's output."""
+        with self._autocast():
+            output: Tensor = self.model(images_BCHW)
+        return output
 
 
 def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> DistributedDataParallel:

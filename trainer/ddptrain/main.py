@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from ddptrain import debugging
 from ddptrain.callbacks import Callbacks, NonFinite, NonFiniteGuard, ProgressDisplay, StopVote, open_progress
 from ddptrain.checkpoint_directory import CheckpointDirectory, check_shared
 from ddptrain.checkpoint_manager import CheckpointManager
@@ -83,6 +84,8 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
             _log_error(str(error))
         return error.code
     except Exception as error:
+        if options.callbacks.debug and rank_info.size > 1:
+            debugging.dump_collectives(rank_info.rank, Path(), log=_log_error)
         if is_lost_peer(error):
             if is_timeout(error):
                 metrics.timed_out()
@@ -114,6 +117,8 @@ def _train(
     batch_size = global_batch_size(options.training, rank_info)
     check_strategy(options, rank_info)
     set_up_torch(rank_info, environ, deterministic=options.machine.deterministic)
+    if options.callbacks.debug:
+        debugging.set_up()
     join_ranks(rank_info, options.ranks)
     world = make_world(rank_info, options.machine.device, options.ranks)
     directory = _open_directory(options, rank_info)
@@ -143,7 +148,7 @@ def _train(
     resumed = manager.resume()
     if resumed:
         progress.log(resume_message(state, *resumed))
-    stop = StopVote(rank_info, signals, guard)
+    stop = StopVote(rank_info, signals, guard, after_s=60 * options.callbacks.stop_after, started=goodput.started)
     callbacks = Callbacks(
         poll_stop=stop.poll,
         heartbeat=heartbeat,
@@ -174,7 +179,7 @@ def _train(
         callbacks.on_train_end()
         manager.wait_for_write()
     stop.close()
-    if result.exit_code:
+    if result.exit_code and stop.requested_by is not None:
         heartbeat.stopped_for(stop.requested_by)
     callbacks.stragglers.read_answer(result.step)
     _save_and_report(state, result, manager, callbacks, progress, stop)
@@ -250,7 +255,7 @@ def _save_and_report(
     accuracy = None if result.evaluation is None else result.evaluation.accuracy
     path = manager.save_last(result.step, accuracy)
     if result.exit_code:
-        progress.log(stop_message(state, result, path, other=stop.requested_by_other))
+        progress.log(stop_message(state, result, path, timed_out=stop.timed_out, other=stop.requested_by_other))
     else:
         callbacks.heartbeat.complete()
         evaluation = result.evaluation
@@ -328,10 +333,10 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 
 
 def stop_message(
-    state: TrainingState, result: TrainResult, checkpoint: Path | None, *, other: int | None = None
+    state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
 ) -> str:
     """Return why the training stopped, and how to continue; ``other``: the rank that got the signal, if another."""
-    by = _SIGNALS[Exit(result.exit_code)]
+    by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
     if other is not None:
         by += f" to rank {other}"
     where = f"stopped by {by} after step {result.step} of {state.num_steps}"

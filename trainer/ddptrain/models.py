@@ -10,6 +10,7 @@ import fcntl
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,12 @@ IMAGENET = "imagenet"
 CONNECT_TIMEOUT_S = 30.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    norm: Norm
+    small_stem: bool
+
+
 def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Return a model by its name, freshly initialised. Raises TrainError for unknown names and images too small."""
     if norm == "group" and name not in _NORMED:
@@ -55,14 +62,8 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
             f"--model {name} needs images of at least {smallest_px} px, these have {shape.size_px}; "
             f"models that fit: {fits}",
         )
-    norm_layer: Norm = _group_norm if norm == "group" else nn.BatchNorm2d
-    if name == "resnet18":
-        small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
-        return ResNet18(shape, norm=norm_layer, small_stem=small_stem)
-    if name == "convnet":
-        return convnet(shape, norm_layer)
-    build = {"simple": simple_model, "imageclassifier": image_classifier, "digitsnet": digitsnet}
-    return build[name](shape)
+    small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
+    return _ours(name, shape, _Layers(norm=_group_norm if norm == "group" else nn.BatchNorm2d, small_stem=small_stem))
 
 
 def build_gpt(options: ModelOptions, *, context: int) -> GPT:
@@ -78,6 +79,19 @@ def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the layers of a model that are sharded one by one: those of its nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
+
+
+def _ours(name: str, shape: ImageShape, choice: _Layers) -> nn.Module:
+    if name == "resnet18":
+        return ResNet18(shape, norm=choice.norm, small_stem=choice.small_stem)
+    if name == "convnet":
+        return convnet(shape, choice.norm)
+    build = {
+        "simple": simple_model,
+        "imageclassifier": image_classifier,
+        "digitsnet": digitsnet,
+    }
+    return build[name](shape)
 
 
 def _group_norm(channels: int) -> nn.Module:

@@ -23,7 +23,7 @@ from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
-from ddptrain.distributed import RankInfo, World, compile_model, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -103,29 +103,40 @@ class Stateful(Protocol):
 
 
 class TensorBoard:
-    """Scalars of each epoch in TensorBoard's event files."""
+    """Scalars of each epoch for TensorBoard; here they are not written."""
 
-    def __init__(self, folder: Path | None) -> None:
-        """``folder``: None: nothing is written. Raises TrainError."""
-        self._writer: Any = None
-        try:
-            if folder is not None:
-                from torch.utils.tensorboard import SummaryWriter
+    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
+        """Write the results of an epoch that ended after ``step`` steps."""
 
-                self._writer = SummaryWriter(str(folder))
-        except ImportError:
-            message = "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
-            raise TrainError(Exit.NO_INPUT, message) from None
-        except OSError as error:
-            raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
+
+class TensorBoardFiles(TensorBoard):
+    """TensorBoard's event files in a folder. Raises OSError."""
+
+    def __init__(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer: Any = SummaryWriter(str(folder))
 
     def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
         """Write the results of an epoch that ended after ``step`` steps."""
         values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
-        for name, value in values.items() if self._writer else ():
+        for name, value in values.items():
             self._writer.add_scalar(name, value, step)
-        if self._writer:
-            self._writer.flush()
+        self._writer.flush()
+
+
+def open_tensorboard(folder: Path | None, rank_info: RankInfo) -> TensorBoard:
+    """Return what writes to the folder of ``--tensorboard``, on rank 0. Raises TrainError."""
+    if folder is None or not rank_info.is_first:
+        return TensorBoard()
+    try:
+        return TensorBoardFiles(folder)
+    except ImportError:
+        raise TrainError(
+            Exit.NO_INPUT, "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
+        ) from None
+    except OSError as error:
+        raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +252,19 @@ def build_training_state(
         ddp=model
         if sharding is not None
         else compile_model(
-            wrap_model(model, options.ranks, world, deterministic=options.machine.deterministic),
+            wrap_model(
+                WithAutocast(model, partial(precision.autocast, world.device))
+                if options.ranks.strategy == "dp"
+                else model,
+                options.ranks,
+                world,
+                deterministic=options.machine.deterministic,
+            ),
             options.machine.compile,
         ),
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
-        tensorboard=TensorBoard(options.training.tensorboard if world.rank_info.is_first else None),
+        tensorboard=open_tensorboard(options.training.tensorboard, world.rank_info),
         batch_size=batch_size,
     )
 

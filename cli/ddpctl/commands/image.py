@@ -183,4 +183,4 @@ def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
     verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
     (done,) = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     if done.returncode:
-        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: its own words stand above")
+        raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: see its output above")

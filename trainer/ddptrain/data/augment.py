@@ -1,11 +1,11 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""From samples to batches: normalisation, crops, mirror images, cutout, mixup and cutmix, on the device.
+"""From samples to batches: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix, on the device.
 
 All that is random is a function of (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -18,6 +18,8 @@ MAX_COUNTED_BYTES = 100_000_000  # a larger set's mean is that of a part of it
 MAX_PART_BYTES = 1 << 26  # of images that are laid out at once
 SHORT_ROW = 64  # numbers; shorter rows are joined
 IMAGENET_MEAN_DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of torchvision's weights
+ERASE_AREA = (0.02, 0.33)  # share of the image; this and the ratio of the sides as in Z. Zhong et al. 2017,
+ERASE_RATIO = (0.3, 3.3)  # https://arxiv.org/abs/1708.04896
 Mark = Callable[[str], None]  # called at the end of a phase of a step, with its name
 
 
@@ -157,6 +159,20 @@ def cutout_mask(bits_B: Tensor, side_px: int, size_px: int) -> Tensor:
     return box_mask(top, left, bottom, right, size_px)
 
 
+def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
+    """Return a rectangle inside the image, in that fraction of the images."""
+    low, high = ERASE_AREA
+    area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
+    first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
+    ratio = (first + (last - first) * sampling.uniform(bits_B, sampling.ERASE_SHAPE)).exp()
+    height = (area * ratio).sqrt().round().clamp(1, size_px).long()
+    width = (area / ratio).sqrt().round().clamp(1, size_px).long()
+    top = (sampling.uniform(bits_B, sampling.ERASE_TOP) * (size_px - height + 1)).long()
+    left = (sampling.uniform(bits_B, sampling.ERASE_LEFT) * (size_px - width + 1)).long()
+    chosen = sampling.uniform(bits_B, sampling.ERASE) < fraction
+    return box_mask(top, left, top + height * chosen, left + width * chosen, size_px)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
@@ -248,6 +264,7 @@ class Augmentations:
     shift: bool  # random crops, not centre crops
     flip: bool
     cutout_px: int
+    erase: float
     mixing: Mixing | None
 
 
@@ -291,9 +308,12 @@ class BatchBuilder:
         return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Return the batch with squares of the mean colour."""
-        side_px = self.augmentations.cutout_px
-        if not side_px:
+        """Return the batch with rectangles of the mean colour."""
+        images, size_px = batch.inputs, batch.inputs.shape[2]
+        if self.augmentations.cutout_px:
+            images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)
+        if self.augmentations.erase:
+            images = images.masked_fill(erase_mask(bits_B, self.augmentations.erase, size_px), 0)
+        if images is batch.inputs:
             return batch
-        square = cutout_mask(bits_B, side_px, batch.inputs.shape[2])
-        return replace(batch, inputs=batch.inputs.masked_fill(square, 0))
+        return Batch(inputs=images, labels_B=batch.labels_B, others_B=batch.others_B, own_B=batch.own_B)

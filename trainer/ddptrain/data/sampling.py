@@ -14,7 +14,7 @@ from torch import Tensor
 _MASK = (1 << 64) - 1
 # The ``number`` of each kind of random number, all listed here so that no two are the same.
 PARTNER, WHICH, BLEND, PASTE, PASTE_TOP, PASTE_LEFT = 1, 2, 3, 4, 5, 6
-CUT_TOP, CUT_LEFT = 7, 8
+CUT_TOP, CUT_LEFT, ERASE, ERASE_AREA, ERASE_SHAPE, ERASE_TOP, ERASE_LEFT = 7, 8, 9, 10, 11, 12, 13
 _TABLE_SIZE = 4096
 
 

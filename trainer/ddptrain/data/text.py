@@ -113,6 +113,7 @@ def refuse_image_options(options: Options) -> None:
         "--shift": augmentation.shift,
         "--flip": augmentation.flip,
         "--cutout": augmentation.cutout,
+        "--erase": augmentation.erase,
         "--mixup": augmentation.mixup,
         "--cutmix": augmentation.cutmix,
         "--test-flip": options.training.test_flip,
