@@ -28,8 +28,9 @@ def main(options: argparse.Namespace) -> None:
     ranks = join()
     say = result.say if ranks.rank == 0 else lambda _="": None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
-    where = ", ".join(dict.fromkeys(map(ranks.node_name, range(ranks.size))))
-    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {where}")
+    where = [*dict.fromkeys(map(ranks.node_name, range(ranks.size)))]
+    nodes = ", ".join(where) if len(where) <= MATRIX else f"{len(where)} nodes"
+    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
     say()
     rows, findings = _collectives(ranks, options.sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
