@@ -70,7 +70,7 @@ class _Output:
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record: list[str] = []
         self._show, self._rest = show, b""
-        self._of_rank_0 = re.compile(rf"{prefix}(?!\[node)")  # the lines of a run's only rank have no prefix
+        self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not ddprun's and torch's log
 
     def __call__(self, data: bytes) -> bytes:
         *lines, self._rest = (self._rest + data).split(b"\n")

@@ -77,6 +77,16 @@ def test_the_weights_are_those_of_a_local_run_also_through_a_login_node(site: Si
         assert WEIGHTS.findall(far) == WEIGHTS.findall(local)
 
 
+def test_bench_as_a_job(site: Site) -> None:
+    said = site.ddpctl("bench", "-f", FILE, "--nodes", "3", "--gpus", "1", "--sizes", "64K")
+    assert re.search(r"^all_reduce +64 KiB .*", said, re.M), said
+    (kept,) = (site.folder / "state" / ".checks").iterdir()
+    found = json.loads(kept.read_text())
+    assert (found["nodes"], found["code"]) == (["node-0", "node-1", "node-2"], 0)
+    assert len(found["links"]) == 3
+    assert json.loads(site.ddpctl("ps", "--json")) == []
+
+
 def test_a_training_that_was_stopped_elsewhere_goes_on_to_the_same_weights(site: Site, tmp_path: Path) -> None:
     checkpoints = exact.stopped_in_the_middle(tmp_path, ranks=4)
     program = ("ddptrain", "--deterministic", *exact.DIGITS, "--checkpoint-dir", str(checkpoints))

@@ -28,8 +28,9 @@ def main(options: argparse.Namespace) -> None:
     ranks = join()
     say = result.say if ranks.rank == 0 else lambda _="": None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
-    where = ", ".join(dict.fromkeys(map(ranks.node_name, range(ranks.size))))
-    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {where}")
+    where = [*dict.fromkeys(map(ranks.node_name, range(ranks.size)))]
+    nodes = ", ".join(where) if len(where) <= MATRIX else f"{len(where)} nodes"
+    say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
     say()
     rows, findings = _collectives(ranks, options.sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
@@ -40,7 +41,8 @@ def main(options: argparse.Namespace) -> None:
     for line in ("", *link_lines(figures, names), *([note] if note else []), ""):
         say(line)
     findings += [sentence(one, names) for one in again if one.is_slow]
-    say("" if findings else "every result is right; no link and no node is named")
+    if not findings:
+        say("every result is right; no link and no node is named")
     if ranks.rank == 0:
         values = {
             "ranks": ranks.size,
@@ -86,7 +88,7 @@ def _collectives(
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
     """The links as a table: all of them, or of many members the slowest."""
     number = len(names)
-    title = f"Links, GB/s each way while both ways are busy; median {statistics.median(figures.values()):.3g}"
+    title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
     if number > MATRIX:
         slowest = sorted(figures.items(), key=lambda one: one[1])[:MATRIX]
         return [f"{title}; the slowest:", *(f"  {value:>8.3g}  {names[a]} - {names[b]}" for (a, b), value in slowest)]

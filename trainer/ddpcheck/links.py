@@ -1,8 +1,8 @@
 """The links: every pair of nodes exchanges data, and what is slow is measured again alone before it is named.
 
 The pairs meet in a round-robin tournament: in each of n-1 rounds all nodes are busy, each with another one. Without a
-second node the ranks of the one node are the pairs. A pair's figure is the best of 4 to 10 exchanges of which both
-directions go at the same time: other work on the machine makes an exchange slower, never quicker.
+second node the ranks of the one node are the pairs. A pair's figure is the best of 4 to 10 exchanges: data goes there
+and comes back, so that other work on the machine makes an exchange slower, never quicker.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
 * A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
-from ddpcheck.collectives import swap
 from ddpcheck.ranks import Ranks
 
 SLOW = 0.5
@@ -28,7 +28,7 @@ EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take tog
 BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 MAX_SUSPECTS = 8  # the slowest are measured again
 Pair = tuple[int, int]  # of indices of the members, the lower one first
-Figures = Mapping[Pair, float]  # GB/s each way, of 1e9 bytes
+Figures = Mapping[Pair, float]  # GB/s, of 1e9 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,38 +77,41 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
         ranks.barrier()
         for a, b in pairs:
             if ranks.rank in (members[a], members[b]):
-                figure = _exchange(ranks, members[b] if ranks.rank == members[a] else members[a])
-                own += [figure] if ranks.rank == members[a] else []
+                first = ranks.rank == members[a]
+                figure = _exchange(ranks, members[b] if first else members[a], first=first)
+                own += [figure] if first else []
     figures = [iter(one) for one in ranks.gather(own)]
     return [((a, b), next(figures[members[a]])) for pairs in at_once for a, b in pairs]
 
 
-def _exchange(ranks: Ranks, peer: int) -> float:
-    """GB/s each way between this rank and another, which calls this as well."""
-    out = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
-    into, calls, theirs = torch.empty_like(out), out.new_zeros(1), out.new_zeros(1)
+def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
+    """GB/s between this rank and another, which calls this as well; ``first``: this one sends first, and counts."""
+    data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
+    calls = data.new_full((1,), EXCHANGES[0])
 
     def once() -> float:
         started = time.perf_counter()
-        swap(ranks, out, peer, into, peer)
+        for verb in (dist.send, dist.recv) if first else (dist.recv, dist.send):
+            verb(data, peer, group=ranks.group)
         ranks.synchronize()
         return time.perf_counter() - started
 
-    calls.fill_(min(max(int(EXCHANGE_S / once()), EXCHANGES[0]), EXCHANGES[1]))
-    swap(ranks, calls, peer, theirs, peer)
-    return out.nbytes / min(once() for _ in range(int(min(calls, theirs)))) / 1e9
+    seconds = once()
+    calls.fill_(min(max(int(EXCHANGE_S / seconds), EXCHANGES[0]), EXCHANGES[1]))
+    (dist.send if first else dist.recv)(calls, peer, group=ranks.group)
+    return 2 * data.nbytes / min(once() for _ in range(int(calls))) / 1e9
 
 
 def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
     """What looks slow among ``number`` members, the slowest first; and a line where there is too much of it to name."""
     if number < 3:
-        return (), ""
+        return (), "two have no siblings to be compared with"
     speed = figures.__getitem__
     links = {one: [pair for pair in figures if one in pair] for one in range(number)}
     best = {one: max(map(speed, links[one])) for one in links}
     slow = [one for one in best if best[one] < SLOW * statistics.median(best[k] for k in best if k != one)]
     if len(slow) > number / 3:
-        return (), f"{len(slow)} of {number} are slower than the others: the network has parts, and none is named"
+        return (), f"{len(slow)} of {number} look slower than the others: too many to be compared, and none is named"
     sound = {one: [pair for pair in links[one] if not {*pair} & {*slow} - {one}] for one in links}
     nodes = []
     for one in slow:
@@ -121,7 +124,9 @@ def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
             found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
     if len(found) > len(figures) / 3:
-        return tuple(nodes), f"{len(found)} of {len(figures)} links are below half of the others: none of them is named"
+        return tuple(
+            nodes
+        ), f"{len(found)} of {len(figures)} links look slower than the others: too many, and none of them is named"
     return tuple(nodes + sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
 
 
