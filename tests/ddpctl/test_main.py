@@ -38,6 +38,7 @@ VERBS = (
     "export",
     "hosts",
     "bench",
+    "doctor",
     "provision",
     "init",
     "schema",

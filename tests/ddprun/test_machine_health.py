@@ -9,17 +9,17 @@ import pytest
 import torch
 
 from ddprun import machine as ddprun_machine
-from ddpwire.machine import visible_devices
+from ddpwire.machine import GIB, MIB, visible_devices
 
-GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * ddprun_machine.GIB, memlock_bytes=None, open_files=None, num_gpus=0)
+GOOD = ddprun_machine.MachineHealth(shm_bytes=8 * GIB, memlock_bytes=None, open_files=None, num_gpus=0)
 
 
 @pytest.mark.parametrize(
     ("changes", "local_world_size", "device", "num_lines"),
     [
         pytest.param({}, 8, "", 0, id="good"),
-        pytest.param({"shm_bytes": 64 * ddprun_machine.MIB}, 1, "", 1, id="small-shm"),
-        pytest.param({"shm_bytes": ddprun_machine.GIB}, 8, "", 1, id="small-shm-8-ranks"),
+        pytest.param({"shm_bytes": 64 * MIB}, 1, "", 1, id="small-shm"),
+        pytest.param({"shm_bytes": GIB}, 8, "", 1, id="small-shm-8-ranks"),
         pytest.param({"open_files": 256}, 1, "", 1, id="open-files"),
         pytest.param({"memlock_bytes": 65536}, 1, "", 0, id="memlock-without-gpu"),
         pytest.param({"memlock_bytes": 65536, "num_gpus": 1}, 1, "cuda", 1, id="memlock"),

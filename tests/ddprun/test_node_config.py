@@ -49,6 +49,7 @@ ALONE = {
     "local_addr": None,
     "retries_network": False,
     "is_replaced": False,
+    "one_port": False,
     "check_only": False,
     "shown_local_ranks": None,
     "no_prefix": False,

@@ -13,7 +13,8 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from ddprun import node_config, node_facts, options, peer_checks, rank_environment
+from ddprun import node_config, node_facts, options, rank_environment
+from ddpwire import clock
 
 
 def loopback():
@@ -106,8 +107,8 @@ def test_an_argument_that_differs_is_named_unless_it_is_for_placement(wording, m
 @pytest.mark.parametrize("ahead_s", [60.0, -60.0, 0.0])
 def test_how_far_a_clock_is_ahead(ahead_s):
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
-    peer_checks.answer_clock_requests(store.clone())
-    assert peer_checks.clock_offset_s(store, lambda: time.time() + ahead_s) == pytest.approx(ahead_s, abs=20)
+    clock.answer_requests(store.clone())
+    assert clock.offset_s(store, lambda: time.time() + ahead_s) == pytest.approx(ahead_s, abs=20)
 
 
 def test_nodes_that_do_not_match_are_refused_on_both_with_both_values(runs, wording):

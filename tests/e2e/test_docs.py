@@ -28,6 +28,7 @@ def test_the_docs_show_commands() -> None:
 
 
 LAUNCHES = [line for line in shown("ddpctl") if line.split()[1] == "launch"]
+CHECKS = ("bench", "doctor")
 ON_BOXES = [line for line in LAUNCHES if "boxes" in line.split()]
 
 
@@ -95,9 +96,9 @@ def test_what_is_about_monitoring(line: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.startswith("ddpctl bench")])
+@pytest.mark.parametrize("line", [line for line in shown("ddpctl") if line.split()[1] in CHECKS])
 def test_checks(line: str, tmp_path: Path) -> None:
-    """The drawings are drawn; a check is parsed (test_bench.py and tests/cluster run it)."""
+    """The drawings are drawn; a check is parsed (test_bench.py, test_doctor.py and tests/cluster run it)."""
     words = shlex.split(line)[1:]
     done = ddpctl(*words, *([] if "--show" in words else ["--help"]), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -130,7 +131,7 @@ def test_the_other_verbs(tmp_path: Path) -> None:
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
     on_a_run = ("attach", "exec", "shell")  # on one that continues: tests/cluster, and for an ended one test_reach.py
     # above; export: tests/e2e/test_export.py, pull: tests/cluster/test_ssh.py
-    others = ("launch", "image", "monitor", "hosts", "bench", "export", "pull")
+    others = ("launch", "image", "monitor", "hosts", *CHECKS, "export", "pull")
     lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]
     assert {line.split()[1] for line in lines} >= {"ps", "status", "logs", "stop", "rm"}
     for line in sorted(lines, key=lambda line: line.split()[1] == "rm"):  # then it is gone

@@ -1,9 +1,9 @@
-"""``python -m ddpcheck bench``: one rank of a check. ddprun or torchrun starts it as they start a training script."""
+"""``python -m ddpcheck bench|doctor``: one rank of a check, started as a training script is, by ddprun or torchrun."""
 
 import argparse
 from importlib import import_module
 
-CHECKS = {"bench": "ddpcheck.bench"}  # a module with add_options(parser) and main(options)
+CHECKS = {"bench": "ddpcheck.bench", "doctor": "ddpcheck.doctor"}  # a module with add_options(parser) and main(options)
 
 
 def main() -> None:

@@ -10,28 +10,33 @@ import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ddpwire.machine import visible_devices
+from ddpwire.machine import (
+    MIB,
+    MIN_MEMLOCK,
+    MIN_OPEN_FILES,
+    MIN_SHM,
+    OPEN_FILES_PER_RANK,
+    SHM_DIR,
+    SHM_PER_RANK,
+    devices_of_rank,
+    resource_limit,
+    shm_bytes,
+    visible_handles,
+)
 
 BindingMode = Literal["none", "node", "socket", "exclusive", "core-complex"]
 BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 Cores = frozenset[int]
 SYSFS = Path("/sys")
 OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # then OpenMP binds the threads
-GIB, MIB = 1 << 30, 1 << 20
-SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
-MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
-MIN_OPEN_FILES = 1024
-OPEN_FILES_PER_RANK = 4  # node 0 holds the connections of all ranks to its stores
-MIN_MEMLOCK = 64 * MIB  # the minimum for the queues of an InfiniBand card
 
 
 def count_gpus() -> int:
     """Return how many GPUs a rank sees, by NVML and CUDA_VISIBLE_DEVICES; without NVML by that variable alone."""
-    visible = _visible_devices()
+    visible = devices_of_rank()
     try:
         import pynvml
 
@@ -230,22 +235,13 @@ def _health_warnings(machine: MachineHealth, local_world_size: int, num_nodes: i
 
 def read_health(num_gpus: int) -> MachineHealth:
     """Read the present state of this machine."""
-    shm = None
-    with contextlib.suppress(OSError):
-        status = os.statvfs(SHM_DIR)
-        shm = status.f_blocks * status.f_frsize
     return MachineHealth(
-        shm_bytes=shm,
-        memlock_bytes=_resource_limit(resource.RLIMIT_MEMLOCK),
-        open_files=_resource_limit(resource.RLIMIT_NOFILE),
+        shm_bytes=shm_bytes(),
+        memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
+        open_files=resource_limit(resource.RLIMIT_NOFILE),
         num_gpus=num_gpus,
         gpus=_read_gpus() if num_gpus else (),
     )
-
-
-def _resource_limit(which: int) -> int | None:
-    soft, _ = resource.getrlimit(which)
-    return None if soft == resource.RLIM_INFINITY else soft
 
 
 def driver_version() -> str | None:
@@ -265,7 +261,7 @@ def _read_gpus() -> tuple[Gpu, ...]:
         import pynvml
 
         pynvml.nvmlInit()
-        for device, get_handle in _visible_handles(pynvml).items():
+        for device, get_handle in visible_handles(pynvml).items():
             try:
                 handle = get_handle()
             except pynvml.NVMLError as error:
@@ -283,7 +279,7 @@ def pci_addresses() -> tuple[str, ...]:
 
         pynvml.nvmlInit()
         try:
-            found = [pynvml.nvmlDeviceGetPciInfo(get()).busId for get in _visible_handles(pynvml).values()]
+            found = [pynvml.nvmlDeviceGetPciInfo(get()).busId for get in visible_handles(pynvml).values()]
         finally:
             pynvml.nvmlShutdown()  # ddprun may still fork
         return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
@@ -294,23 +290,6 @@ def pci_address(bus_id: str) -> str:
     """Convert NVML's 00000000:3B:00.0 into the kernel's 0000:3b:00.0."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
-
-
-def _visible_devices() -> tuple[str, ...] | None:
-    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if variable is None else visible_devices(variable)
-
-
-def _visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
-    """Return, by index or UUID, a call for the handle of each GPU that a rank sees; it fails for one that is lost."""
-    visible = _visible_devices()
-    devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
-    return {
-        device: partial(nvml.nvmlDeviceGetHandleByIndex, int(device))
-        if device.isdecimal()
-        else partial(nvml.nvmlDeviceGetHandleByUUID, device)
-        for device in devices
-    }
 
 
 def _read_gpu(nvml: Any, handle: Any) -> Gpu:

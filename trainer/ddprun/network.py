@@ -10,8 +10,10 @@ import os
 import random
 import socket
 import sys
-import threading
 from pathlib import Path
+
+from ddpwire.machine import resolve as resolve
+from ddpwire.machine import source_address as source_address
 
 CONNECT_TIMEOUT_S = 4.0  # longer than ARP takes to find nobody (3 s)
 MIN_CONNECT_TIMEOUT_S = 0.2
@@ -34,36 +36,6 @@ ERROR_MEANINGS = {
 FREE_PORT_RANGE = range(61000, 65536)
 LISTEN_BACKLOG = 1024
 TCP_LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
-
-
-def resolve(host: str, *, timeout_s: float) -> str:
-    """Return the address of ``host``. Raises OSError, and TimeoutError if the name server does not answer in time."""
-    results: list[str | OSError] = []
-
-    def look_up() -> None:
-        try:
-            results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
-        except OSError as error:
-            results.append(error)
-        except UnicodeError:  # a label that is empty or too long
-            results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
-
-    resolver = threading.Thread(target=look_up, name="resolver", daemon=True)
-    resolver.start()
-    resolver.join(timeout_s)
-    if not results:
-        raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer")
-    if isinstance(results[0], OSError):
-        raise results[0]
-    return results[0]
-
-
-def source_address(address: str) -> str:
-    """Return the address of this machine from which ``address`` is reached. Raises OSError if there is no route."""
-    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # sends nothing: it only looks up the route
-        return str(probe.getsockname()[0])
 
 
 def default_address() -> str | None:

@@ -141,6 +141,7 @@ class NodeConfig:
     num_requeues: int  # how often Slurm has put this job into its queue again
     retries_network: bool  # names and networks may become available later (Kubernetes)
     is_replaced: bool  # a controller starts another node in the place of one that ends: the others wait for it
+    one_port: bool  # the ranks meet in node 0's own store: no port but the master port need be open
     check_only: bool  # only the preflight, no ranks
     numa_binding: machine.BindingMode | None  # None: the default of machine.plan_affinity
     shown_local_ranks: frozenset[int] | None  # those whose output the console shows; None: all
@@ -230,6 +231,7 @@ def read_config(
         num_requeues=launchers.slurm_number(environ, "SLURM_RESTART_COUNT", 0),
         retries_network="KUBERNETES_SERVICE_HOST" in environ,
         is_replaced=environ.get(names.NODE_REPLACED) == "1" and max_nodes > 1 and node_rank != UNNUMBERED,
+        one_port=environ.get(names.ONE_PORT) == "1" and max_nodes > 1,
         check_only=options.check_only,
         numa_binding=_numa_binding(options.numa_binding),
         shown_local_ranks=_shown_local_ranks(options, environ, local_world_size),

@@ -1,17 +1,13 @@
 """Checks against node 0 when the nodes meet: builds, arguments and clocks; and who takes part.
 
 Keys of the control store: ``facts`` is what node 0 has, ``arguments`` what it gives the script, ``checked`` counts the
-nodes that have finished a --check-only. ``clock/asked`` numbers the clock requests, ``clock/ask/I`` is one,
-``clock/answer/I`` node 0's time.
+nodes that have finished a --check-only. The keys of the clocks are ddpwire.clock's.
 """
 
 import contextlib
-import itertools
 import json
-import threading
 import time
-from collections.abc import Callable, Mapping
-from datetime import timedelta
+from collections.abc import Mapping
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # public, but torch does not say so
@@ -21,14 +17,11 @@ from ddprun.errors import node_error
 from ddprun.metrics import NodeSeries
 from ddprun.node_config import NodeConfig, check_program
 from ddprun.preflight import PreflightReport, node_label
-from ddpwire import metrics
+from ddpwire import clock, metrics
 from ddpwire.exits import Exit
 
-MAX_CLOCK_OFFSET_S = 2.0
 LEAVE_TIMEOUT_S = 5.0
 POLL_S = 0.05
-NUM_CLOCK_REQUESTS = 3
-CLOCK_WAIT = timedelta(days=30)  # the thread is a daemon: it ends with ddprun, or with the store
 
 
 class PeerChecks:
@@ -57,7 +50,7 @@ class PeerChecks:
         if self._config.node_rank == 0:
             control.set("facts", json.dumps(self._facts))
             control.set("arguments", json.dumps(node_facts.argument_hashes(self._config.command)))
-            answer_clock_requests(control.clone())
+            clock.answer_requests(control.clone())
             self._report.done(node_facts.summarize_builds(self._facts))
         else:
             node, facts = self._config.node_rank, stores.decode("facts", control.get("facts"), _read_facts)
@@ -71,7 +64,7 @@ class PeerChecks:
                 self._report.warn(warning)
             self._report.done(node_facts.summarize_builds(self._facts), "warning" if any(warnings) else "ok")
             self._report.begin("clock")
-            self._set_clock_offset(clock_offset_s(control))
+            self._set_clock_offset(clock.offset_s(control, read=lambda key, value: stores.decode(key, value, float)))
         check_program(self._config)
         self._report.begin("meet")
 
@@ -108,43 +101,14 @@ class PeerChecks:
         self._series.set(metrics.CLOCK_OFFSET, offset_s)
         ahead = "ahead of" if offset_s > 0 else "behind"
         what = f"{abs(offset_s):.3f} s {ahead} node 0's"
-        if abs(offset_s) <= MAX_CLOCK_OFFSET_S:
+        if abs(offset_s) <= clock.MAX_OFFSET_S:
             self._report.done(what)
             return
-        clock = f"the clock of {node_label(self._config.node_rank)}"
-        what = f"{clock} is {what}: times in logs and metrics will be wrong (is NTP running?)"
+        own = f"the clock of {node_label(self._config.node_rank)}"
+        what = f"{own} is {what}: times in logs and metrics will be wrong (is NTP running?)"
         self._report.warn(what)
         self._report.done(what, "warning")
 
 
 def _read_facts(value: Any) -> dict[str, str]:
     return {str(name): str(fact) for name, fact in value.items()}
-
-
-def answer_clock_requests(store: Store, now: Callable[[], float] = time.time) -> None:
-    """On node 0: answer clock requests from a thread; ``store`` is a connection of its own."""
-
-    def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
-            for number in itertools.count(1):
-                store.wait([f"clock/ask/{number}"], CLOCK_WAIT)
-                store.set(f"clock/answer/{number}", repr(now()))
-
-    threading.Thread(target=run, name="clock", daemon=True).start()
-
-
-def clock_offset_s(store: Store, now: Callable[[], float] = time.time) -> float:
-    """Return how far this clock is ahead of node 0's, in s, by the quickest of a few round trips.
-
-    As in NTP, node 0's time is taken for that of the middle of the round trip. Raises RuntimeError.
-    """
-    trips = []
-    for _ in range(NUM_CLOCK_REQUESTS):
-        number = store.add("clock/asked", 1)
-        asked = now()
-        store.set(f"clock/ask/{number}", "")
-        key = f"clock/answer/{number}"
-        node_0_time = stores.decode(key, store.get(key), float)
-        answered = now()
-        trips.append((answered - asked, (asked + answered) / 2 - node_0_time))
-    return min(trips)[1]

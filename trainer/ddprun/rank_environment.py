@@ -65,6 +65,7 @@ NOT_FOR_RANKS = (
     names.METRICS_PORT,
     names.NODE_REPLACED,
     names.NODES_HERE,
+    names.ONE_PORT,
     names.PUSHGATEWAY,
     names.TARGETS_DIR,
     names.LAUNCHER,

@@ -24,6 +24,7 @@ from typing import Any, NoReturn
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
     DistNetworkError,
     DistStoreError,
+    PrefixStore,
     Store,
     TCPStore,
 )
@@ -244,9 +245,17 @@ class FixedRankRendezvous(RendezvousHandler):
         self._checks.report_members(self.members)
         self.attempt = group["attempt"]
         host, port = self._host_of_ranks, group["port"]
+        store: Store | None = self._attempt_store
         try:
-            store = self._attempt_store if self._is_leader else stores.connect(host, port)
+            if self._config.one_port:
+                store = PrefixStore(f"{self.attempt}/store", self.control)
+            elif not self._is_leader:
+                store = stores.connect(host, port)
         except RuntimeError:
+            config = replace(self._config, master_port=port)
+            if why := joining.why_unreachable(config, self._route, network.CONNECT_TIMEOUT_S):
+                hint = "every port of node 0's machine must be open to the other nodes"
+                raise node_error(Exit.UNAVAILABLE, "unavailable", why, hint=hint, node=self._config.node_rank) from None
             self._raise_store_lost()
         assert store is not None, "_gather has created it on node 0"  # noqa: S101
         rank = self.members.index(self._config.node_rank)
@@ -283,10 +292,12 @@ class FixedRankRendezvous(RendezvousHandler):
                 if len(self._arrived()) >= self._config.min_nodes:
                     break
                 raise self._absent_error(missing)
-        host = self._host_of_ranks
-        listener = network.listen_on_free_port(host)
-        port = listener.getsockname()[1]
-        self._attempt_store = stores.serve(host, listener)
+        port = self.control.port
+        if not self._config.one_port:
+            host = self._host_of_ranks
+            listener = network.listen_on_free_port(host)
+            port = listener.getsockname()[1]
+            self._attempt_store = stores.serve(host, listener)
         number, members = self.attempt, self._arrived()
         if self.control.check(["history"]):
             failed = stores.decode("history", self.control.get("history"), read_attempts)

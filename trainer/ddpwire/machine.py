@@ -1,12 +1,26 @@
 """What more than one program asks about the machine that it runs on."""
 
 import contextlib
+import errno
+import ipaddress
 import os
 import re
+import resource
+import socket
 import sys
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 MAX_PORT = 65535
+GIB, MIB = 1 << 30, 1 << 20
+SHM_DIR = "/dev/shm"  # noqa: S108 (not written to)
+MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
+MIN_OPEN_FILES = 1024
+OPEN_FILES_PER_RANK = 4  # node 0 holds the connections of all ranks to its stores
+MIN_MEMLOCK = 64 * MIB  # the minimum for the queues of an InfiniBand card
 MIG = "MIG-"  # the beginning of an instance of a GPU in CUDA_VISIBLE_DEVICES
 
 
@@ -39,3 +53,65 @@ def visible_devices(variable: str) -> tuple[str, ...]:
             return ()
         taken.append(device)
     return tuple(taken[:1] if variable.startswith(MIG) else taken)
+
+
+def devices_of_rank() -> tuple[str, ...] | None:
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA takes; None: it is not set, and all GPUs are visible."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if variable is None else visible_devices(variable)
+
+
+def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
+    """Return, by index or UUID, a call for the handle of each GPU that a rank sees; it fails for one that is lost."""
+    visible = devices_of_rank()
+    devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
+    return {
+        device: partial(nvml.nvmlDeviceGetHandleByIndex, int(device))
+        if device.isdecimal()
+        else partial(nvml.nvmlDeviceGetHandleByUUID, device)
+        for device in devices
+    }
+
+
+def resource_limit(which: int) -> int | None:
+    """Return a soft limit of this process; None: there is none."""
+    soft, _ = resource.getrlimit(which)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def shm_bytes() -> int | None:
+    """Return the size of /dev/shm; None: it does not exist here."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(SHM_DIR)
+        return status.f_blocks * status.f_frsize
+    return None
+
+
+def resolve(host: str, *, timeout_s: float) -> str:
+    """Return the address of ``host``. Raises OSError, and TimeoutError if the name server does not answer in time."""
+    results: list[str | OSError] = []
+
+    def look_up() -> None:
+        try:
+            results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
+        except OSError as error:
+            results.append(error)
+        except UnicodeError:  # a label that is empty or too long
+            results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
+
+    resolver = threading.Thread(target=look_up, name="resolver", daemon=True)
+    resolver.start()
+    resolver.join(timeout_s)
+    if not results:
+        raise TimeoutError(errno.ETIMEDOUT, "the name server does not answer")
+    if isinstance(results[0], OSError):
+        raise results[0]
+    return results[0]
+
+
+def source_address(address: str) -> str:
+    """Return the address of this machine from which ``address`` is reached. Raises OSError if there is no route."""
+    family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it only looks up the route
+        return str(probe.getsockname()[0])

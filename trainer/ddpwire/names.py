@@ -38,6 +38,7 @@ IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its 
 NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller starts another node in the place of one that ends
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
 DEADLINE: Final = "DDP_DEADLINE"  # seconds from the start, or an ISO time: when a node must have ended
+ONE_PORT: Final = "DDP_ONE_PORT"  # 1: the ranks meet on the master port as well; for a check of a network
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
 LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
 METRICS_HOST: Final = "DDP_METRICS_HOST"

@@ -1,4 +1,4 @@
-"""``ddpctl bench``: checks of a target, which run there as jobs (ddpcheck)."""
+"""``ddpctl bench`` and ``ddpctl doctor``: checks of a target, which run there as jobs (ddpcheck)."""
 
 import json
 import os
@@ -61,6 +61,24 @@ def bench(
     result = run(request, as_json=as_json)
     for line in () if as_json else compared(result):
         print(line)
+    raise typer.Exit(result["code"])
+
+
+def doctor(
+    target: Target = None, nodes: Nodes = None, gpus: Gpus = None, file: File = None, as_json: Json = False
+) -> None:
+    """Check the nodes of a target and the network between them.
+
+    Exits with 69 if a node is bad: the table names it, the check, and what to do.
+    """
+    from ddpctl import launcher
+    from ddpctl.doctor import examine
+
+    request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
+    show = (lambda _: None) if as_json else print
+    _, result = examine(launcher.open_context(os.environ), request, show=show)
+    if as_json:
+        print(json.dumps(result, indent=1))
     raise typer.Exit(result["code"])
 
 

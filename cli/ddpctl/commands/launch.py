@@ -153,6 +153,10 @@ def launch(
             help="On SSH machines: wait for free GPUs, in the order of arrival, for at most 2h, 30m.",
         ),
     ] = None,
+    doctor: Annotated[
+        bool,
+        typer.Option("--doctor", help="First run ddpctl doctor: refuse a bad node, or leave out its SSH machine."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:
     """Start a training and follow it to its end.
@@ -168,6 +172,7 @@ def launch(
     from ddpctl import launcher, run_store
     from ddpctl.commands import explain
     from ddpctl.commands.formatting import closing_lines
+    from ddpctl.doctor import only_sound
 
     context = launcher.open_context(os.environ)
     request = _request(context, flags, resume)
@@ -179,6 +184,8 @@ def launch(
     if dry_run:
         launcher.dry_run(context, request)
         return
+    if doctor:
+        request = only_sound(context, request)
     run = launcher.start(context, request, attached=not detach)
     if detach:
         context.emit(f"  detached     ddpctl logs -f {run.name}, ddpctl status {run.name}, ddpctl stop {run.name}")

@@ -4,7 +4,7 @@ A target performs nothing: its verbs are generators of commands (``ddpctl.comman
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -165,6 +165,13 @@ class Target(ABC):
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
         """Return what each machine has, and who has it. Of the capability "hosts"."""
         raise NotImplementedError
+
+    def without(self, run: Run, nodes: Collection[int]) -> tuple[Any, tuple[str, ...]]:
+        """Return options without the machines of these nodes of a run, and the machines; None: too few are left.
+
+        A target that does not choose machines by itself leaves none out.
+        """
+        return None, ()
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
         """Return the trainings of an array as runs of their own, named RUN.task-K; none: it is no array."""

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import PurePath
 
@@ -58,6 +58,13 @@ class SshTarget(Target):
             f"render: {plan.run} would run on SSH hosts, and what is run there depends on what they have: "
             "ddpctl launch --dry-run asks them and prints it"
         )
+
+    def without(self, run: Run, nodes: Collection[int]) -> tuple[SshOptions | None, tuple[str, ...]]:
+        """See Target."""
+        numbers = run.handle.get("hosts", range(run.job.max_nodes))
+        bad = tuple(self.options.hosts[numbers[node]].address for node in nodes)
+        options = replace(self.options, exclude=(*self.options.exclude, *bad))
+        return None if any(options.problems(run.job)) else options, bad
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
         """Look at the hosts, and when enough are ready start one node on each."""

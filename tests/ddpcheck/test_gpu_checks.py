@@ -1,0 +1,158 @@
+"""GPU checks against a stand-in of NVML's interface that answers documented values. No GPU was at hand."""
+
+import json
+import sys
+import types
+
+import pytest
+
+from ddpcheck import gpu_checks
+
+HEALTHY = {
+    "nvmlDeviceGetTotalEccErrors": 0,
+    "nvmlDeviceGetRemappedRows": (0, 0, 0, 0),
+    "nvmlDeviceGetCurrPcieLinkWidth": 16,
+    "nvmlDeviceGetMaxPcieLinkWidth": 16,
+    "nvmlDeviceGetNvLinkErrorCounter": 0,
+    "nvmlDeviceGetMigMode": (0, 0),
+    "nvmlDeviceGetComputeRunningProcesses": [],
+    "nvmlDeviceGetCurrentClocksEventReasons": 0x1,  # idle
+    "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3",
+}
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvml(monkeypatch, broken=None, *, num_links=18, links_down=(), lost=()):
+    """Two GPUs; ``broken``: what the functions of GPU 1 answer, or raise."""
+    broken = broken or {}
+
+    def answer(name):
+        def call(handle, *_):
+            value = broken.get(name, HEALTHY[name]) if handle == 1 else HEALTHY[name]
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return call
+
+    def handle_of(index):
+        if index in lost:
+            raise NVMLError("GPU is lost")
+        return index
+
+    def link_state(handle, link):
+        if link >= num_links:
+            raise NVMLError("Invalid Argument")
+        return int(not (handle == 1 and link in links_down))
+
+    def not_supported(*_):
+        raise NVMLError("Not Supported")
+
+    double = types.SimpleNamespace(
+        NVMLError=NVMLError,
+        NVML_MEMORY_ERROR_TYPE_UNCORRECTED=1,
+        NVML_VOLATILE_ECC=0,
+        NVML_NVLINK_MAX_LINKS=18,
+        NVML_NVLINK_ERROR_DL_RECOVERY=1,
+        nvmlInit=lambda: None,
+        nvmlSystemGetDriverVersion=lambda: "570.86.15",
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=handle_of,
+        nvmlDeviceGetNvLinkState=link_state,
+        nvmlDeviceGetRetiredPagesPendingStatus=not_supported,  # from Ampere on
+        **{name: answer(name) for name in HEALTHY},
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", double)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def look():
+    findings, kinds = gpu_checks.look()
+    return {one.check: one for one in [*findings, gpu_checks.check_clocks()]}, kinds
+
+
+def test_healthy_gpus_are_ok(monkeypatch):
+    nvml(monkeypatch)
+    found, kinds = look()
+    assert {check for check, one in found.items() if one.status != "ok"} <= {"DCGM", "Xid"}  # as this machine is
+    assert kinds == {"GPUs": "2 x NVIDIA H100 80GB HBM3", "driver": "570.86.15"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "check", "status", "value"),
+    [
+        ({"nvmlDeviceGetTotalEccErrors": 2}, "GPU memory", "bad", "2 uncorrected ECC errors"),
+        ({"nvmlDeviceGetRemappedRows": (0, 1, 1, 0)}, "GPU memory", "bad", "remapped at the next reset"),
+        ({"nvmlDeviceGetRemappedRows": (0, 9, 0, 1)}, "GPU memory", "bad", "could not be remapped"),
+        ({"nvmlDeviceGetRemappedRows": (3, 2, 0, 0)}, "GPU memory", "ok", "2 rows remapped"),
+        ({"nvmlDeviceGetCurrPcieLinkWidth": 8}, "PCIe", "warning", "GPU 1: x8 of x16"),
+        ({"nvmlDeviceGetCurrPcieLinkWidth": 1}, "PCIe", "bad", "GPU 1: x1 of x16"),
+        ({"nvmlDeviceGetNvLinkErrorCounter": 4}, "NVLink", "warning", "recoveries"),
+        ({"nvmlDeviceGetMigMode": (1, 1)}, "MIG", "warning", "GPU 1: on"),
+        ({"nvmlDeviceGetMigMode": (0, 1)}, "MIG", "bad", "next reset"),
+        ({"nvmlDeviceGetMigMode": NVMLError("Not Supported")}, "MIG", "ok", "off"),
+        (
+            {"nvmlDeviceGetComputeRunningProcesses": [types.SimpleNamespace(pid=4711)]},
+            "GPU processes",
+            "warning",
+            "GPU 1: used by pid 4711",
+        ),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x48}, "GPU clocks", "bad", "hardware thermal slowdown"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x20}, "GPU clocks", "warning", "thermal"),
+        ({"nvmlDeviceGetCurrentClocksEventReasons": 0x4}, "GPU clocks", "ok", ""),  # the power cap
+        ({"nvmlDeviceGetCurrPcieLinkWidth": NVMLError("Unknown Error")}, "PCIe", "not looked at", "Unknown Error"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_is_a_finding(monkeypatch, answers, check, status, value):
+    nvml(monkeypatch, answers)
+    found, _ = look()
+    assert (found[check].status, value in found[check].value) == (status, True)
+    assert {name for name, one in found.items() if one.status == "bad"} - {"Xid", "DCGM"} <= {check}
+
+
+def test_links_that_are_down_beside_others_and_a_lost_gpu(monkeypatch):
+    nvml(monkeypatch, links_down=(3,))
+    found, _ = look()
+    assert (found["NVLink"].status, found["NVLink"].value) == ("bad", "GPU 1: down: 3; 17 up")
+    nvml(monkeypatch, num_links=0, lost=(1,))
+    found, kinds = look()
+    assert (found["NVLink"].status, found["NVLink"].value) == ("ok", "none")
+    assert (found["GPUs"].status, found["GPUs"].value) == ("bad", "GPU 1: GPU is lost")
+    assert kinds["GPUs"] == "1 x NVIDIA H100 80GB HBM3"
+
+
+def test_without_a_driver_every_check_is_said_not_to_be_made(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    findings, _ = gpu_checks.look()
+    assert {one.check for one in findings} == {*gpu_checks.GPU_CHECKS}
+    assert {one.status for one in findings} == {"not looked at"}
+
+
+@pytest.mark.parametrize(
+    ("xid", "age_s", "status"),
+    [(79, 60, "bad"), (79, 200_000, "warning"), (63, 60, "warning"), (13, 60, "ok"), (None, 60, "ok")],
+)
+def test_xids_of_the_kernel_log(monkeypatch, tmp_path, xid, age_s, status):
+    now = 300_000.0
+    monkeypatch.setattr(gpu_checks.time, "clock_gettime", lambda _: now)
+    at = int((now - age_s) * 1e6)
+    line = f"3,1204,{at},-;NVRM: Xid (PCI:0000:3b:00): {xid}, pid=1, name=python, GPU has fallen off the bus.\n"
+    (tmp_path / "kmsg").write_text(f"6,1,2,-;eth0: link up\n{line if xid else ''}")
+    assert gpu_checks.check_kernel_log(str(tmp_path / "kmsg")).status == status
+    assert gpu_checks.check_kernel_log(str(tmp_path / "absent")).status == "not looked at"
+
+
+def test_what_dcgm_answers():
+    three = {"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
+        {"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "PASS"}]},
+        {"name": "Page Retirement/Row Remap", "results": [{"gpu_ids": "1", "status": "FAIL", "warnings": "..."}]},
+    ]}]}}  # fmt: skip
+    four = {"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
+        {"name": "software", "results": [{"entity_group": "GPU", "entity_id": 0, "status": "Pass"}],
+         "test_summary": {"status": "Pass"}},
+    ]}]}}  # fmt: skip
+    assert [*gpu_checks.failed_tests(json.loads(json.dumps(three)))] == ["Page Retirement/Row Remap"]
+    assert [*gpu_checks.failed_tests(four)] == []

@@ -1,0 +1,98 @@
+"""The doctor's job, what a launch does with its findings, and a refusal of ddprun as a finding."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.ddpctl.kubernetes_judges import faults
+from tests.ddpctl.kubernetes_lab import plan_of, run_of
+
+from ddpctl import check_job, doctor, launcher
+from ddpctl.check_job import CheckRun
+from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.launcher import Request
+from ddpctl.run_status import RunStatus
+from ddpctl.spec import JobSpec
+from ddpctl.targets.kubernetes import target as kubernetes
+from ddpctl.targets.kubernetes.options import KubernetesOptions
+from ddpctl.targets.ssh.options import SshHost, SshOptions
+from ddpwire.run_files import Outcome
+
+OPTIONS = SshOptions(hosts=tuple(SshHost(address=f"box{number}") for number in range(4)))
+REQUEST = Request(
+    job=JobSpec(name="digits", nodes="2", gpus=4),
+    target="boxes",
+    kind="ssh",
+    options=OPTIONS,
+    why="",
+    cwd="/",
+    name="n",
+)
+
+
+def finding(node: int, status: str) -> dict[str, Any]:
+    return {"node": node, "check": "clock", "status": status}
+
+
+class Doctor:
+    """In the place of a job: it finds the hosts bad that it is told."""
+
+    def __init__(self, bad: Mapping[str, str], *, outcome: Outcome | None = None) -> None:
+        self.bad, self.outcome, self.looked_at = bad, outcome, list[tuple[str, ...]]()
+
+    def __call__(self, _: Any, request: Request, **__: Any) -> CheckRun:
+        assert (request.name, request.job.local_world_size, request.job.env["DDP_ONE_PORT"]) == (None, 1, "1")
+        options = request.options
+        numbers = [n for n, host in enumerate(options.hosts) if host.address not in options.exclude][:2]
+        hosts = tuple(options.hosts[number].address for number in numbers)
+        self.looked_at.append(hosts)
+        results = [finding(node, self.bad.get(host, "ok")) for node, host in enumerate(hosts)]
+        run = replace(run_of("doctor-otter", job=request.job), kind="ssh", options=asdict(options))
+        state = RunStatus(run=run.name, state="failed", message="", outcome=self.outcome)
+        result = None if self.outcome else {"code": 0, "results": results, "findings": []}
+        return CheckRun(run=replace(run, handle={"hosts": numbers}), state=state, code=78, result=result)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> launcher.AppContext:
+    return replace(launcher.open_context(os.environ), root=tmp_path, emit=lambda _: None)
+
+
+def test_bad_hosts_are_left_out_while_there_are_others(monkeypatch, context):
+    there = Doctor({"box0": "bad", "box1": "warning", "box2": "bad"})
+    monkeypatch.setattr(check_job, "run_check", there)
+    request = doctor.only_sound(context, REQUEST)
+    assert there.looked_at == [("box0", "box1"), ("box1", "box2"), ("box1", "box3")]
+    assert request == replace(REQUEST, options=replace(OPTIONS, exclude=("box0", "box2")))
+
+
+def test_too_few_sound_hosts_are_a_refusal(monkeypatch, context):
+    monkeypatch.setattr(check_job, "run_check", Doctor(dict.fromkeys(("box0", "box1", "box2"), "bad")))
+    with pytest.raises(UnavailableError) as error:
+        doctor.only_sound(context, REQUEST)
+    assert error.value.fields == {"nodes": [0]}  # of the last look: box2
+
+
+def test_what_ddprun_refuses_is_a_finding_of_its_node(monkeypatch, context):
+    outcome = Outcome(code=78, cause="config", message="the nodes do not match", node=1)
+    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=outcome))
+    _, result = doctor.examine(context, REQUEST, show=lambda _: None)
+    assert (result["code"], [(one["node"], one["status"]) for one in result["results"]]) == (69, [(1, "bad")])
+    monkeypatch.setattr(check_job, "run_check", Doctor({}, outcome=replace(outcome, node=None)))
+    with pytest.raises(DdpctlError) as error:
+        doctor.examine(context, REQUEST, show=lambda _: None)
+    assert error.value.code == 78
+
+
+@pytest.mark.parametrize("workload", ["job", "pytorchjob", "trainjob"])
+def test_the_job_on_kubernetes_is_one_that_its_schemas_allow(workload):
+    job = doctor.job_of(replace(REQUEST.job, device="cuda", image="registry.example/train:1"))
+    text = kubernetes.render(plan_of(job), KubernetesOptions(workload=workload))
+    things = [thing for thing in yaml.safe_load_all(text) if thing]
+    assert [faults(thing) for thing in things] == [[]] * len(things)
+    assert "ddpcheck" in text
+    assert "nvidia.com/gpu: '4'" in text

@@ -1,0 +1,239 @@
+"""``python -m ddpcheck doctor``: whether each node is sound, and the network between them. One rank a node.
+
+The nodes talk over the run's store alone, with no process group, so that they can say what is wrong with the network.
+No message is longer than 500 bytes, and each waits for its answer: the store is reached over a path of any MTU.
+
+Keys: ``hello/N`` is node N's Node, ``tried/N`` is set when it has tried the paths, ``measured/N`` when its cores are
+measured, ``report/N`` is its Report; ``over`` ends all. A text has its number of parts at its key, part P at ``KEY/P``.
+"""
+
+import argparse
+import json
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]  # public, all
+
+from ddpcheck import gpu_checks, network_checks, node_checks, siblings
+from ddpcheck.finding import ADVICE, Finding
+from ddpcheck.network_checks import Node, Paths
+from ddpcheck.node_checks import CpuSpeed
+from ddpcheck.result import finish, say
+from ddpwire import clock, names
+from ddpwire.machine import source_address
+
+PART_BYTES = 500
+MEET_S = 120.0  # the ranks are started together, but may import torch from a cold disk
+STAGE_S = 90.0
+TURN_S = 20.0
+REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S
+MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a node hands to node 0."""
+
+    findings: tuple[Finding, ...]
+    builds: dict[str, dict[str, str]]  # by check, what must be the same everywhere
+    speeds: dict[str, float]
+    loaded: bool  # whether other programs had the cores while they were measured
+    paths: Paths
+    clock_s: float  # ahead of node 0's
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add none: what the doctor looks at is what it finds."""
+
+
+def main(options: argparse.Namespace) -> None:
+    """Look at this node; on node 0 also gather, judge and print."""
+    if int(os.environ.get(names.LOCAL_RANK, "0")):
+        return
+    began = time.monotonic()
+    number, count = (int(os.environ.get(name, "0")) for name in (names.GROUP_RANK, names.GROUP_WORLD_SIZE))
+    made, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
+    store = PrefixStore("doctor", made)
+    if number == 0:
+        clock.answer_requests(store.clone())
+    reports: dict[int, Report] = {}
+    nodes = _look(store, number, max(count, 1), reports)
+    if number:
+        _wait(store, "over", REPORT_S)
+        return
+    for node in nodes:
+        if node.node and (text := _get(store, f"report/{node.node}", REPORT_S if len(reports) == 1 else STAGE_S)):
+            reports[node.node] = _read_report(text)
+    findings = judge(nodes, reports)
+    for line in table(nodes, findings):
+        say(line)
+    bad = [finding.sentence for finding in findings if finding.status == "bad"]
+    advice = {check: {"expected": expected, "todo": todo} for check, (expected, todo) in ADVICE.items()}
+    values = {
+        "nodes": [{"node": node.node, "host": node.host, "address": node.address} for node in nodes],
+        "results": [asdict(finding) | advice[finding.check] for finding in findings],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+    finish(values, check="doctor", findings=bad, record=options.record)
+    store.set("over", "")
+
+
+def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
+    """All stages of one node; its report goes into ``reports`` on node 0, else into the store. Returns who is there."""
+    address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
+    tcp, udp = network_checks.open_ports(address)
+    machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
+    _, mtu = node_checks.interface_of(address)
+    ports = {"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1]}
+    me = Node(node=number, host=socket.gethostname(), address=address, mtu=mtu, machine=machine, **ports)
+    _put(store, f"hello/{number}", json.dumps(asdict(me)))
+    texts = (_get(store, f"hello/{other}", MEET_S) for other in range(count))
+    nodes = [Node(**json.loads(text)) for text in texts if text]
+    paths = network_checks.try_paths(me, nodes)
+    _put(store, f"tried/{number}", "")
+    offset = clock.offset_s(store) if number else 0.0
+    uses_gpus = os.environ.get(names.DEVICE) != "cpu"
+    found, kinds = gpu_checks.look() if uses_gpus else (gpu_checks.not_looked_at("the job is for CPUs"), {})
+    num_gpus = torch.cuda.device_count() if uses_gpus else 0
+    if "driver" in kinds and not num_gpus:
+        found.append(Finding("GPU matmul", "warning", "the driver has GPUs, and torch sees none: a build for CPUs?"))
+    found += node_checks.check_limits(num_gpus=num_gpus, num_nodes=count)
+    found += node_checks.check_disks(os.environ)
+    found.append(node_checks.check_interfaces(address))
+    found.append(node_checks.check_containers(os.environ, num_gpus=num_gpus))
+    libraries = node_checks.mapped_libraries()
+    for other in nodes:  # of those on one machine, one after the other
+        if other.machine == machine and other.node < number:
+            _wait(store, f"measured/{other.node}", TURN_S)
+    speed = node_checks.measure_cpu()
+    found.append(node_checks.check_cpu(speed))
+    speeds, gpu_findings = _speeds(speed, num_gpus)
+    found += gpu_findings
+    _put(store, f"measured/{number}", "")
+    report = Report(
+        findings=tuple(found),
+        builds={"libraries": libraries, "GPUs and driver": kinds},
+        speeds=speeds,
+        loaded=speed.others > len(os.sched_getaffinity(0)) / 4,
+        paths=paths,
+        clock_s=offset,
+    )
+    if number:
+        _put(store, f"report/{number}", json.dumps(asdict(report)))
+    else:
+        reports[0] = report
+    for other in nodes:  # who still tries the ports of this one
+        _wait(store, f"tried/{other.node}", STAGE_S)
+    return nodes
+
+
+def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Finding]]:
+    speeds = {"CPU matmul": speed.gflops, "CPU memory": speed.copy_bytes / 1e9}
+    if not num_gpus:
+        return speeds, []
+    try:
+        matmul = gpu_checks.measure_matmul()
+    except RuntimeError as error:  # what CUDA says of a GPU that does not work
+        return speeds, [Finding("GPU matmul", "bad", str(error).partition("\n")[0])]
+    slowest = min(matmul, key=lambda device: matmul[device])
+    found = [gpu_checks.check_clocks()]
+    if matmul[slowest] < siblings.SLOW * max(matmul.values()):
+        value = f"GPU {slowest} has {matmul[slowest]:.0f} TFLOP/s, another {max(matmul.values()):.0f}"
+        found.append(Finding("GPUs", "warning", value))
+    return speeds | {"GPU matmul": matmul[slowest]}, found
+
+
+def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
+    """All findings, in the order of the table: by check, then by node."""
+    found = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
+    absent = [node.node for node in nodes if node.node not in reports]
+    found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
+    for check in ("libraries", "GPUs and driver"):
+        builds = {node: report.builds[check] for node, report in reports.items() if report.builds.get(check)}
+        found += siblings.compare_builds(check, builds)
+    found += network_checks.judge(nodes, {node: report.paths for node, report in reports.items()})
+    found += network_checks.judge_clocks({node: report.clock_s for node, report in reports.items()})
+    loaded = {node for node, report in reports.items() if report.loaded}
+    for check, unit in (("GPU matmul", "TFLOP/s"), ("CPU matmul", "GFLOP/s"), ("CPU memory", "GB/s")):
+        speeds = {node: report.speeds[check] for node, report in reports.items() if check in report.speeds}
+        found += siblings.compare_speed(check, speeds, unit, loaded=loaded)
+    order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
+    return sorted(found, key=lambda finding: (order[finding.check], finding.node))
+
+
+def table(nodes: Sequence[Node], findings: Sequence[Finding]) -> Iterator[str]:
+    """A row a check, a column for the nodes that are alike; below it, in a line each, what is a warning or unknown."""
+    checks = dict.fromkeys(finding.check for finding in findings)
+    marks = {(finding.check, finding.node): MARKS[finding.status] for finding in findings}
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for node in nodes:
+        column = tuple(marks.get((check, node.node), "-") for check in checks)
+        columns.setdefault(column, []).append(node.node)
+    heads = [f"node {_ranges(numbers)}" for numbers in columns.values()]
+    widths = [max(len(head), 4) for head in heads]
+    left = max(map(len, checks))
+    yield f"{'':{left}}  {'  '.join(f'{head:{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
+    for place, check in enumerate(checks):
+        if all(column[place] == MARKS["not looked at"] for column in columns):
+            continue
+        row = "  ".join(f"{column[place]:{width}}" for column, width in zip(columns, widths, strict=True))
+        yield f"{check:{left}}  {row}".rstrip()
+    for finding in findings:
+        if finding.status == "warning":
+            yield finding.sentence
+    unknown: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.status == "not looked at":
+            unknown.setdefault(finding.value, []).append(finding)
+    for why, alike in unknown.items():
+        who = _ranges(sorted({finding.node for finding in alike}))
+        yield f"not looked at on node {who}: {', '.join(dict.fromkeys(one.check for one in alike))} ({why})"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``0-2,5``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _read_report(text: str) -> Report:
+    value: dict[str, Any] = json.loads(text)
+    paths = {key: {int(node): found for node, found in by_node.items()} for key, by_node in value["paths"].items()}
+    findings = tuple(Finding(**finding) for finding in value["findings"])
+    return Report(**{**value, "findings": findings, "paths": Paths(**paths)})
+
+
+def _put(store: Store, key: str, text: str) -> None:
+    parts = [text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES)]  # JSON: ASCII
+    for number, part in enumerate(parts):
+        store.compare_set(f"{key}/{number}", "", part)  # unlike set, it waits for the answer
+    store.compare_set(key, "", f"{len(parts)}")
+
+
+def _get(store: Store, key: str, timeout_s: float) -> str:
+    """The text at ``key``; empty: it does not come in time."""
+    if not _wait(store, key, timeout_s):
+        return ""
+    return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))
+
+
+def _wait(store: Store, key: str, timeout_s: float) -> bool:
+    try:
+        store.wait([key], timedelta(seconds=timeout_s))
+    except RuntimeError:
+        return False
+    return True

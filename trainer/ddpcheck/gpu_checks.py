@@ -1,0 +1,219 @@
+"""The health of the GPUs that this process sees: NVML, the kernel log, DCGM where it is installed, and a matmul.
+
+NVML's functions and constants: https://docs.nvidia.com/deploy/nvml-api; Xid: https://docs.nvidia.com/deploy/xid-errors.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ddpcheck.finding import Finding, Status
+from ddpwire.machine import visible_handles
+
+GPU_CHECKS = ("GPU memory", "PCIe", "NVLink", "MIG", "GPU processes", "GPU clocks", "Xid", "DCGM", "GPU matmul")
+BAD_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})  # ECC, row remapping, NVLink, off the bus, GSP
+SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # what a faulty program causes
+XID = re.compile(r"^\d+,\d+,(\d+),[^;]*;.*NVRM: Xid \(([^)]*)\): (\d+)", re.MULTILINE)
+OLD_XID_S = 86400.0
+HARDWARE_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
+THERMAL_REASON = 0x20  # set by the driver
+MATRIX, MATMUL_WINDOWS, MATMULS = 4096, 8, 8
+DCGM_S = 120.0
+Part = tuple[Status, str]  # of one GPU
+
+
+def not_looked_at(why: str) -> list[Finding]:
+    """A finding for each check of GPUs where none is looked at."""
+    return [Finding(check, "not looked at", why) for check in GPU_CHECKS]
+
+
+def look() -> tuple[list[Finding], dict[str, str]]:
+    """The findings of this node's GPUs, and what must be the same on all nodes. To be called before CUDA is used."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception as error:  # no driver, or no library: NVML has an error for each
+        return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
+    handles, lost = _handles(pynvml)
+    checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
+    found = [Finding("GPUs", "bad" if lost else "ok", "; ".join(lost) or f"{len(handles)} GPUs answer")]
+    found += [_of_all(pynvml, check, look_at, handles) for check, look_at in checks.items()]
+    found += [check_kernel_log(), check_dcgm()]
+    names = [str(pynvml.nvmlDeviceGetName(handle)) for handle in handles.values()]
+    kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    return found, {"GPUs": kinds, "driver": str(pynvml.nvmlSystemGetDriverVersion())}
+
+
+def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
+    """The GPUs that answer, and a line for each that does not."""
+    handles, lost = {}, []
+    for device, get_handle in visible_handles(nvml).items():
+        try:
+            handles[device] = get_handle()
+        except nvml.NVMLError as error:
+            lost.append(f"GPU {device}: {error}")
+    return handles, lost
+
+
+def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles: dict[str, Any]) -> Finding:
+    """One check of all GPUs as one finding: the worst of them, each named that has it."""
+    parts: dict[str, Part] = {}
+    for device, handle in handles.items():
+        try:
+            parts[device] = look_at(nvml, handle)
+        except nvml.NVMLError as error:
+            parts[device] = ("not looked at", str(error))
+        except AttributeError as error:  # an older nvidia-ml-py
+            parts[device] = ("not looked at", f"nvidia-ml-py has no {error.name}")
+    order: tuple[Status, ...] = ("bad", "warning", "not looked at", "ok")
+    worst = min((status for status, _ in parts.values()), key=order.index, default=order[2])
+    values = dict.fromkeys(value for status, value in parts.values() if status == worst)
+    if worst == "ok" or len({*parts.values()}) == 1:
+        return Finding(check, worst, ", ".join(values))
+    shown = [f"GPU {device}: {value}" for device, (status, value) in parts.items() if status == worst]
+    return Finding(check, worst, "; ".join(shown) or "no GPU is visible")
+
+
+def _memory(nvml: Any, handle: Any) -> Part:
+    """ECC errors since the driver was loaded; rows that are to be remapped, or could not be; before Ampere pages."""
+    said, known = [], []
+    with contextlib.suppress(nvml.NVMLError):
+        errors = nvml.nvmlDeviceGetTotalEccErrors(
+            handle, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        )
+        known.append("no uncorrected ECC error")
+        said += [f"{errors} uncorrected ECC errors"] if errors else []
+    with contextlib.suppress(nvml.NVMLError):
+        _, uncorrected, pending, failed = nvml.nvmlDeviceGetRemappedRows(handle)
+        known.append(f"{uncorrected} rows remapped after uncorrected errors")
+        said += ["a row could not be remapped"] if failed else []
+        said += ["a row is remapped at the next reset"] if pending else []
+    with contextlib.suppress(nvml.NVMLError):
+        said += ["a page is retired at the next reset"] if nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle) else []
+    return ("bad" if said else "ok" if known else "not looked at"), ", ".join(said or known or ["without ECC"])
+
+
+def _pcie(nvml: Any, handle: Any) -> Part:
+    """The width of the link against what device and slot can do. Its generation says nothing: it falls when idle."""
+    width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
+    return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
+
+
+def _nvlink(nvml: Any, handle: Any) -> Part:
+    """Bad: some links of a GPU are down, others up. A warning: an active one has recovered from errors."""
+    up, down, errors = 0, [], 0
+    with contextlib.suppress(nvml.NVMLError):  # it has no more links
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            if not nvml.nvmlDeviceGetNvLinkState(handle, link):
+                down.append(str(link))
+                continue
+            up += 1
+            errors += nvml.nvmlDeviceGetNvLinkErrorCounter(handle, link, nvml.NVML_NVLINK_ERROR_DL_RECOVERY)
+    if up and down:
+        return "bad", f"down: {', '.join(down)}; {up} up"
+    return ("warning", f"{errors} recoveries") if errors else ("ok", f"{up} links up" if up else "none")
+
+
+def _mig(nvml: Any, handle: Any) -> Part:
+    current, pending = 0, 0
+    with contextlib.suppress(nvml.NVMLError):  # a GPU without it
+        current, pending = nvml.nvmlDeviceGetMigMode(handle)
+    if current != pending:
+        return "bad", "the mode changes at the next reset"
+    return ("warning", "on") if current else ("ok", "off")
+
+
+def _processes(nvml: Any, handle: Any) -> Part:
+    """Whose they are cannot be told: a warning. This process has not used CUDA yet, so none of them is its own."""
+    pids = [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
+    return ("warning", f"used by pid {', '.join(pids)}") if pids else ("ok", "none")
+
+
+def check_clocks() -> Finding:
+    """Why clocks are low at this moment: to be asked right after work, as an idle GPU has its reasons."""
+
+    def reasons(nvml: Any, handle: Any) -> Part:
+        bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
+        if said := [word for bit, word in HARDWARE_REASONS.items() if bits & bit]:
+            return "bad", ", ".join(said)
+        return ("warning", "thermal slowdown by the driver") if bits & THERMAL_REASON else ("ok", "not slowed down")
+
+    import pynvml
+
+    return _of_all(pynvml, "GPU clocks", reasons, _handles(pynvml)[0])
+
+
+def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
+    """Xid errors in the kernel log. Bad: one of the hardware within a day; older ones, and unknown ones, are a warning.
+
+    Those of a faulty program (13, 31, 43, 45) are left out.
+    """
+    records = bytearray()
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with contextlib.closing(os.fdopen(file, "rb", buffering=0)), contextlib.suppress(BlockingIOError):  # the end
+            while record := os.read(file, 8192):  # a record at a time, ``priority,number,microseconds,...;text``
+                records += record
+    except OSError as error:
+        return Finding("Xid", "not looked at", f"{path}: {error.strerror} (dmesg as root tells)")
+    now, said, bad = time.clock_gettime(time.CLOCK_BOOTTIME), dict[str, None](), False
+    for since_boot, device, number in XID.findall(records.decode(errors="replace")):
+        age, xid = now - int(since_boot) / 1e6, int(number)
+        if xid not in SCRIPT_XIDS:
+            said[f"Xid {xid} of {device}, {age / 3600:.1f} h ago"] = None
+            bad |= xid in BAD_XIDS and age < OLD_XID_S
+    value = "; ".join([*said][-4:]) or "none in the kernel log"
+    return Finding("Xid", "bad" if bad else "warning" if said else "ok", value)
+
+
+def check_dcgm() -> Finding:
+    """What ``dcgmi diag -r 1`` says: bad where a test fails."""
+    program = shutil.which("dcgmi")
+    if program is None:
+        return Finding("DCGM", "not looked at", "dcgmi is not installed")
+    try:
+        done = subprocess.run([program, "diag", "-r", "1", "--json"], capture_output=True, text=True, timeout=DCGM_S)
+        failed = [*dict.fromkeys(failed_tests(json.loads(done.stdout[done.stdout.index("{") :])))]
+    except (subprocess.TimeoutExpired, ValueError) as error:
+        return Finding("DCGM", "not looked at", f"dcgmi diag: {error}")
+    return Finding("DCGM", "bad" if failed else "ok", ", ".join(failed) or "diag -r 1 passes")
+
+
+def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
+    """The tests with a failed result, at whatever depth: DCGM 3 and 4 nest them differently."""
+    if isinstance(answer, dict):
+        name = str(answer.get("name", name))
+        if str(answer.get("status", "")).lower() == "fail":
+            yield name
+        answer = list(answer.values())
+    if isinstance(answer, list):
+        for part in answer:
+            yield from failed_tests(part, name)
+
+
+def measure_matmul() -> dict[str, float]:
+    """TFLOP/s of bfloat16 matrices on each visible GPU, the best of several windows."""
+    found = {}
+    for index in range(torch.cuda.device_count()):
+        with torch.cuda.device(index):
+            matrix = torch.rand(MATRIX, MATRIX, device="cuda", dtype=torch.bfloat16)
+            times = []
+            for _ in range(MATMUL_WINDOWS):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                begin.record()
+                for _ in range(MATMULS):
+                    torch.mm(matrix, matrix)
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end) / 1e3)
+            found[str(index)] = 2 * MATRIX**3 * MATMULS / min(times) / 1e12
+    return found

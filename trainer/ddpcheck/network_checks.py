@@ -1,0 +1,241 @@
+"""What the nodes find between each other: TCP to an ephemeral port, the path MTU, names; and who is to blame.
+
+Each node opens a TCP and a UDP port and tries those of all others, both directions of a pair by the two nodes of it.
+"""
+
+import contextlib
+import socket
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from statistics import median
+
+from ddpcheck.finding import Finding
+from ddpwire.clock import MAX_OFFSET_S
+from ddpwire.machine import resolve
+
+Pair = tuple[int, int]  # from, to
+CONNECT_S, CONNECT_TRIES = 3.0, 2
+NAME_S = 5.0
+UDP_ANSWER_S, UDP_TRIES = 0.4, 5
+IP_HEADERS = 28  # of IPv4 and UDP
+MIN_MTU, MOST_UDP = 576, 65507 + IP_HEADERS
+MTUS = (
+    8950,
+    4470,
+    1492,
+    1480,
+    1462,
+    1450,
+    1440,
+    1420,
+    1400,
+    1380,
+    1340,
+    1280,
+    1000,
+    800,
+)  # what links and tunnels have
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # linux/in.h; Python has no names for them
+BAD_CLOCK_S = 30.0
+MOST_THREADS = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What a node tells the others of itself first."""
+
+    node: int
+    host: str
+    address: str
+    tcp: int
+    udp: int
+    mtu: int  # of the interface that has the address; 0: unknown
+    machine: str  # the same for nodes that share a kernel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paths:
+    """What a node found on the way to each of the others."""
+
+    closed: dict[int, str] = field(default_factory=dict)  # whose TCP port it does not reach, and why
+    mtu: dict[int, int] = field(default_factory=dict)  # the largest packet that arrives, by node
+    announced: dict[int, bool] = field(default_factory=dict)  # where it is less: whether a router says so
+    names: dict[int, str] = field(default_factory=dict)  # the address of each host name; empty: it has none
+
+
+def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
+    """Listen on a TCP and a UDP port that the kernel chooses. Datagrams are answered by a thread with their length."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
+    tcp.bind((address, 0))
+    tcp.listen(1024)  # the kernel completes the connections
+    udp.bind((address, 0))
+
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                data, sender = udp.recvfrom(1 << 16)
+                udp.sendto(str(len(data)).encode(), sender)
+
+    threading.Thread(target=answer, daemon=True).start()
+    return tcp, udp
+
+
+def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
+    """Try all the others side by side; bounded by its time-outs, about 10 s where everything is closed."""
+    found = Paths()
+    others = [node for node in nodes if node.node != me.node]
+
+    def look(peer: Node) -> None:
+        if why := _why_closed(peer):
+            found.closed[peer.node] = why
+        if peer.address != me.address and me.mtu and peer.mtu and ":" not in peer.address:
+            mtu, announced = _path_mtu(peer, min(me.mtu, peer.mtu, MOST_UDP))
+            if mtu:
+                found.mtu[peer.node], found.announced[peer.node] = mtu, announced
+
+    def name(peer: Node) -> None:
+        found.names[peer.node] = ""
+        with contextlib.suppress(OSError):
+            found.names[peer.node] = resolve(peer.host, timeout_s=NAME_S)
+
+    with ThreadPoolExecutor(MOST_THREADS) as pool:
+        for waiting in [*(pool.submit(look, peer) for peer in others), *(pool.submit(name, node) for node in nodes)]:
+            waiting.result()
+    return found
+
+
+def _why_closed(peer: Node) -> str:
+    why = ""
+    for _ in range(CONNECT_TRIES):
+        try:
+            socket.create_connection((peer.address, peer.tcp), timeout=CONNECT_S).close()
+            return ""
+        except TimeoutError:
+            why = f"no answer within {CONNECT_S:g} s"
+        except OSError as error:
+            why = error.strerror or str(error)
+    return why
+
+
+def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
+    """The largest packet that is answered, of those that links have, and whether a router has announced a lower MTU.
+
+    0: no datagram is answered. The largest is tried again at the end: datagrams may be lost on a sound network.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+        probe.settimeout(UDP_ANSWER_S)
+        probe.connect((peer.address, peer.udp))
+        if _arrives(probe, most):
+            return most, False
+        if not _arrives(probe, MIN_MTU):
+            return 0, False
+        sizes = [MIN_MTU, *sorted(size for size in MTUS if size < most), most]
+        low, high = 0, len(sizes) - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if _arrives(probe, sizes[middle]) else (low, middle)
+        if _arrives(probe, most):
+            return most, False
+        return sizes[low], probe.getsockopt(socket.IPPROTO_IP, IP_MTU) < most
+
+
+def _arrives(probe: socket.socket, size: int) -> bool:
+    payload = bytes(size - IP_HEADERS)
+    for _ in range(UDP_TRIES):
+        with contextlib.suppress(OSError):  # no answer; or the answer to an earlier one that a router refused
+            probe.send(payload)
+            while int(probe.recv(16)) != len(payload):
+                pass
+            return True
+    return False
+
+
+def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
+    """Which node each failed pair is put down to: as few nodes as explain all of them.
+
+    First each node that none of the others reaches, where there are several others; then, again and again, the node
+    in most of the pairs that are left, of equals the receiving one.
+    """
+    alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
+    blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
+    left = {pair for pair in failed if alone.isdisjoint(pair)}
+    while left:
+        counts, receivers = Counter(node for pair in left for node in pair), {to for _, to in left}
+        worst = max(sorted(counts), key=lambda node: (counts[node], node in receivers))
+        blamed[worst] = sorted(pair for pair in left if worst in pair)
+        left -= set(blamed[worst])
+    return blamed
+
+
+def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
+    """What the nodes have found together, a finding a node and check."""
+    if len({(node.machine, node.address) for node in nodes}) == 1:
+        for node in nodes:
+            yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))
+        return
+    for node in nodes:
+        if node.node in paths:
+            yield _judge_names(node, nodes, paths)
+    closed = {(node, to): why for node, found in paths.items() for to, why in found.closed.items()}
+    for one, pairs in _by_node(closed, nodes):
+        inward, outward = [a for a, b in pairs if b == one.node], [b for a, b in pairs if a == one.node]
+        said = [f"{_list(inward)} cannot connect to its port {one.tcp}"] if inward else []
+        said += [f"it cannot connect to {_list(outward)}"] if outward else []
+        value = f"{'; '.join(said)} ({closed[pairs[0]]})" if pairs else "open to all the others"
+        yield Finding("ports", "bad" if pairs else "ok", value, one.node)
+    of = {node.node: node for node in nodes}
+    sizes = {(node, to): mtu for node, found in paths.items() for to, mtu in found.mtu.items()}
+    small = {pair: mtu for pair, mtu in sizes.items() if mtu < min(of[pair[0]].mtu, of[pair[1]].mtu, MOST_UDP)}
+    usual = Counter(node.mtu for node in nodes).most_common(1)[0][0]
+    for one, pairs in _by_node(small, nodes):
+        silent = [to for to in of if to != one.node and (one.node, to) not in sizes]
+        unknown = f"; not looked at towards {_list(silent)}: no datagram is answered" if silent else ""
+        if pairs:
+            announced = all(paths[a].announced.get(b) for a, b in pairs)  # TCP adapts
+            others = sorted({node for pair in pairs for node in pair} - {one.node})
+            passes = min(small[pair] for pair in pairs)
+            value = f"packets of more than {passes} bytes do not pass between it and {_list(others)}{unknown}"
+            yield Finding("path MTU", "warning" if announced else "bad", value, one.node)
+        elif len(silent) == len(nodes) - 1:
+            yield Finding("path MTU", "not looked at", "no datagram is answered", one.node)
+        else:
+            differs = f", {usual} elsewhere" if one.mtu != usual else ""
+            yield Finding("path MTU", "warning" if differs else "ok", f"{one.mtu}{differs}{unknown}", one.node)
+
+
+def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node, list[Pair]]]:
+    blamed = blame(failed, [node.node for node in nodes])
+    return [(node, blamed.get(node.node, [])) for node in nodes]
+
+
+def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
+    """Bad: another node's name is an address of the loopback. A warning: its own is, as Debian has it; ddprun copes."""
+    hosts = {node.node: node.host for node in nodes}
+    found = {to: address for to, address in paths[node.node].names.items() if address}
+    looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
+    missing = sorted({to for one in paths.values() for to, address in one.names.items() if address} - set(found))
+    said = [f"{hosts[to]} (node {to}) is {address} here" for to, address in looped.items()]
+    said += [f"it does not know the name of {_list(missing)}"] if missing else []
+    value = "; ".join(said) or ("as everywhere" if found else "no name is known anywhere; addresses are used")
+    return Finding("names", "bad" if looped.keys() - {node.node} else "warning" if said else "ok", value, node.node)
+
+
+def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
+    """How far each clock is from the median of all: from 2 s on a warning, from 30 s bad; of two, node 1 is named."""
+    middle = median(offsets.values()) if len(offsets) > 2 else 0.0
+    for node, offset in offsets.items():
+        apart = abs(offset - middle)
+        unsure = " (of two clocks it is not known which is wrong)" if apart > MAX_OFFSET_S and len(offsets) == 2 else ""
+        value = f"{apart:.3f} s {'ahead' if offset > middle else 'behind'}{unsure}"
+        yield Finding(
+            "clock", "bad" if apart > BAD_CLOCK_S else "warning" if apart > MAX_OFFSET_S else "ok", value, node
+        )
+
+
+def _list(nodes: Sequence[int]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {', '.join(map(str, nodes))}"

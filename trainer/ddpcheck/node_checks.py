@@ -1,0 +1,236 @@
+"""What a node finds out about itself: limits, disks, interfaces, the libraries of this process, the speed of a core."""
+
+import contextlib
+import ctypes
+import hashlib
+import ipaddress
+import os
+import re
+import resource
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from threading import Thread
+
+import psutil
+import torch
+
+from ddpcheck.finding import Finding, Status
+from ddpwire import names
+from ddpwire.machine import (
+    GIB,
+    MIB,
+    MIN_MEMLOCK,
+    MIN_OPEN_FILES,
+    MIN_SHM,
+    OPEN_FILES_PER_RANK,
+    SHM_DIR,
+    SHM_PER_RANK,
+    resource_limit,
+    shm_bytes,
+)
+
+BAD_SHM = 64 * MIB  # Docker's default
+BAD_DISK, LITTLE_DISK = 64 * MIB, 2 * GIB
+DISK_BYTES, DISK_S, DISK_LIMIT_S = 8 * MIB, 1.0, 15.0
+SLOW_DISK = 10e6  # bytes a second
+LIBRARY = re.compile(r"(/\S*/(lib(?:[nr]ccl|torch_(?:cpu|cuda|hip)|c10|c10_cuda|cudart)\.so[^/ ]*))( \(deleted\))?$")
+CPU_WINDOWS, CPU_WINDOW_S = 3, 0.3  # longer than the period of a CPU quota, 0.1 s
+CPU_MATRIX, COPY_BYTES, COPIES = 256, 32 * MIB, 5
+MIN_CORE_SHARE = 0.75
+
+
+def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
+    """Shared memory, memlock and open files.
+
+    Bad: /dev/shm below 64 MiB (Docker's default), fewer than 1024 open files (Linux's default). A warning: less than
+    ddprun's own preflight asks for.
+    """
+    shm, wanted = shm_bytes(), max(MIN_SHM, num_gpus * SHM_PER_RANK)
+    if shm is None:
+        yield Finding(SHM_DIR, "not looked at", "it does not exist")
+    else:
+        yield Finding(SHM_DIR, "bad" if shm < BAD_SHM else "warning" if shm < wanted else "ok", f"{shm // MIB} MiB")
+    locked = resource_limit(resource.RLIMIT_MEMLOCK)
+    few = num_gpus > 0 and num_nodes > 1 and locked is not None and locked < MIN_MEMLOCK
+    value = "unlimited" if locked is None else f"{locked // 1024} KiB"
+    yield Finding("memlock", "warning" if few else "ok", value)
+    files, need = resource_limit(resource.RLIMIT_NOFILE), num_gpus * num_nodes * OPEN_FILES_PER_RANK
+    short = files is not None and files < need
+    bad = files is not None and files < MIN_OPEN_FILES
+    yield Finding("open files", "bad" if bad else "warning" if short else "ok", str(files or "unlimited"))
+
+
+def check_disks(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The disks of checkpoints and temporary files: room, and 8 MiB written and synced within about a second.
+
+    Bad: no 64 MiB free, or a file cannot be written. A warning: less than 2 GiB, or less than 10 MB/s. A slow disk is
+    never bad, since a busy one is slow as well.
+    """
+    checkpoints = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
+    for check, wanted in (("disk", checkpoints), ("temporary disk", Path(tempfile.gettempdir()))):
+        folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
+        tried: Future[tuple[int, float]] = Future()
+        Thread(target=_try_disk, args=(folder, tried), daemon=True).start()
+        try:
+            free, speed = tried.result(DISK_LIMIT_S)
+        except TimeoutError:
+            yield Finding(check, "bad", f"{folder}: no answer within {DISK_LIMIT_S:g} s")
+        except OSError as error:
+            yield Finding(check, "bad", f"{folder}: {error.strerror}")
+        else:
+            status: Status = (
+                "bad" if free < BAD_DISK else "warning" if free < LITTLE_DISK or speed < SLOW_DISK else "ok"
+            )
+            yield Finding(check, status, f"{folder}: {free / GIB:.1f} GiB free, {speed / 1e6:.0f} MB/s")
+
+
+def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
+    """Answer how many bytes are free, and how many are written a second."""
+    try:
+        status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            while written < DISK_BYTES and time.monotonic() < began + DISK_S:
+                written += file.write(block)
+            os.fsync(file.fileno())
+        answer.set_result((status.f_bavail * status.f_frsize, written / max(time.monotonic() - began, 1e-6)))
+    except OSError as error:
+        answer.set_exception(error)
+
+
+def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
+    """The interface towards node 0. A warning: two in one subnet, or an InfiniBand port down beside an active one."""
+    states = psutil.net_if_stats()
+    subnets: dict[str, set[str]] = {}
+    for name, owned in psutil.net_if_addrs().items():
+        for one in owned:
+            up = name in states and states[name].isup and not one.address.startswith("127.")
+            if one.family == socket.AF_INET and one.netmask and up:
+                network = ipaddress.ip_interface(f"{one.address}/{one.netmask}").network
+                subnets.setdefault(str(network), set()).add(name)
+    said = [f"{' and '.join(sorted(found))} are in {net}" for net, found in subnets.items() if len(found) > 1]
+    files = sorted(sysfs.glob("class/infiniband/*/ports/*/state"))  # "4: ACTIVE"
+    ports = {f"{path.parts[-4]}:{path.parts[-2]}": path.read_text().split()[-1] for path in files}
+    said += [f"{port} is {state}" for port, state in ports.items() if state != "ACTIVE" and "ACTIVE" in ports.values()]
+    interface, mtu = interface_of(address)
+    return Finding("interfaces", "warning" if said else "ok", "; ".join((f"{interface}, MTU {mtu}", *said)))
+
+
+def interface_of(address: str) -> tuple[str, int]:
+    """The interface that has ``address``, and its MTU; "unknown", 0: none has."""
+    for name, owned in psutil.net_if_addrs().items():
+        if any(one.address.partition("%")[0] == address for one in owned):
+            found = psutil.net_if_stats().get(name)
+            return name, found.mtu if found else 0
+    return "unknown", 0
+
+
+def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
+    """Which container runtimes the node has, and whether GPUs can be given to a container."""
+    inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
+    if inside or "KUBERNETES_SERVICE_HOST" in environ:
+        return Finding("container runtime", "not looked at", "this is the inside of a container")
+    found = [name for name in ("docker", "podman", "apptainer", "enroot") if shutil.which(name)]
+    toolkit = [name for name in ("nvidia-ctk", "nvidia-container-cli") if shutil.which(name)][:1]
+    missing = num_gpus > 0 and not toolkit and not {"docker", "podman"}.isdisjoint(found)
+    return Finding("container runtime", "warning" if missing else "ok", ", ".join(found + toolkit) or "none")
+
+
+def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
+    """The versions that torch states, and the sha256 of each library of torch and NCCL that this process has mapped.
+
+    NCCL's version is what the mapped library says: not a package's metadata, nor what torch was built with.
+    """
+    found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
+    lines = maps.read_text().splitlines()
+    for name, match in sorted({match[2]: match for line in lines if (match := LIBRARY.search(line))}.items()):
+        found[name] = "replaced on the disk since it was loaded"
+        if not match[3]:
+            with open(match[1], "rb") as file:  # noqa: PTH123 -- as the kernel names it
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+            if name.startswith("libnccl"):
+                version = ctypes.c_int()
+                ctypes.CDLL(match[1]).ncclGetVersion(ctypes.byref(version))
+                found["NCCL"] = f"{version.value // 10000}.{version.value // 100 % 100}.{version.value % 100}"
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuSpeed:
+    """How fast one thread computes. The best of several windows, so that a moment's load does not count."""
+
+    gflops: float  # a second of CPU time, of float32 matrices
+    copy_bytes: float  # read and written a second of CPU time
+    share: float  # of a core that the thread got
+    idle: float  # cores that had nothing to do meanwhile, of those that this process may use
+    others: float  # cores that other programs used meanwhile
+    throttled: int  # periods in which a CPU quota stopped the thread
+
+
+def measure_cpu() -> CpuSpeed:
+    """Measure with one thread, for about a second."""
+    torch.set_num_threads(1)
+    matrix, source = torch.rand(CPU_MATRIX, CPU_MATRIX), torch.zeros(COPY_BYTES, dtype=torch.uint8)
+    copy, throttled = source.clone(), throttled_periods()
+    windows, copies = [], []
+    for _ in range(CPU_WINDOWS):
+        busy, idle = _core_seconds()
+        began, cpu, count = time.monotonic(), time.thread_time(), 0
+        while time.monotonic() < began + CPU_WINDOW_S:
+            torch.mm(matrix, matrix)
+            count += 1
+        wall, own = time.monotonic() - began, max(time.thread_time() - cpu, 1e-6)
+        busy_after, idle_after = _core_seconds()
+        windows.append((own / wall, count / own, (idle_after - idle) / wall, (busy_after - busy - own) / wall))
+    for _ in range(COPIES):
+        cpu = time.thread_time()
+        copy.copy_(source)
+        copies.append(time.thread_time() - cpu)
+    share, _, idle, others = max(windows)
+    return CpuSpeed(
+        gflops=2 * CPU_MATRIX**3 * max(window[1] for window in windows) / 1e9,
+        copy_bytes=2 * COPY_BYTES / max(min(copies), 1e-6),
+        share=min(share, 1.0),
+        idle=idle,
+        others=max(others, 0.0),
+        throttled=throttled_periods() - throttled,
+    )
+
+
+def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
+    """In how many periods a quota has stopped this process's cgroup or one above it; 0: that is not to be seen."""
+    found = [0]
+    with contextlib.suppress(OSError):
+        for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
+            if controllers == "" or "cpu" in controllers.split(","):  # cgroup v2, or v1
+                group = PurePosixPath(path)
+                for folder in (group, *group.parents):
+                    with contextlib.suppress(OSError):
+                        text = (root / controllers / str(folder).lstrip("/") / "cpu.stat").read_text()
+                        found += map(int, re.findall(r"^nr_throttled (\d+)$", text, re.MULTILINE))
+    return max(found)
+
+
+def _core_seconds() -> tuple[float, float]:
+    """Seconds that the cores which this process may use were busy and idle since the machine's start."""
+    times = psutil.cpu_times(percpu=True)
+    cores = [times[core] for core in os.sched_getaffinity(0) if core < len(times)]
+    idle = sum(core.idle + core.iowait for core in cores)
+    return sum(sum(core[:8]) for core in cores) - idle, idle  # without guest, which is in user
+
+
+def check_cpu(speed: CpuSpeed) -> Finding:
+    """Whether a thread gets the core that it asks for.
+
+    Bad: it gets less than 75 % of one and a quota stops its cgroup, or cores that it may use are idle for at least half
+    of what it lacks. A warning: it gets less because other programs have the cores.
+    """
+    held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
+    status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"
+    why = ", held back by a quota" if status == "bad" else f"; others use {speed.others:.1f} cores"
+    return Finding("CPU", status, f"a thread gets {100 * speed.share:.0f} % of a core{why}")

@@ -1,0 +1,50 @@
+"""How far the clocks of nodes are apart, asked over a store that they share (torch.distributed.Store).
+
+Keys: ``clock/asked`` numbers the requests, ``clock/ask/I`` is one, ``clock/answer/I`` node 0's time.
+"""
+
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+MAX_OFFSET_S = 2.0
+NUM_REQUESTS = 3
+WAIT = timedelta(days=30)  # the thread is a daemon: it ends with its process, or with the store
+
+
+def answer_requests(store: Any, now: Callable[[], float] = time.time) -> None:
+    """On node 0: answer clock requests from a thread; ``store`` is a connection of its own."""
+
+    def run() -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
+            for number in itertools.count(1):
+                store.wait([f"clock/ask/{number}"], WAIT)
+                store.set(f"clock/answer/{number}", repr(now()))
+
+    threading.Thread(target=run, name="clock", daemon=True).start()
+
+
+def offset_s(
+    store: Any,
+    now: Callable[[], float] = time.time,
+    read: Callable[[str, bytes], float] = lambda _, value: float(value),
+) -> float:
+    """Return how far this clock is ahead of node 0's, in s, by the quickest of a few round trips.
+
+    As in NTP, node 0's time is taken for that of the middle of the round trip. ``read`` gets a key and its value.
+    Raises RuntimeError.
+    """
+    trips = []
+    for _ in range(NUM_REQUESTS):
+        number = store.add("clock/asked", 1)
+        asked = now()
+        store.set(f"clock/ask/{number}", "")
+        key = f"clock/answer/{number}"
+        node_0_time = read(key, store.get(key))
+        answered = now()
+        trips.append((answered - asked, (asked + answered) / 2 - node_0_time))
+    return min(trips)[1]
