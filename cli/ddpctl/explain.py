@@ -366,7 +366,8 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
     unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
     if found is None:
-        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in ranks)
+        seen = [view for view in ranks if any(view.stacks)]  # busy ranks of which no more is known may hang
+        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
         what = "the ranks continue, and none keeps the others waiting" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
