@@ -117,7 +117,7 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
         end_of_piece = number * (PIECE - BUFFERED)
         wait_until(lambda n=end_of_piece: part.exists() and part.stat().st_size >= n, "a piece", timeout_s=180)  # type: ignore[misc]
         refused, why = lab.pull()
-        assert (refused, "another ddpctl pull of night goes on" in why) == (69, True), why
+        assert (refused, "another ddpctl pull of night is running" in why) == (69, True), why
         process.send_signal(end)
         _, said = process.communicate(timeout=60)
         assert process.returncode == (130 if end == signal.SIGINT else -end), said
