@@ -34,7 +34,7 @@ CAUSES: dict[str, tuple[tuple[str, ...], int]] = {
     "barrier_in_a_branch": (("mismatch",), 1),
     "other_order": (("order",), ANY),
     "subgroup_lacks_one": (("missing",), 1),
-    "no_sender": (("peer_to_peer", "missing"), 1),
+    "no_sender": (("missing",), 1),
     "never_joins": (("no_group",), 1),
     "new_group_in_one_rank": (("missing",), 1),
     "raises": (("failed",), 1),

@@ -31,7 +31,6 @@ Cause = Literal[
     "disk_full",
     "checkpoint",  # a rank is saving while others wait
     "straggler",
-    "peer_to_peer",  # ranks wait in send or recv, which the flight recorder does not have
     "unknown",
 ]
 HANG_S = 30.0  # a shorter wait may be that of an evaluation or a checkpoint
@@ -47,7 +46,6 @@ SAVING = re.compile(r"torch/(serialization|distributed/checkpoint/\w+)\.py$|/che
 LOADER = "torch/utils/data/dataloader.py"
 READING = "torch/utils/data/_utils/fetch.py"
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
-PEER_TO_PEER = ("send", "recv", "isend", "irecv", "batch_isend_irecv")
 BUSY_CORES = 0.5
 TICKS_PER_S = 100
 # The kernel function in which a process waits, and what that means.
@@ -360,13 +358,14 @@ def _last_words(text: str) -> tuple[Cause, str] | None:
 
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     """Explain what the ranks of a run do, that has not ended or was killed for a hang."""
-    reasons = (_stopped, _mismatch, _missing, _no_group, _straggler, _slow_data, _peer_to_peer)
+    reasons = (_stopped, _mismatch, _missing, _no_group, _straggler, _slow_data)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
     unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
     unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
     if found is None:
-        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in ranks)
+        seen = [view for view in ranks if any(view.stacks)]  # busy ranks of which no more is known may hang
+        moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
         what = "the ranks continue, and none keeps the others waiting" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
@@ -446,12 +445,14 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     absent: dict[int, tuple[Collective, float]] = {}
     views = {view.rank: view for view in ranks}
     for _, one, waited_s in sorted(waiting, key=lambda found: found[1].at):
-        for rank in members[one.group]:
-            if rank in views and views[rank].is_before(one):
+        # That of a single rank it is not known, as it holds the GIL, is enough: all others wait for it.
+        all_others = sum(found.name == one.name for _, found, _ in waiting) == len(members[one.group]) - 1
+        for rank in members[one.group] & views.keys():
+            if views[rank].is_before(one) or (views[rank].unknown and all_others):
                 absent.setdefault(rank, (one, waited_s))
     roots = [rank for rank in absent if rank not in blocked] or sorted(absent)
     if not roots:
-        return _silent(ranks, waiting, members)
+        return None
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
     waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
     for_s = f"for which {_count(waiters, 'wait')} for {format_duration(waited_s)}"
@@ -468,24 +469,6 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         text += NOT_YET
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "checkpoint" if view.saves else "missing"
     return _about(view, "ended_early" if has_ended else cause, text, fault=fault)
-
-
-def _silent(
-    ranks: Sequence[RankView], waiting: list[tuple[RankView, Collective, float]], members: Mapping[str, set[int]]
-) -> Explanation | None:
-    """Find the rank that does not say which collectives it has entered, while all others of the group wait in one."""
-    for _, one, waited_s in waiting:
-        silent = [view for view in ranks if view.unknown and view.rank in members[one.group]]
-        waiters = sum(found.name == one.name for _, found, _ in waiting)
-        if len(silent) == 1 and waiters == len(members[one.group]) - 1:
-            view = silent[0]
-            text = (
-                f"{view.who} does not answer, as a rank that holds the GIL, while {_count(waiters, 'wait')} "
-                f"in {one.name} for {format_duration(waited_s)}; {view.doing()}"
-            )
-            cause: Cause = "checkpoint" if view.saves else "missing"
-            return _about(view, cause, text, fault=waited_s >= HANG_S)
-    return None
 
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -544,17 +527,3 @@ def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     view = max(ranks, key=lambda one: one.share(LOADER))
     text = f"the ranks wait for their data in {num_waits} of the {len(own)} samples outside collectives"
     return Explanation(cause="data_loader", sentence=f"{text}; {view.who}: {view.doing()}", fault=False)
-
-
-def _peer_to_peer(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    def waits(view: RankView) -> bool:
-        return bool(view.stacks) and all(
-            any(file.endswith(COLLECTIVES) and function in PEER_TO_PEER for file, _, function in stack)
-            for stack in view.stacks
-        )
-
-    if waiting := [view for view in ranks if waits(view)]:
-        place = place_of(waiting[0].stacks[-1])
-        text = f"{waiting[0].who} waits in send or recv in {place}; for which rank is not known"
-        return _about(waiting[0], "peer_to_peer", text, fault=False)
-    return None

@@ -441,7 +441,7 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UnavailableError(f"another ddpctl pull of {run.name} continues", hint="wait for its end") from None
+            raise UnavailableError(f"another ddpctl pull of {run.name} is running", hint="wait for its end") from None
         missing = context.executor.perform(verb)
     context.emit(f"what {run.name} has written is in {folder}")
     if missing:

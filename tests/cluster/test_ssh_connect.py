@@ -178,7 +178,8 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
                 (tmp_path / "bin" / path.name).symlink_to(path)
         lab.executor = Executor({"HOME": str(lab.person.home), "PATH": str(tmp_path / "bin"), "PYTHONPATH": PACKAGES})
     project, scratch = tmp_path / "project", tmp_path / "scratch"
-    (project / "pkg dir").mkdir(parents=True)
+    (project / "pkg dir/below").mkdir(parents=True)
+    (project / "pkg dir/below/x").write_text("x")
     scratch.mkdir()
     (project / "train.py").write_text("print(1)\n")
     (project / "run.sh").write_text("#!/bin/sh\n")
@@ -222,9 +223,9 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
     assert (lab.boxes[1].home / ".ddpctl/runs/first/project/link").readlink() == Path("train.py")
     assert [one.host for one in moved] == hosts
     said = capfd.readouterr().err
-    assert "project: 5 files, 3.0 MB; left out: " in said
+    assert "project: 6 files, 3.0 MB; left out: " in said
     assert "runs/log (.ddpignore)" in said
-    assert "sending 10 files, 6.0 MB, to 2 hosts" in said
+    assert "sending 12 files, 6.0 MB, to 2 hosts" in said
     assert list(scratch.iterdir()) == []
     moved.clear()
 
@@ -237,7 +238,7 @@ def test_a_project_is_sent_by_content(tools: str, lab: Lab, tmp_path: Path, capf
     (project / "train.py").write_text("print(2)\n")
     (project / "run.sh").chmod(0o755)
     shutil.rmtree(project / "pkg dir")
-    (project / "pkg dir").write_text("a file where a folder was")
+    (project / "pkg dir").write_text("a file where a folder was, and one in that")
     lab.executor.perform(watched("third"))
     assert [arrived(number, "third") for number in (0, 1)] == [files(), files()]
     assert os.access(lab.boxes[0].home / ".ddpctl/runs/third/project/run.sh", os.X_OK)

@@ -98,6 +98,8 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
                 (folder / name).write_text("not a result")
             (folder / f"node-{node}/node.log").write_text(f"node {node}\n" * 100)
             (folder / "checkpoints").mkdir()
+            (folder / "out/project").mkdir(parents=True)
+            (folder / "out/project/metrics").write_text("a result")
         yield found
         for one in boxes:
             (one.home / "go").touch()
@@ -114,6 +116,8 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
         process = lab.start()
         end_of_piece = number * (PIECE - BUFFERED)
         wait_until(lambda n=end_of_piece: part.exists() and part.stat().st_size >= n, "a piece", timeout_s=180)  # type: ignore[misc]
+        refused, why = lab.pull()
+        assert (refused, "another ddpctl pull of night is running" in why) == (69, True), why
         process.send_signal(end)
         _, said = process.communicate(timeout=60)
         assert process.returncode == (130 if end == signal.SIGINT else -end), said
@@ -129,6 +133,7 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
         "checkpoints/it's [odd] é": b"odd",
         "node-0/node.log": b"node 0\n" * 100,
         "node-1/node.log": b"node 1\n" * 100,
+        "out/project/metrics": b"a result",
     }
     assert lab.pulled() == wanted
     code, said = lab.pull()

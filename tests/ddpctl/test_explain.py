@@ -1,5 +1,6 @@
 """What explain says of ranks, from evidence as ddprun.diagnosis writes it. Real ranks: tests/e2e/test_hang.py."""
 
+import re
 from typing import Any
 
 import pytest
@@ -63,6 +64,22 @@ def test_a_short_wait_is_no_hang(wording):
     assert facts(explained(rank(0, moment), rank(1, BEFORE, IN_SCRIPT))) == ("none", None, False)
 
 
+def test_ranks_that_go_on_are_not_accused():
+    late = [entered(8, NOW - 30, done=False)]
+    ahead = [*BEFORE, entered(8, NOW - 20), entered(9, NOW - 1, done=False)]  # read later than the others
+    assert facts(explained(rank(0, BEFORE, IN_SCRIPT, state="R"), rank(1, late), rank(2, ahead))) == (
+        "none",
+        None,
+        False,
+    )
+    traced = rank(1, BEFORE, IN_SCRIPT)
+    traced["samples"][-1]["state"] = "t"  # by strace or py-spy, for a moment
+    assert facts(explained(rank(0, BEFORE, state="R"), traced))[:2] == ("none", None)
+    executed = {"threads": None}
+    found = explained(rank(0, [], **executed), rank(1, [], state="R", **executed))
+    assert facts(found) == ("unknown", None, False)  # it computes, and may hang
+
+
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"size": 7}])
 def test_a_mismatch_names_the_rank_that_differs_and_both_calls(wording, other):
     odd = [*BEFORE, entered(8, NOW - 40, done=False, **other)]
@@ -90,6 +107,7 @@ def test_the_root_of_a_chain_of_waits_is_named():
         (rank(1, BEFORE, IN_SCRIPT, state="T"), "stopped_process"),
         (rank(1, BEFORE, IN_SCRIPT) | {"samples": [{"time": NOW, "threads": None}], "unknown": "gone"}, "ended_early"),
         (rank(1, [], IN_SCRIPT) | {"group_at": None, "unknown": "it has no process group"}, "no_group"),
+        (rank(1, BEFORE, [["/usr/lib/python3.11/threading.py", 1590, "_shutdown"]]), "missing"),
         (rank(1, BEFORE, [[f"{TORCH}serialization.py", 9, "save"], *IN_SCRIPT]), "checkpoint"),
         (rank(1, BEFORE, IN_LOADER) | {"children": [{"state": "S", "threads": [IN_WORKER]}]}, "data_loader"),
     ],
@@ -128,6 +146,13 @@ def test_an_end_is_explained_by_its_outcome_its_last_words_and_who_ended_before(
     failed = Outcome(code=1, cause="error", message="rank 0 on node 0 exited with 1: X", node=0, rank=0, step=4)
     found = explain_outcome(failed, (), "one\nOSError: [Errno 28] No space left on device\n", (), 2)
     assert (facts(found), found.evidence[-1][:7]) == (("disk_full", 0, True), "OSError")
+    header = "Traceback (most recent call last):\n"
+    caught = f"CUDA out of memory\n{header}RuntimeError: CUDA out of memory\ntrying less\n"
+    chain = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert facts(explain_outcome(failed, (), f"{caught}{header}ValueError: X\n", (), 2))[0] == "failed"
+    log = f"{caught}{header}OSError: No space left on device\n{chain}{header}ValueError: X\n"
+    assert facts(explain_outcome(failed, (), log, (), 2))[0] == "disk_full"
+    assert facts(explain_outcome(failed, (), re.sub("(?m)^", "[rank0]: ", log), (), 2))[0] == "disk_full"
     lost = Outcome(code=1, cause="error", message="rank 0: RuntimeError: Connection closed by peer", node=0, rank=0)
     exits = [
         Event(event="rank_exited", time=NOW, node=1, rank=3, facts={"status": 0}),

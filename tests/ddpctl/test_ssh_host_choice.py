@@ -58,6 +58,7 @@ def test_a_dead_host_is_passed_over(wording: Wording) -> None:
 def test_fewer_nodes_where_the_job_may_have_fewer(wording: Wording) -> None:
     choice, _ = chosen(nodes("2:4"), box1=DEAD)
     assert (choice.numbers, choice.nodes(nodes("2:4").job)) == ((1, 2, 3), "2:3")
+    assert chosen(nodes("2:5"), replace(OPTIONS, exclude=("box1",)))[0].numbers == (1, 2, 3)
     assert chosen(nodes("3:4"), box1=DEAD)[0].nodes(nodes("3:4").job) == "3"
     with pytest.raises(UnavailableError) as error:
         chosen(nodes("3:4"), box1=DEAD, box3=DEAD)

@@ -61,6 +61,7 @@ def test_hosts_are_written_short_or_long(tmp_path: Path) -> None:
             id="long-form",
         ),
         pytest.param("    hosts: [a]\n    home: runs\n    project: here\n", ["5:11", "6:14"], id="paths"),
+        pytest.param("    hosts: [a, b]\n    exclude: [c]\n", ["5:14"], id="exclude"),
     ],
 )
 def test_errors_have_line_and_column(text: str, places: list[str], tmp_path: Path, wording: Wording) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,21 @@ def test_a_terminal_has_a_bar_in_80_columns_and_a_file_plain_lines(monkeypatch: 
     assert (out.getvalue().startswith("\r\x1b[K"), out.getvalue().endswith("\n")) == (True, True)
     assert "100.0/100.0 MB, 2,000/2,000 files" in out.getvalue()
     assert plain.getvalue() == ""  # it was over before a line was due
+
+
+def test_a_write_that_fails_names_its_file(tmp_path: Path) -> None:
+    transfer = Transfer(num_bytes=3, num_files=1, writes=(FilePart(path=str(tmp_path / "a"), start=0, length=3),))
+    read, write = os.pipe()
+    os.write(write, b"abc")
+    os.close(write)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        with os.fdopen(read, "rb") as pipe, pytest.raises(OSError, match="File too large") as error:
+            pump(transfer, pipe.fileno(), pipe.fileno(), 5.0, lambda *_: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert error.value.filename == str(tmp_path / "a")
 
 
 def test_a_stream_is_cut_into_files(tmp_path: Path) -> None:
@@ -111,9 +127,14 @@ def test_a_large_project_is_refused_and_the_largest_are_named(tmp_path: Path, mo
     (tmp_path / "a.py").write_text("")
     (tmp_path / "dropped").write_text("")
     found = look(
-        "rsync  version 3.2.7\0/usr/bin/zstd\0/\0a.py\0data/x\0gone\0data\0dropped\0/\0dropped\0/\0.venv/\0/\0"
+        "rsync  version 3.2.7\0/usr/bin/zstd\0/\0a.py\0data/x\0gone\0data\0dropped\0data/\0/\0dropped\0/\0.venv/\0/\0"
     )
-    assert found["left_out"] == [".venv/ (ignored)", "dropped (.ddpignore)", "data (no file)"]
+    assert found["left_out"] == [
+        ".venv/ (ignored)",
+        "dropped (.ddpignore)",
+        "data (no file)",
+        "data/ (a repository of its own)",
+    ]
     assert (sorted(found["files"]), found["rsync"], found["zstd"]) == (["a.py", "data/x"], True, True)
     with pytest.raises(ConfigError) as error:
         _project("/project", Output(returncode=0, stdout=json.dumps(found)))

@@ -150,7 +150,7 @@ def stop(
         context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
-    cleared = [record for record, state in states if targets.may_leave(record, state) and not every]
+    cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
         launcher.clear(context, record)
         context.emit(f"run {record.name} had ended; nothing of it is left where it ran")

@@ -84,7 +84,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
     usable = sorted(ready + taken, key=lambda place: (not (resumed and place == 0), place in taken, place))
     if len(usable) < job.min_nodes:
         raise found.refusal(need=job.min_nodes, dry_run=dry_run)
-    usable, notes = _with_checkpoints(options, plan, found, usable)
+    usable, notes = _with_checkpoints(options, plan, found, usable, holder_first=resumed)
     chosen = usable[: max(job.min_nodes, min(job.max_nodes, len(ready)))]
     notes += [
         one_line(f"{host.address} is skipped: {found.why(place)}")
@@ -110,15 +110,14 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 
 
 def _with_checkpoints(
-    options: SshOptions, plan: Plan, found: Judgement, usable: list[int]
+    options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
     """The places with one first that has a resumed run's checkpoints, and a note. Raises UnavailableError."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
-    holder = _holder(options, plan)
-    if usable[0] == 0 and holder is not None and holder not in _excluded(options):
+    if holder_first and usable[0] == 0:
         return usable, []
-    why = "is excluded" if holder is None or holder in _excluded(options) else f"is not ready ({found.why(0)})"
+    why = f"is not ready ({found.why(0)})" if holder_first else "is excluded"
     where = one_line(f"the checkpoints are in {plan.checkpoint_dir}, and that host {why}")
     having = [place for place in usable if found.facts[place].get("checkpoint")]
     if not having:
@@ -130,10 +129,6 @@ def _with_checkpoints(
     name = found.facts[best].get("checkpoint")
     note = one_line(f"{where}: it continues from {name} of {found.hosts[best].address}, which may be older")
     return [best, *(place for place in usable if place != best)], [note]
-
-
-def _excluded(options: SshOptions) -> set[int]:
-    return {number for number, host in enumerate(options.hosts) if host.address in options.exclude}
 
 
 # Waiting: a launch queues on one host after another, in the order of the hosts' own names, and is first on all that
