@@ -216,8 +216,9 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
 def test_a_job_that_is_gone_ends_it_also_where_another_has_its_name(
     cluster: Cluster, labels: dict[str, str] | None
 ) -> None:
-    job = json.loads((DATA / "jobs/running.json").read_text()) if labels else {"kind": "List"}
-    job.setdefault("metadata", {})["labels"] = labels
+    job: dict[str, Any] = json.loads((DATA / "jobs/running.json").read_text())
+    job["metadata"]["labels"] = labels
+    job = job if labels else {"kind": "List"}
     cluster.answer("pytorchjobs.kubeflow.org", job)
     follower = start(cluster, uid="4c1f5a1e2b3d")
     follower.communicate(timeout=60)
