@@ -1,4 +1,4 @@
-"""FSDP in a loop of one's own: torch's fully_shard, checkpoints in shards, and ddpwire's lines to stop and go on.
+"""FSDP in a loop of one's own: torch's fully_shard, whole weights in a checkpoint, ddpwire's lines to stop and go on.
 
 ddprun --nproc-per-node 2 examples/fsdp.py
 """
@@ -23,7 +23,7 @@ def main() -> None:
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
-    path, first = ddp.checkpoint_dir() / "snapshot.pt", 0
+    path, first, loss = ddp.checkpoint_dir() / "snapshot.pt", 0, torch.tensor(torch.nan)
     if path.exists():
         snapshot = torch.load(path, mmap=True, weights_only=True)
         whole = StateDictOptions(full_state_dict=True)
@@ -52,10 +52,7 @@ def main() -> None:
             ddp.stop()
     save(num_steps)
     own = sum(one.to_local().numel() for one in model.parameters())
-    print(
-        f"rank {rank}: steps {first + 1} to {num_steps}, {own} parameters of its own, loss {loss.item():.4f}",
-        flush=True,
-    )
+    print(f"rank {rank}: steps {first + 1} to {num_steps}, {own} parameters, loss {loss.item():.4f}", flush=True)
     dist.barrier()
 
 

@@ -23,7 +23,7 @@ from ddpwire.events import EVENTS, EventLog
 KUBECTL = """#!/usr/bin/env bash
 while [[ $1 == --* ]]; do [[ $1 == *=* ]] || shift; shift; done
 case $1 in
-  get) echo "$2" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
+  get) echo "${@:2}" >>"$CLUSTER/asked"; cat "$CLUSTER/${2%%/*}" 2>/dev/null ;;
   delete) echo "${@:2}" >>"$CLUSTER/deleted" ;;
   logs)
     pod=$2
@@ -54,16 +54,16 @@ class Cluster:
         self.pods()
 
     def job(self, state: str) -> None:
-        self._write("pytorchjobs.kubeflow.org", json.loads((DATA / f"jobs/{state}.json").read_text()))
+        self.answer("pytorchjobs.kubeflow.org", json.loads((DATA / f"jobs/{state}.json").read_text()))
 
     def pods(self, *pods: dict[str, Any]) -> None:
-        self._write("pods", {"kind": "List", "items": pods})
+        self.answer("pods", {"kind": "List", "items": pods})
 
     def emit(self, pod: str, *lines: str) -> None:
         with (self.folder / pod).open("a") as file:
             file.write("".join(f"{line}\n" for line in lines))
 
-    def _write(self, name: str, value: Any) -> None:
+    def answer(self, name: str, value: Any) -> None:
         temporary = self.folder / f".{name}"
         temporary.write_text(json.dumps(value))
         temporary.rename(self.folder / name)
@@ -90,8 +90,8 @@ def pod(node: int, uid: str, *, restarts: int = 0, state: str = "running", **ext
 
 def start(cluster: Cluster, **given: Any) -> "subprocess.Popen[str]":
     task = {
-        "run": "running", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False, "context": "lab",
-        "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
+        "run": "running", "uid": "", "nodes": 2, "created": 0.0, "workload": "pytorchjob", "master": False,
+        "context": "lab", "namespace": "ml", "only": None, "only_nodes": (), "tail": None, "poll_s": 0.1,
         "folder": str(cluster.folder / "run"),
     }  # fmt: skip
     argv = [
@@ -212,9 +212,34 @@ def test_the_pod_of_a_machine_that_is_gone_is_deleted_once(cluster: Cluster) -> 
     assert (cluster.folder / "deleted").read_text() == "pod running-worker-0 --force --grace-period=0 --wait=false\n"
 
 
-def test_a_job_that_is_gone_ends_it(cluster: Cluster) -> None:
-    (cluster.folder / "pytorchjobs.kubeflow.org").unlink()
-    (cluster.folder / "pytorchjobs.kubeflow.org").touch()
-    follower = start(cluster)
+@pytest.mark.parametrize("labels", [None, {"ddpctl.uid": "f00dfeed0000"}])
+def test_a_job_that_is_gone_ends_it_also_where_another_has_its_name(
+    cluster: Cluster, labels: dict[str, str] | None
+) -> None:
+    job: dict[str, Any] = json.loads((DATA / "jobs/running.json").read_text())
+    job["metadata"]["labels"] = labels
+    job = job if labels else {"kind": "List"}
+    cluster.answer("pytorchjobs.kubeflow.org", job)
+    follower = start(cluster, uid="4c1f5a1e2b3d")
     follower.communicate(timeout=60)
     assert follower.returncode == 0
+    assert "pods --selector ddpctl.run=running,ddpctl.uid=4c1f5a1e2b3d" in (cluster.folder / "asked").read_text()
+
+
+def test_a_cluster_that_does_not_answer_is_waited_for_and_said(cluster: Cluster, wording: Wording) -> None:
+    job = cluster.folder / "pytorchjobs.kubeflow.org"
+    job.rename(cluster.folder / "kept")
+    follower = start(cluster)
+    try:
+        line = follower.stderr.readline() if follower.stderr else ""
+        wording(line)
+        cluster.job("succeeded")
+        follower.communicate(timeout=60)
+    finally:
+        follower.kill()
+    assert follower.returncode == 0
+    job.unlink()
+    follower = start(cluster, unreachable_s=0.5)
+    _, talk = follower.communicate(timeout=60)
+    assert follower.returncode == 69
+    wording(talk)

@@ -67,7 +67,7 @@ def test_a_run_that_has_ended_has_no_node_that_goes_on() -> None:
 
 def test_status_of_what_is_gone_and_of_a_cluster_that_does_not_answer(wording: Wording) -> None:
     _, gone = status((OK, OK))
-    assert (gone.state, gone.code, gone.has_logs, gone.has_files) == ("stopped", 143, False, False)
+    assert (gone.state, gone.code, gone.has_logs, gone.has_files) == ("lost", None, False, False)
     assert status((OK, OK), now=1005.0)[1].state == "starting"
     _, away = status((recorded("bad/api-unreachable-get"), OK))
     assert (away.state, away.ended) == ("unknown", False)
@@ -127,6 +127,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
     assert (follow.mode, follow.timeout_s) == ("stream", None)
     assert json.loads(follow.argv[4]) == {
         "run": "digits-otter",
+        "uid": "",
         "nodes": 2,
         "created": 1000.0,
         "workload": "pytorchjob",
@@ -139,6 +140,7 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "folder": "/state/digits-otter",
         "replace_lost": False,
         "poll_s": 2.0,
+        "unreachable_s": 120.0,
     }
 
 
@@ -281,6 +283,28 @@ def test_suspend_and_resume(wording: Wording) -> None:
     with pytest.raises(ConfigError) as error:
         play(TARGET.resume(RUN), [(recorded("bad/get-notfound"),)])
     wording(error.value)
+
+
+def test_what_another_launch_has_made_under_the_same_name_is_left_alone() -> None:
+    run, theirs = replace(RUN, uid="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
+    selector = f"ddpctl.run=digits-otter,ddpctl.uid={run.uid}"
+    job, pods = (as_run(f"{kind}/running", "digits-otter", "running") for kind in ("jobs", "pods"))
+    for uid, state in ((theirs.stdout, "lost"), (run.uid, "training")):
+        labelled = tuple(
+            replace(one, stdout=one.stdout.replace('"ddpctl.run":', f'"ddpctl.uid": "{uid}", "ddpctl.run":'))
+            for one in (job, pods)
+        )
+        _, (found,) = play(TARGET.status((run,), now=2000.0), [labelled])
+        assert found.state == state
+    asked, gone = play(TARGET.stop(run, signal="KILL"), [(theirs,) * 5, (), (OK,), (), (OK,), (OK,)])
+    assert [line.partition(" delete ")[2] for step in asked for line in lines(step) if " delete " in line] == [
+        f"pods --selector {selector} --ignore-not-found --wait=false --grace-period=1"
+    ]
+    assert gone
+    with pytest.raises(ConfigError):
+        play(TARGET.suspend(run), [(theirs,)])
+    (asked, *_), _ = play(TARGET.execute(run, node=0, argv=("ls",), tty=False), [(pods,), (OK,)])
+    assert selector in lines(asked)[0]
 
 
 def test_a_master_is_node_0() -> None:

@@ -106,7 +106,9 @@ def test_100_corrupt_shards_are_all_noticed(tmp_path: Path) -> None:
 
 def test_old_and_corrupt_ones_go_with_all_their_shards(tmp_path: Path) -> None:
     paths = [write_shards(tmp_path, step) for step in (4, 8, 12)]
+    (tmp_path / ".shared-0").touch()  # of a training that was killed as it started
     directory = CheckpointDirectory(tmp_path)
+    assert not list(tmp_path.glob(".shared-*"))
     assert directory.delete_old(keep=2, keep_best=False, written=paths[2]) == 2
     directory.set_aside(paths[1])
     left = sorted(file.name for file in tmp_path.glob("step-*"))

@@ -53,7 +53,7 @@ case $1 in
   exec)
     [[ $2 == --stdin ]] && shift
     disk=$CLUSTER/disk; [[ -e $CLUSTER/disk-of.$2 ]] && disk=$CLUSTER/disk-of.$2
-    name=${2%-worker-*}; name=${name%-pull}
+    name=${2%-worker-*}; name=${name%-pull*}
     DDP_RUN_DIR=$disk/$name DDP_CHECKPOINT_DIR=$disk/$name/checkpoints exec sh ;;
   logs)
     cat "$CLUSTER/log.$2" 2>/dev/null && exit

@@ -1,6 +1,7 @@
 """Training on real digits over simulated nodes: accuracy, metrics, resume, and the same weights bit for bit."""
 
 import json
+import os
 import re
 import signal
 import urllib.request
@@ -77,6 +78,32 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path, wording: 
     assert loaded.facts["path"] == str(path)
     (line,) = re.findall(rf"resumed from .* step {loaded.step + 1} .*", again.stdout)
     wording(re.sub(r"step-\d+|step \d+|epoch \d+", lambda found: re.sub(r"\d+", "{number}", found[0]), line))
+    assert fingerprint(again.stdout) == fingerprint(whole.stdout)
+
+
+def test_a_sharded_training_goes_on_from_shards_when_a_node_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(" ".join(f"{n} times {n} is {n * n}." for n in range(600)))
+    options = ("--strategy=fsdp", "--data=text", f"--data-dir={tmp_path}/text.txt", "--layers=2", "--width=32")
+    options += ("--context=16", "--batch-size=16", "--epochs=2", "--deterministic", "--checkpoint-every=5")
+    whole = ddpctl("launch", "--nodes", "2", "--gpus", "1", "--", *options, timeout=600)
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+
+    config = tmp_path / "once.yaml"
+    config.write_text("job: {max_restarts: 0}\n")
+    ddpctl("launch", "-d", "-f", str(config), "--nodes", "2", "--gpus", "1", "--name", "cut", "--", *options)
+    checkpoints = tmp_path / "runs/cut/checkpoints"
+    wait_until(lambda: len(list(checkpoints.glob("step-*.json"))) > 1, "two checkpoints", timeout_s=300)
+    (_, second) = json.loads(ddpctl("status", "cut", "--json").stdout)["node_reports"]
+    os.kill(second["state"]["pid"], signal.SIGKILL)
+    wait_until(lambda: not processes_of("cut"), "the other node to end", timeout_s=120)
+    assert json.loads(ddpctl("status", "cut", "--json").stdout)["code"] == 137
+
+    again = ddpctl("launch", "--resume", "cut", "--name", "again", timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    (loaded,) = events_of(tmp_path, "again", "checkpoint_loaded")
+    assert loaded.step is not None
+    assert loaded.step >= 5
+    assert len(list(checkpoints.glob("step-*.shard-1"))) == len(list(checkpoints.glob("step-*.pt")))
     assert fingerprint(again.stdout) == fingerprint(whole.stdout)
 
 

@@ -161,7 +161,8 @@ def test_another_users_objects_survive_the_stop_of_an_interrupted_launch(cluster
 
 def test_stop_takes_away_what_an_interrupted_stop_has_left(cluster: StandIn) -> None:
     assert ddpctl(*LAUNCH, "--name", "dawn", "--detach").returncode == 0
-    cluster.kill_at(cluster.calls() + 6, "end", "KILL")  # after two of its status and three to keep its events
+    # After two calls of its status, three to keep its events, and five for what is its own.
+    cluster.kill_at(cluster.calls() + 11, "end", "KILL")
     assert ddpctl("stop", "dawn").returncode == -signal.SIGKILL
     assert cluster.objects() == ["networkpolicy.dawn"]
     assert in_process("status", "dawn").stdout.startswith("dawn  stopped")

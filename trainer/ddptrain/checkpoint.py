@@ -134,21 +134,15 @@ def data_files(path: Path) -> list[Path]:
     return [file for file in (path, *sorted(path.parent.glob(f"{path.stem}.shard-*[0-9]"))) if file.exists()]
 
 
-def map_tensors(
-    tree: Any,
-    function: Callable[[tuple[Any, ...], Any], Any],
-    *,
-    leaves: tuple[type, ...] = (Tensor, Rows),
-    path: tuple[Any, ...] = (),
-) -> Any:
+def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path: tuple[Any, ...] = ()) -> Any:
     """Return a nested state with each tensor replaced by what ``function`` returns for its path and itself."""
-    if isinstance(tree, leaves):
+    if isinstance(tree, (Tensor, Rows)):
         return function(path, tree)
     if isinstance(tree, Mapping):
-        return {key: map_tensors(item, function, leaves=leaves, path=(*path, key)) for key, item in tree.items()}
+        return {key: map_tensors(item, function, (*path, key)) for key, item in tree.items()}
     if isinstance(tree, (list, tuple)):
         items = enumerate(tree)
-        return type(tree)(map_tensors(item, function, leaves=leaves, path=(*path, index)) for index, item in items)
+        return type(tree)(map_tensors(item, function, (*path, index)) for index, item in items)
     return tree
 
 

@@ -122,8 +122,9 @@ class CheckpointDirectory:
 
     def _clean_up(self) -> None:
         """Complete or remove the writes that a kill has interrupted."""
-        for torn in self.folder.glob(".step-*.json.*"):
-            torn.unlink(missing_ok=True)
+        for pattern in (".step-*.json.*", ".shared-*"):
+            for torn in self.folder.glob(pattern):
+                torn.unlink(missing_ok=True)
         for name in {part.name.split(".")[1] for part in self.folder.glob(".step-*.part")}:
             finish_write(self.folder / f"{name}.pt")
 

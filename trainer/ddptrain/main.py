@@ -377,12 +377,11 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
         f"goodput        {100 * share:.0f} % of {whole_s / len(spent_s):.1f} s a rank in new steps; " + ", ".join(lost)
     ]
     if steps_s := sum(phases.values()):
-        measured = "comm_exposed" in phases
-        compute = "compute" if measured else "compute and communication (not measured apart)"
+        compute = "compute" if "comm_exposed" in phases else "compute and communication (not measured apart)"
         groups = {"data": ("data", "h2d"), compute: ("forward", "backward", "optimizer")}
-        groups |= {"communication": ("comm_exposed",)} if measured else {}
-        groups |= {"other": ("other",)}
-        parts = (f"{name} {_percent(sum(phases[one] for one in group), steps_s)}" for name, group in groups.items())
+        groups |= {"communication": ("comm_exposed",), "other": ("other",)}
+        known = {name: [phases[one] for one in group] for name, group in groups.items() if group[0] in phases}
+        parts = (f"{name} {_percent(sum(seconds), steps_s)}" for name, seconds in known.items())
         lines.append("a step         " + ", ".join(parts))
     cuda = state.world.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

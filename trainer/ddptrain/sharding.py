@@ -25,14 +25,6 @@ from ddpwire.exits import Exit
 
 
 @dataclass(frozen=True, kw_only=True)
-class TensorSpec:
-    """The shape and the dtype of a tensor that another rank holds."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True, kw_only=True)
 class Sharding:
     """How a training is sharded. ``shard``: what this rank writes of a checkpoint; None: another rank writes it."""
 
@@ -65,16 +57,16 @@ class Sharding:
         """
         rank_info, tensors = self.world.rank_info, []
 
-        def describe(_path: tuple[Any, ...], leaf: Any) -> Any:
+        def describe(_path: tuple[Any, ...], leaf: Any) -> Tensor:
             tensors.append(leaf)
-            return TensorSpec(shape=tuple(leaf.shape), dtype=leaf.dtype)
+            return torch.empty(leaf.shape, dtype=leaf.dtype, device="meta")
 
         described = broadcast(rank_info, map_tensors(values, describe))
         waiting = iter(tensors)
 
-        def receive(path: tuple[Any, ...], spec: TensorSpec) -> Tensor:
+        def receive(path: tuple[Any, ...], spec: Tensor) -> Tensor:
             like = _like(part, path)
-            sharded = isinstance(like, DTensor) and tuple(like.shape) == spec.shape
+            sharded = isinstance(like, DTensor) and like.shape == spec.shape
             if not sharded:
                 return broadcast_state(rank_info, whole(next(waiting)) if rank_info.is_first else torch.empty(0))
             device = self.world.device
@@ -84,7 +76,7 @@ class Sharding:
                 full = torch.empty(spec.shape, dtype=spec.dtype, device=device)
             return distribute_tensor(full, like.device_mesh, like.placements)
 
-        return map_tensors(described, receive, leaves=(TensorSpec,))
+        return map_tensors(described, receive)
 
 
 def make_sharding(options: RankOptions, world: World) -> Sharding:

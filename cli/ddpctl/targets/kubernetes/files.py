@@ -152,7 +152,7 @@ def pull_files(
         missing = yield from pull_places(run.name, places, into, best=best)
         away = [node for node in range(run.job.max_nodes) if node not in running.values() and claim is None]
         return (*missing, *(f"node {node}: its pod does not run" for node in away))
-    pod = reader(run.name, run.job, options, run.checkpoint_dir)
+    pod = reader(run.name, run.uid, run.job, options, run.checkpoint_dir)
     name = pod["metadata"]["name"]
     delete = kubectl.run("delete", "pod", name, "--ignore-not-found", "--grace-period=1")
     yield (delete,)  # of a pull that was interrupted

@@ -24,6 +24,7 @@ from ddpctl.spec import JobSpec
 from ddpctl.targets.kubernetes.files import keep_placed
 from ddpctl.targets.kubernetes.kubectl import Kubectl, error_of, items
 from ddpctl.targets.kubernetes.manifests import WORKLOADS
+from ddpctl.targets.kubernetes.pod import is_ours, selector_of
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, has_ended, is_lost, newest_pods, unexplained
 from ddpwire import log_record
 from ddpwire.exits import Exit
@@ -38,6 +39,7 @@ class Task:
     """What is to be followed: JSON on the command line."""
 
     run: str
+    uid: str  # of its launch
     nodes: int  # of the job
     created: float
     workload: str
@@ -50,6 +52,7 @@ class Task:
     folder: str  # the run's, which keeps the records of the nodes' logs
     replace_lost: bool = False
     poll_s: float = POLL_S
+    unreachable_s: float = UNREACHABLE_S
 
 
 @dataclass
@@ -135,15 +138,20 @@ def main() -> int:
     replaced: set[str] = set()  # uids of pods
     said_last, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # where the system does not end it with its ddpctl
-        found = [_ask(kubectl.get(f"{workload.resource}/{task.run}")), _ask(_pods_of(kubectl, task.run))]
-        if bad := next((output for output in found if output.returncode), None):
-            if time.monotonic() - answered > UNREACHABLE_S:
-                print(f"ddpctl: {error_of(bad)}", file=sys.stderr)
+        found = _ask(kubectl.get(f"{workload.resource}/{task.run}"))
+        pods_found = found if found.returncode else _ask(_pods_of(kubectl, task))
+        if pods_found.returncode:
+            error = str(error_of(pods_found))
+            if time.monotonic() - answered > task.unreachable_s:
+                print(f"ddpctl: {error}; it was tried for {task.unreachable_s:g} s", file=sys.stderr)
                 return Exit.UNAVAILABLE
+            if error != said_last:
+                said_last = error
+                print(f"[{task.run}] {error}; trying for {task.unreachable_s:g} s", file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()
-        job, pods = next(iter(items(found[0])), None), items(found[1])
+        job, pods = next((one for one in items(found) if is_ours(one, task.uid)), None), items(pods_found)
         newest = newest_pods(workload, pods, master=task.master)
         follower.follow_started(newest)
         with suppress(OSError):
@@ -190,8 +198,8 @@ def _run_of(task: Task) -> Run:
     )
 
 
-def _pods_of(kubectl: Kubectl, run: str) -> Command:
-    return kubectl.get("pods", "--selector", f"ddpctl.run={run}")
+def _pods_of(kubectl: Kubectl, task: Task) -> Command:
+    return kubectl.get("pods", "--selector", selector_of(task.run, task.uid))
 
 
 def _events_of(kubectl: Kubectl, name: str) -> Command:

@@ -272,15 +272,25 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
     return pairs
 
 
-def reader_name(run: str) -> str:
-    """What the pod is called that reads a run's claim."""
-    return f"{run}-pull"
+def selector_of(run: str, uid: str) -> str:
+    """What selects the pods of a launch: another of the same name has another uid. One of no uid is by its name."""
+    return f"{RUN_LABEL}={run}" + (f",{UID_LABEL}={uid}" if uid else "")
 
 
-def reader(run: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
+def is_ours(thing: Object, uid: str) -> bool:
+    """Whether an object of a run's name is not of another launch."""
+    return not uid or thing["metadata"].get("labels", {}).get(UID_LABEL, uid) == uid
+
+
+def reader_name(run: str, uid: str) -> str:
+    """What the pod is called that reads the claim of a launch."""
+    return f"{run}-pull" + (f"-{uid}" if uid else "")
+
+
+def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
     """A pod that does nothing: through it the volumes of a run are read that has no pod. It ends by itself."""
     labels = {**options.labels, "app.kubernetes.io/managed-by": "ddpctl"}
-    metadata = drop_empty({"name": reader_name(run), "namespace": options.namespace, "labels": labels})
+    metadata = drop_empty({"name": reader_name(run, uid), "namespace": options.namespace, "labels": labels})
     claims = [(f"mount-{number}", mount) for number, mount in enumerate(mounts_of(job)) if mount.kind == "pvc"]
     container = {
         "name": "reader",

@@ -320,10 +320,9 @@ def fold(
         if now - run.created < YOUNG_S:
             return replace(result("starting", "the cluster has not seen it yet"), has_logs=False, has_files=False)
         return result(
-            "stopped",
-            f"the {workload.kind} is not in the cluster any more: it was stopped, deleted, or its time (keep) "
-            "was over, its pods and logs with it",
-            Exit.SAVED_TERM,
+            "lost",
+            f"how it ended is unknown: the {workload.kind} is not in the cluster any more, nor are its pods and logs; "
+            "it was deleted, or its time (keep) was over",
         )
     true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:

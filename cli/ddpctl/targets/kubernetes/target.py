@@ -49,8 +49,10 @@ from ddpctl.targets.kubernetes.pod import (
     Object,
     checkpoint_dir,
     dump,
+    is_ours,
     needs_project,
     reader_name,
+    selector_of,
 )
 from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexplained
 from ddpctl.text import one_line
@@ -110,7 +112,11 @@ class KubernetesTarget(Target):
             if answer.returncode:
                 return [RunStatus(run=run.name, state="unknown", message=str(error_of(answer))) for run in runs]
         jobs = {_run_name(job): job for job in items(answers[0])}
-        pods = {run.name: [pod for pod in items(answers[1]) if _run_name(pod) == run.name] for run in runs}
+        jobs = {run.name: jobs[run.name] for run in runs if run.name in jobs and is_ours(jobs[run.name], run.uid)}
+        every = items(answers[1])
+        pods = {
+            run.name: [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)] for run in runs
+        }
         asked = [
             name
             for run in runs
@@ -135,6 +141,7 @@ class KubernetesTarget(Target):
 
             task = Task(
                 run=run.name,
+                uid=run.uid,
                 nodes=run.job.max_nodes,
                 created=run.created,
                 workload=workload.word,
@@ -190,17 +197,18 @@ class KubernetesTarget(Target):
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
         """Delete the job, whose pods then have their grace, and all that belongs to it.
 
-        A launch that was interrupted may have made nothing: what has its name and not its uid is another user's.
+        What has its name and not its uid is of another launch, which may be another user's.
         """
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
         found = [workload_of(run.handle)] if run.handle else list(WORKLOADS.values())
         companions, runtimes = COMPANIONS, any(workload.word == "trainjob" for workload in found)
-        selector = f"{RUN_LABEL}={run.name}"
-        if not run.handle and run.uid:
-            selector += f",{UID_LABEL}={run.uid}"
-            kinds = (*COMPANIONS, RUNTIMES, *(workload.resource for workload in found))
-            made = yield from _made(kubectl, kinds, run.name, run.uid, needed=COMPANIONS)
+        selector = selector_of(run.name, run.uid)
+        if run.uid:
+            jobs_of = tuple(workload.resource for workload in found)
+            kinds = (*COMPANIONS, *((RUNTIMES,) if runtimes else ()), *jobs_of)
+            needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # which kind it had is not known without
+            made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
         jobs = yield tuple(
@@ -211,7 +219,7 @@ class KubernetesTarget(Target):
         if known:
             check(*jobs)
         if signal == "KILL":
-            reader = [(reader_name(run.name),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
+            reader = [(reader_name(run.name, run.uid),)] if run.handle and holds(run.job, run.checkpoint_dir) else []
             pods = [("--selector", selector), *reader]
             check(*(yield tuple(kubectl.run("delete", "pods", *which, *quietly, "--grace-period=1") for which in pods)))
         beside = [",".join(companions)] if companions else []
@@ -249,16 +257,19 @@ class KubernetesTarget(Target):
         yield from self._patch_suspend(run, "false")
 
     def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
-        workload = workload_of(run.handle)
-        patch = workload.suspend % value
-        (done,) = yield (_kubectl(run).run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
+        kubectl, workload = _kubectl(run), workload_of(run.handle)
+        gone = ConfigError(f"{run.name} is not in the cluster any more: ddpctl launch --resume {run.name}")
+        kinds, patch = (workload.resource,), workload.suspend % value
+        if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
+            raise gone
+        (done,) = yield (kubectl.run("patch", workload.resource, run.name, "--type=merge", "--patch", patch),)
         if is_absent(done):
-            raise ConfigError(f"{run.name} is not in the cluster any more: ddpctl launch --resume {run.name}")
+            raise gone
         check(done)
 
     def _pods(self, run: Run) -> Verb[dict[int, Any]]:
         """The pod of each node."""
-        (answer,) = yield (_kubectl(run).get("pods", "--selector", f"{RUN_LABEL}={run.name}"),)
+        (answer,) = yield (_kubectl(run).get("pods", "--selector", selector_of(run.name, run.uid)),)
         check(answer)
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
 
