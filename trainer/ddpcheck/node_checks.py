@@ -134,7 +134,7 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
     """Which container runtimes the node has, and whether GPUs can be given to a container."""
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
-        return Finding("container runtime", "not looked at", "this is the inside of a container")
+        return Finding("container runtime", "not looked at", "this is inside a container")
     found = [name for name in ("docker", "podman", "apptainer", "enroot") if shutil.which(name)]
     toolkit = [name for name in ("nvidia-ctk", "nvidia-container-cli") if shutil.which(name)][:1]
     missing = num_gpus > 0 and not toolkit and not {"docker", "podman"}.isdisjoint(found)
