@@ -7,10 +7,9 @@ Shapes: B batch, C channels, H height, W width.
 import contextlib
 import difflib
 import fcntl
-import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
-from ddptrain.data.base import ImageShape
+from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
 from ddptrain.errors import TrainError
 from ddptrain.gpt import GPT
 from ddpwire.exits import Exit
@@ -35,7 +34,6 @@ _NORMED = ("convnet", "resnet18")
 TORCHVISION_PREFIX = "torchvision:"
 _TWO_HEADS = ("googlenet", "inception_v3")
 IMAGENET = "imagenet"
-CONNECT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +60,14 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
             f"--model {name} needs images of at least {smallest_px} px, these have {shape.size_px}; "
             f"models that fit: {fits}",
         )
-    small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
-    return _ours(name, shape, _Layers(norm=_group_norm if norm == "group" else nn.BatchNorm2d, small_stem=small_stem))
+    norm_layer: Norm = partial(nn.GroupNorm, NORM_GROUPS) if norm == "group" else nn.BatchNorm2d
+    if name == "resnet18":
+        small_stem = stem == "small" or (stem == "auto" and shape.size_px <= SMALL_PX)
+        return ResNet18(shape, norm=norm_layer, small_stem=small_stem)
+    if name == "convnet":
+        return convnet(shape, norm_layer)
+    build = {"simple": simple_model, "imageclassifier": image_classifier, "digitsnet": digitsnet}
+    return build[name](shape)
 
 
 def build_gpt(options: ModelOptions, *, context: int) -> GPT:
@@ -79,23 +83,6 @@ def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
     """Return the layers of a model that are sharded one by one: those of its nn.Sequentials."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
-
-
-def _ours(name: str, shape: ImageShape, choice: _Layers) -> nn.Module:
-    if name == "resnet18":
-        return ResNet18(shape, norm=choice.norm, small_stem=choice.small_stem)
-    if name == "convnet":
-        return convnet(shape, choice.norm)
-    build = {
-        "simple": simple_model,
-        "imageclassifier": image_classifier,
-        "digitsnet": digitsnet,
-    }
-    return build[name](shape)
-
-
-def _group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(NORM_GROUPS, channels)
 
 
 class Mean(nn.Module):
@@ -228,18 +215,9 @@ class ThreeChannels(nn.Module):
         return logits
 
 
-def torchvision_models() -> Any:
-    """Import torchvision.models, which takes seconds. Raises TrainError."""
-    try:
-        import torchvision.models
-    except ImportError:
-        raise TrainError(Exit.NO_INPUT, "torchvision, which has it, is missing: pip install 'ddpctl[train]'") from None
-    return torchvision.models
-
-
 def torchvision_name(name: str) -> str:
     """Return torchvision's name of a model. Raises TrainError for an unknown one."""
-    models = torchvision_models()
+    models = torchvision_module("models")
     plain = name.removeprefix(TORCHVISION_PREFIX)
     known = models.list_models(module=models)
     if plain not in known:
@@ -259,7 +237,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
         options["image_size"] = shape.size_px
     if shape.channels not in (1, 3):
         raise TrainError(Exit.CONFIG, f"--model {name} sees 1 or 3 channels, these images have {shape.channels}")
-    get = torchvision_models().get_model
+    get = torchvision_module("models").get_model
     try:
         with torch.device("meta"):
             trial = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
@@ -357,21 +335,18 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def _weights_url(name: str) -> str:
-    return str(torchvision_models().get_model_weights(torchvision_name(name)).DEFAULT.url)
+    return str(torchvision_module("models").get_model_weights(torchvision_name(name)).DEFAULT.url)
 
 
 def _download(url: str, path: Path) -> None:
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
+    digest = path.stem.rpartition("-")[2]  # torchvision's names end in the start of the file's sha256
     try:
-        digest = path.stem.rpartition("-")[2]  # torchvision's names end in the start of the file's sha256
-        torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
+        with connect_timeout():
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
     except Exception as error:
         raise TrainError(
             Exit.NO_INPUT, f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
         ) from error
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 @contextlib.contextmanager

@@ -4,13 +4,20 @@
 Shapes: N samples, H height, W width, C channels.
 """
 
+import contextlib
+import socket
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
+
+CONNECT_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +83,23 @@ class ImageDataset:
                 wrong = f"labels from {int(labels.min())} to {int(labels.max())}, not from 0 to {self.classes - 1}"
                 raise TrainError(Exit.DATA, f"{self.name} is corrupt: {wrong}")
         return self
+
+
+def torchvision_module(part: str) -> Any:
+    """Import torchvision.datasets or torchvision.models, which takes seconds. Raises TrainError."""
+    try:
+        return import_module(f"torchvision.{part}")
+    except ImportError:
+        message = "torchvision, which this data set or model is from, is missing: pip install 'ddpctl[train]'"
+        raise TrainError(Exit.NO_INPUT, message) from None
+
+
+@contextlib.contextmanager
+def connect_timeout() -> Iterator[None]:
+    """Limit the wait for a server that does not answer: torchvision waits for minutes."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)

@@ -10,9 +10,8 @@ import gzip
 import importlib.util
 import io
 import pickle
-import socket
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ import torch
 
 from ddptrain.config import DataOptions
 from ddptrain.data import image_folder
-from ddptrain.data.base import Augmentation, ImageDataset, Samples
+from ddptrain.data.base import Augmentation, ImageDataset, Samples, connect_timeout, torchvision_module
 from ddptrain.data.sampling import sample_hash
 from ddptrain.data.text import TextDataset, load_text
 from ddptrain.errors import TrainError
@@ -30,9 +29,7 @@ from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 NUM_TEST_DIGITS = 360
-_CIFAR_CLASSES = {"cifar10": 10, "cifar100": 100}
 T = TypeVar("T")
-CONNECT_TIMEOUT_S = 30.0
 _CANNOT_WRITE = (errno.EACCES, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time: each takes 32 bytes meanwhile
 LABEL_BYTES = 16  # of a sample, while they are made
@@ -83,94 +80,54 @@ def _digits_missing() -> TrainError:
     )
 
 
+MNIST_FOLDER = Path("MNIST", "raw")  # torchvision's
 MNIST_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
-def prepare_mnist(options: DataOptions) -> None:
+def _reader(name: str) -> Any:
+    return getattr(torchvision_module("datasets"), name.upper())
+
+
+def prepare_torchvision(options: DataOptions) -> None:
     """Download the files unless they are there. Raises TrainError."""
-    datasets = torchvision_datasets()
-    raw = options.folder / "MNIST" / "raw"
+    folder, reader = options.folder, _reader(options.name)
+    if options.name == "mnist":
+        unpacked = [folder / MNIST_FOLDER / name for name in MNIST_FILES]
+        archives = [path.with_name(f"{path.name}.gz") for path in unpacked]
+    else:
+        unpacked, archives = [folder / reader.base_folder], [folder / reader.filename]
     fetch_with_torchvision(
-        "mnist",
-        archives=tuple(raw / f"{name}.gz" for name in MNIST_FILES),
-        unpacked=tuple(raw / name for name in MNIST_FILES),
-        get=lambda: datasets.MNIST(str(options.folder), download=True),
+        options.name, archives=archives, unpacked=unpacked, get=lambda: reader(str(folder), download=True)
     )
 
 
-def load_mnist(options: DataOptions, _seed: int) -> ImageDataset:
-    """Load MNIST: 70,000 handwritten digits of 28x28. Raises TrainError."""
-    return ImageDataset(
-        name="mnist",
-        classes=10,
-        augmentation=Augmentation(),
-        train=_mnist_samples(options.folder, train=True),
-        test=_mnist_samples(options.folder, train=False),
-    ).validated()
+def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
+    """Load MNIST, 70,000 handwritten digits of 28x28, or CIFAR, 60,000 photographs of 32x32. Raises TrainError."""
+    reader, is_grey = _reader(options.name), options.name == "mnist"
+    folder = options.folder / (MNIST_FOLDER if is_grey else reader.base_folder)
 
+    def samples(*, train: bool) -> Samples:
+        part = read_with_torchvision(options.name, folder, lambda: reader(str(options.folder), train=train))
+        images = torch.as_tensor(part.data)
+        labels_N = torch.as_tensor(part.targets).long()
+        return Samples(images_NHWC=images[..., None] if is_grey else images, labels_N=labels_N)
 
-def _mnist_samples(data_dir: Path, *, train: bool) -> Samples:
-    datasets = torchvision_datasets()
-    part = read_with_torchvision(
-        "mnist", data_dir / "MNIST" / "raw", lambda: datasets.MNIST(str(data_dir), train=train)
-    )
-    return Samples(images_NHWC=part.data[..., None], labels_N=part.targets.long())
-
-
-def _cifar_reader(name: str) -> Any:
-    datasets = torchvision_datasets()
-    return datasets.CIFAR10 if name == "cifar10" else datasets.CIFAR100
-
-
-def prepare_cifar(options: DataOptions) -> None:
-    """Download the files unless they are there. Raises TrainError."""
-    name, folder, reader = options.name, options.folder, _cifar_reader(options.name)
-    fetch_with_torchvision(
-        name,
-        archives=(folder / reader.filename,),
-        unpacked=(folder / reader.base_folder,),
-        get=lambda: reader(str(folder), download=True),
-    )
-
-
-def load_cifar(options: DataOptions, _seed: int) -> ImageDataset:
-    """Load CIFAR-10 or CIFAR-100: 60,000 photographs of 32x32 in ten or a hundred classes. Raises TrainError."""
     return ImageDataset(
         name=options.name,
-        classes=_CIFAR_CLASSES[options.name],
-        augmentation=Augmentation(shift_px=4, flip=True),
-        train=_cifar_samples(options.name, options.folder, train=True),
-        test=_cifar_samples(options.name, options.folder, train=False),
+        classes=100 if options.name == "cifar100" else 10,
+        augmentation=Augmentation() if is_grey else Augmentation(shift_px=4, flip=True),
+        train=samples(train=True),
+        test=samples(train=False),
     ).validated()
-
-
-def _cifar_samples(name: str, folder: Path, *, train: bool) -> Samples:
-    reader = _cifar_reader(name)
-    part = read_with_torchvision(name, folder / reader.base_folder, lambda: reader(str(folder), train=train))
-    images_NHWC = torch.from_numpy(part.data)
-    return Samples(images_NHWC=images_NHWC, labels_N=torch.tensor(part.targets))
-
-
-def torchvision_datasets() -> Any:  # noqa: ANN401, RUF100 - torchvision has no types
-    """Import torchvision.datasets, which takes seconds. Raises TrainError."""
-    try:
-        import torchvision.datasets
-    except ImportError:
-        raise TrainError(
-            Exit.NO_INPUT, "torchvision, which reads it, is missing: pip install 'ddpctl[train]'"
-        ) from None
-    return torchvision.datasets
 
 
 def fetch_with_torchvision(
-    name: str, *, archives: tuple[Path, ...], unpacked: tuple[Path, ...], get: Callable[[], object]
+    name: str, *, archives: Sequence[Path], unpacked: Sequence[Path], get: Callable[[], object]
 ) -> None:
     """Have torchvision look for the unpacked files, else unpack the archives, else download them. Raises TrainError."""
     output = io.StringIO()  # a progress bar, and an error for each mirror
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(CONNECT_TIMEOUT_S)  # torchvision waits for minutes if a mirror does not answer
     try:
-        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        with connect_timeout(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             get()
     except Exception as error:
         folder = archives[0].parent
@@ -183,8 +140,6 @@ def fetch_with_torchvision(
             ) from error
         message = f"{name} is not in {folder} and cannot be downloaded from here: put {files} there"
         raise TrainError(Exit.NO_INPUT, message) from error
-    finally:
-        socket.setdefaulttimeout(before)
 
 
 def read_with_torchvision(name: str, folder: Path, get: Callable[[], T]) -> T:
@@ -249,9 +204,9 @@ class DatasetSource:
 
 SOURCES = {
     "digits": DatasetSource(load=load_digits),
-    "mnist": DatasetSource(load=load_mnist, prepare=prepare_mnist),
-    "cifar10": DatasetSource(load=load_cifar, prepare=prepare_cifar),
-    "cifar100": DatasetSource(load=load_cifar, prepare=prepare_cifar),
+    "mnist": DatasetSource(load=load_torchvision, prepare=prepare_torchvision),
+    "cifar10": DatasetSource(load=load_torchvision, prepare=prepare_torchvision),
+    "cifar100": DatasetSource(load=load_torchvision, prepare=prepare_torchvision),
     "folder": DatasetSource(load=image_folder.load_image_folder, prepare=image_folder.prepare_image_folder),
     "synthetic": DatasetSource(load=load_synthetic),
     "text": DatasetSource(load=load_text),
