@@ -7,7 +7,7 @@ a value to check.
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, partial, reduce
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
@@ -39,24 +39,6 @@ _MAX_DIGITS = 40  # int() refuses 4,301 digits, and nothing here needs 20
 _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 
 
-def _base_60(text: str) -> int:
-    value = reduce(lambda value, part: value * 60 + int(part), text.lstrip("-+").split(":"), 0)
-    return -value if text.startswith("-") else value
-
-
-# What YAML 1.1 takes for something else than a user does (https://yaml.org/type/), and what to say of it.
-_TRAPS: tuple[tuple[str, Callable[[str], str]], ...] = (
-    (r"[-+]?[1-9][0-9]*(:[0-5]?[0-9])+", lambda text: f"is {_base_60(text)} in YAML (base 60); write the number"),
-    (r"[-+]?0[xXbBoO][0-9a-fA-F]+", lambda _: "is not written in base 10; write the number in base 10"),
-    (r"[-+]?0[0-9]+\.?[0-9]*", lambda text: f"may be base 8 in YAML; write {re.sub('0+(?=[0-9])', '', text, count=1)}"),
-    (r"[-+]?[0-9][0-9_.]*_[0-9_.]*", lambda text: f"holds '_'; write {text.replace('_', '')}"),
-    (r"[-+]?[0-9.]+[eE][-+]?[0-9]+", lambda _: "has an exponent, which YAML may take for text; write it out"),
-    (r"(?i)true|false|yes|no|on|off", lambda _: "is a truth value in YAML; write a number"),
-    (r"(?i)[-+]?\.?(inf|nan)", lambda _: "is not finite; write a number"),
-    (r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*", lambda _: "is a date in YAML; write a number"),
-)
-
-
 def is_null(value: Any) -> bool:
     """Whether there is no value, or a plain ``null`` or ``~``."""
     return isinstance(value, Text) and not value.quoted and value in ("", "~", "null", "Null", "NULL")
@@ -81,15 +63,11 @@ def _read_truth(text: Text) -> bool:
 
 def _read_number(text: Text, kind: Kind) -> int | float:
     whole = kind == "whole number"
-    if len(text) <= _MAX_DIGITS:
-        if (_WHOLE if whole else _NUMBER).fullmatch(text):
-            if text.quoted:
-                raise ValueError(f"{quote(text)} is text because of its quotes; write {text}")
-            return int(text) if whole else float(text)
-        for pattern, words in () if text.quoted else _TRAPS:
-            if re.fullmatch(pattern, text):
-                raise ValueError(f"{text} {words(text)}")
-    raise ValueError(f"{quote(text)} is not a {kind}")
+    if len(text) > _MAX_DIGITS or not (_WHOLE if whole else _NUMBER).fullmatch(text):
+        raise ValueError(f"{quote(text)} is not a {kind} in plain digits")
+    if text.quoted:
+        raise ValueError(f"{quote(text)} is text because of its quotes; write {text}")
+    return int(text) if whole else float(text)
 
 
 def _number_of_flag(text: str, kind: Kind) -> int | float:

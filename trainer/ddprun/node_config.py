@@ -196,6 +196,7 @@ def read_config(
     debug_rank = _debug_rank(options.debug_rank, max_nodes * local_world_size)
     is_debugged = debug_rank is not None or (on_terminal and max_nodes * local_world_size == 1)
     run_dir = options.run_dir or environ.get("PET_LOG_DIR") or environ.get(names.RUN_DIR)
+    lifeline = environ.get(names.LIFELINE_FD)
     command = _command(options, environ)
     return NodeConfig(
         command=command,
@@ -224,8 +225,8 @@ def read_config(
         by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
-        nodes_here=_nodes_here(environ.get(names.NODES_HERE) or "1"),
-        lifeline_fd=_descriptor(environ.get(names.LIFELINE_FD)),
+        nodes_here=_whole(names.NODES_HERE, environ.get(names.NODES_HERE) or "1", "a whole number from 1", least=1),
+        lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],
         slurm_job=environ.get("SLURM_JOB_ID") or None,
         num_requeues=launchers.slurm_number(environ, "SLURM_RESTART_COUNT", 0),
@@ -390,12 +391,8 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
 
 
 def _debug_rank(text: str | None, world_size: int) -> int | None:
-    if text is None:
-        return None
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) >= world_size:
-        numbers = _numbers_below(world_size)
-        raise config_error(f"--debug-rank is {reprlib.repr(text)}: expected a rank of this run, {numbers}")
-    return int(text)
+    allowed = f"a rank of this run, {_numbers_below(world_size)}"
+    return None if text is None else _whole("--debug-rank", text, allowed, most=world_size - 1)
 
 
 def _numbers_below(end: int) -> str:
@@ -410,36 +407,24 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
-    if not re.fullmatch(r"[0-9]{1,9}", text):
-        allowed = "1, auto, gpu or cpu" if setting == "local_world_size" else "0"
-        raise config_error(f"{source} is {reprlib.repr(text)}: expected a whole number from {allowed}")
+    least = "1, auto, gpu or cpu" if setting == "local_world_size" else "0"
+    return _whole(source, text, f"a whole number from {least}")
+
+
+def _whole(source: str, text: str, allowed: str, *, least: int = 0, most: int = 999_999_999) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise config_error(f"{source} is {reprlib.repr(text)}: expected {allowed}")
     return int(text)
 
 
 def _port(source: str, text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) > MAX_PORT:
-        raise config_error(f"{source} is {text!r}: expected a port from 1 to {MAX_PORT}, or 0 for a free one")
-    return int(text)
+    return _whole(source, text, f"a port from 1 to {MAX_PORT}, or 0 for a free one", most=MAX_PORT)
 
 
 def _url(source: str, text: str | None) -> str | None:
     if text and not re.fullmatch(r"(https?://)?[^\s/:]+(:[0-9]+)?(/\S*)?", text):
         raise config_error(f"{source} is {text!r}: expected an address such as http://pushgateway:9091")
     return text or None
-
-
-def _nodes_here(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,9}", text) or not int(text):
-        raise config_error(f"{names.NODES_HERE} is {text!r}: expected a whole number from 1")
-    return int(text)
-
-
-def _descriptor(text: str | None) -> int | None:
-    if not text:
-        return None
-    if not text.isdecimal():
-        raise config_error(f"{names.LIFELINE_FD} is {text!r}: expected the number of an open descriptor")
-    return int(text)
 
 
 def _numa_binding(text: str | None) -> machine.BindingMode | None:
