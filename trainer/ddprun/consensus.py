@@ -417,7 +417,7 @@ class Consensus:
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
 
     def _publish(self, decision: Decision) -> None:
-        self._store.set(f"{self._attempt}/verdict", json.dumps(decision.as_dict()))
+        self._store.set(f"{self._attempt}/verdict", json.dumps(asdict(decision)))
         self._set_decision(decision)
 
     def _set_decision(self, decision: Decision) -> None:

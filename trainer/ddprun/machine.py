@@ -200,12 +200,8 @@ class MachineHealth:
     gpus: tuple[Gpu, ...] = ()
 
 
-def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> tuple[str, ...]:
-    """Return a line for each limit that is likely to harm the training; none of them stops it. Pure."""
-    return tuple(_health_warnings(machine, local_world_size, num_nodes, device))
-
-
-def _health_warnings(machine: MachineHealth, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
+def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
+    """A line for each limit that is likely to harm the training; none of them stops it. Pure."""
     shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
     if machine.shm_bytes is not None and machine.shm_bytes < shm:
         yield (

@@ -176,12 +176,9 @@ def check_limits(config: NodeConfig, report: PreflightReport) -> None:
     """Warn of each limit of this machine that is likely to harm the training."""
     report.begin("limits")
     device = os.environ.get(names.DEVICE, "")
-    found = machine.health_warnings(
-        machine.read_health(0 if device == "cpu" else machine.count_gpus()),
-        local_world_size=config.local_world_size,
-        num_nodes=config.max_nodes,
-        device=device,
-    )
+    health = machine.read_health(0 if device == "cpu" else machine.count_gpus())
+    ranks, nodes = config.local_world_size, config.max_nodes
+    found = list(machine.health_warnings(health, local_world_size=ranks, num_nodes=nodes, device=device))
     for line in found:
         report.warn(line)
     report.done("; ".join(found) or "nothing that would hurt", "warning" if found else "ok")

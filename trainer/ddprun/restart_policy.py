@@ -12,7 +12,7 @@ that sends no heartbeats has made progress if its ranks lived for a while. Node 
 import json
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpwire.exits import Exit, of_status, worth_a_retry
@@ -201,10 +201,6 @@ class Decision:
 
     outcome: Outcome
     restart: bool = False
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as a dict for the store."""
-        return asdict(self)
 
 
 def decide(

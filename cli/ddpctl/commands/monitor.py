@@ -169,14 +169,14 @@ def _context() -> "AppContext":
 def _scraping(
     context: "AppContext", targets: Path | None, interval_s: float, exporters: list[str] | None
 ) -> "Scraping":
-    from ddpctl.monitoring import stack
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
+    from ddpwire.run_files import TARGETS
 
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also what is no number
         raise UsageError(f"--interval: {interval_s:g} is not allowed: seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
     if targets and targets.exists() and not targets.is_dir():
         raise UsageError(f"--targets: {targets} is a file: name the folder that the runs' file_sd files are in")
-    folder = targets.absolute() if targets else stack.targets_of(context.root)
+    folder = targets.absolute() if targets else context.root / TARGETS
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
 
 

@@ -385,7 +385,8 @@ def promql_duration(seconds: float) -> str:
 def rule_groups(limits: Limits) -> str:
     """The file for Prometheus' ``rule_files``: one group, whose rules are worked out in their order."""
     text = f"{RULES_HEAD}groups:\n- name: ddp\n  rules:\n"
-    text += "".join(f"  # {one.help}\n{_entry(recording_rule(one))}" for one in RECORDINGS)
+    for one in RECORDINGS:
+        text += f"  # {one.help}\n" + _entry({"record": one.name, "expr": one.expr})
     return text + "".join(_entry(alert_rule(one, limits)) for one in alerts(limits))
 
 
@@ -401,11 +402,6 @@ metadata:
   # labels: {{release: kube-prometheus-stack}}
 spec:
 {spec}"""
-
-
-def recording_rule(rule: Recording) -> dict[str, Any]:
-    """A recording rule in Prometheus' words."""
-    return {"record": rule.name, "expr": rule.expr}
 
 
 def alert_rule(rule: Alert, limits: Limits) -> dict[str, Any]:

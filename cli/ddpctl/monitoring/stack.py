@@ -18,7 +18,7 @@ from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
 from ddpctl.launcher import AppContext
 from ddpctl.monitoring.alerts import Limits, dump_yaml, rule_groups
 from ddpctl.monitoring.prometheus import HEAD, Scraping, is_reachable, prometheus_yml
-from ddpwire.run_files import TARGETS, read_regular, write_atomic
+from ddpwire.run_files import read_regular, write_atomic
 
 PROJECT = "ddpctl-monitor"
 MOUNTED_TARGETS = "/targets"  # where the containers see the folder of the targets
@@ -181,11 +181,6 @@ class Places:
 def folder_of(root: Path) -> Path:
     """The folder of this user's stack; no run is called so."""
     return root / ".monitoring"
-
-
-def targets_of(root: Path) -> Path:
-    """Where a launch leaves the addresses of its nodes."""
-    return root / TARGETS
 
 
 def places(root: Path) -> Places | None:
