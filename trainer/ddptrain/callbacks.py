@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -174,8 +174,8 @@ class StopVote:
             self._vote.answer()
 
 
-class ProgressDisplay(Protocol):
-    """Reports on stdout while the model trains; rank 0 alone does."""
+class ProgressDisplay:
+    """Reports on stdout while the model trains: nothing, as on all ranks but 0."""
 
     def log(self, text: str) -> None:
         """Print a line."""
@@ -187,20 +187,7 @@ class ProgressDisplay(Protocol):
         """End the display."""
 
 
-class NoProgress:
-    """The display of all ranks but 0: none."""
-
-    def log(self, text: str) -> None:
-        """Do nothing."""
-
-    def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class ProgressLines:
+class ProgressLines(ProgressDisplay):
     """For a file or a pipe: whole lines, and in a long epoch one every LOG_EVERY_S."""
 
     def __init__(self, noun: str = "images") -> None:
@@ -222,11 +209,8 @@ class ProgressLines:
         if time.monotonic() - self._logged_at > LOG_EVERY_S:
             self.log(f"epoch {epoch:>5}   step {step} of {num_steps}   {images_per_s:.0f} {self._noun}/s")
 
-    def close(self) -> None:
-        """Do nothing."""
 
-
-class ProgressBar:
+class ProgressBar(ProgressDisplay):
     """For a terminal: the lines, and a progress bar below them."""
 
     def __init__(self, noun: str = "images") -> None:
@@ -277,7 +261,7 @@ def _closed_terminal_ignored() -> Iterator[None]:
 def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
     """Return the display for this rank and its stdout."""
     if not first:
-        return NoProgress()
+        return ProgressDisplay()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
         try:
             return ProgressBar(noun)

@@ -36,12 +36,6 @@ _TWO_HEADS = ("googlenet", "inception_v3")
 IMAGENET = "imagenet"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Layers:
-    norm: Norm
-    small_stem: bool
-
-
 def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Return a model by its name, freshly initialised. Raises TrainError for unknown names and images too small."""
     if norm == "group" and name not in _NORMED:

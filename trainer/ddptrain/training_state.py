@@ -103,40 +103,29 @@ class Stateful(Protocol):
 
 
 class TensorBoard:
-    """Scalars of each epoch for TensorBoard; here they are not written."""
+    """Scalars of each epoch in TensorBoard's event files."""
 
-    def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
-        """Write the results of an epoch that ended after ``step`` steps."""
+    def __init__(self, folder: Path | None) -> None:
+        """``folder``: None: nothing is written. Raises TrainError."""
+        self._writer: Any = None
+        try:
+            if folder is not None:
+                from torch.utils.tensorboard import SummaryWriter
 
-
-class TensorBoardFiles(TensorBoard):
-    """TensorBoard's event files in a folder. Raises OSError."""
-
-    def __init__(self, folder: Path) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer: Any = SummaryWriter(str(folder))
+                self._writer = SummaryWriter(str(folder))
+        except ImportError:
+            message = "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
+            raise TrainError(Exit.NO_INPUT, message) from None
+        except OSError as error:
+            raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
 
     def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
         """Write the results of an epoch that ended after ``step`` steps."""
         values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
-        for name, value in values.items():
+        for name, value in values.items() if self._writer else ():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-
-
-def open_tensorboard(folder: Path | None, rank_info: RankInfo) -> TensorBoard:
-    """Return what writes to the folder of ``--tensorboard``, on rank 0. Raises TrainError."""
-    if folder is None or not rank_info.is_first:
-        return TensorBoard()
-    try:
-        return TensorBoardFiles(folder)
-    except ImportError:
-        raise TrainError(
-            Exit.NO_INPUT, "--tensorboard needs tensorboard, which is not installed: pip install 'ddpctl[tensorboard]'"
-        ) from None
-    except OSError as error:
-        raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
+        if self._writer:
+            self._writer.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +253,7 @@ def build_training_state(
         ),
         optimizer=build_optimizer(model, options.optimizer),
         ema=ema,
-        tensorboard=open_tensorboard(options.training.tensorboard, world.rank_info),
+        tensorboard=TensorBoard(options.training.tensorboard if world.rank_info.is_first else None),
         batch_size=batch_size,
     )
 

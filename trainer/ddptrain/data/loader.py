@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from ddptrain.config import Options
 from ddptrain.data.augment import (
     Augmentations,
     BatchBuilder,
-    Feed,
     Fetched,
     Mark,
     Normalisation,
@@ -187,29 +187,28 @@ def make_batch_builder(
         / (world.rank_info.local_world_size if world.device.type == "cpu" else 1)
     )
     fits = needed[0] + data.test.num_bytes <= available
-    feed: Feed
+    build = partial(
+        BatchBuilder,
+        augmentations=augmentations,
+        normalise=normalise,
+        seed=options.training.seed,
+        num_samples=len(data.train),
+    )
     if options.data.input == "device" or (options.data.input == "auto" and fits):
         mirrored = augmentations.flip and needed[1] + data.test.num_bytes <= available
         pixels = lay_out(images_NHWC, crop_px=crop_px, shift_px=shift_px, mirrored=mirrored, device=world.device)
         description = f"{format_bytes(pixels.squares_MHWC.numel())} of images on the device"
-        feed = DeviceFeed(pixels=pixels, labels_N=data.train.labels_N.to(world.device), description=description)
-        return BatchBuilder(
-            feed=feed,
-            augmentations=augmentations,
-            normalise=normalise,
-            seed=options.training.seed,
-            num_samples=len(data.train),
-        )
+        labels_N = data.train.labels_N.to(world.device)
+        return build(feed=DeviceFeed(pixels=pixels, labels_N=labels_N, description=description))
     workers = options.data.workers
     reason = "" if fits else f" ({format_bytes(needed[0])} do not fit on the device)"
-    batch_builder: list[BatchBuilder] = []  # the plan uses it, and it uses the feed
 
     def plan(epoch: int, first: int) -> Iterable[Tensor]:
         order = epoch_order(len(data.train), seed=options.training.seed, epoch=epoch)
         at = int((order == first).nonzero()[0]) // batch_size
         for batch in batches(order, batch_size, first=at):
             shard = shard_of(batch, rank=world.rank_info.rank, world_size=world.rank_info.size)
-            yield batch_builder[0].wanted(shard.indices_N, epoch=epoch)
+            yield batch_builder.wanted(shard.indices_N, epoch=epoch)
 
     feed = LoaderFeed(
         data.train,
@@ -221,13 +220,5 @@ def make_batch_builder(
         timeout_s=options.ranks.timeout_s,
         description=f"images by {workers} loader {'worker' if workers == 1 else 'workers'} per rank{reason}",
     )
-    batch_builder.append(
-        BatchBuilder(
-            feed=feed,
-            augmentations=augmentations,
-            normalise=normalise,
-            seed=options.training.seed,
-            num_samples=len(data.train),
-        )
-    )
-    return batch_builder[0]
+    batch_builder = build(feed=feed)
+    return batch_builder
