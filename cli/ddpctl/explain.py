@@ -285,7 +285,9 @@ def explain_outcome(
     unknown = ("what its ranks did when it hung: nothing was kept",) if outcome.cause == "hang" else ()
     sentence, rank = outcome.message, outcome.rank
     node = outcome.node
-    if cause == "failed" and (known := _last_words(f"{outcome.message}\n{last_error(log)}")):
+    words = f"{outcome.message}\n{last_error(log)}"
+    known = next((one[1:] for one in KNOWN_WORDS if one[0].search(words)), None)
+    if cause == "failed" and known:
         cause, meaning = known
         sentence += f"; {meaning}"
         if cause in ("mismatch", "unused_parameters"):  # whose fault it is, is not known
@@ -347,10 +349,6 @@ def last_error(log: str) -> str:
     for part in itertools.takewhile(CHAINED.search, reversed(earlier)):
         last = part + last
     return last
-
-
-def _last_words(text: str) -> tuple[Cause, str] | None:
-    return next(((cause, meaning) for pattern, cause, meaning in KNOWN_WORDS if pattern.search(text)), None)
 
 
 # ---- The reasons, each a function of all ranks: an explanation, or None.

@@ -36,4 +36,6 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
         assert (found["cause"], found["rank"], found["node"], found["fault"]) == ("stopped_process", 2, 1, True)
     finally:
         ddpctl("stop", "--kill", "hangs")
-    assert "killed" in explained("hangs")["sentence"]
+    found = explained("hangs")
+    assert "killed" in found["sentence"]
+    assert (found["state"], found["cause"], found["rank"], found["fault"]) == ("stopped", "none", None, False)

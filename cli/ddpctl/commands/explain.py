@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from ddpctl.commands.arguments import Json, RunName, Task
@@ -59,7 +59,9 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         kept = read_answers(seen, name) if outcome.cause == "hang" else {}
         words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
         events = read_events(*(one.files.get(EVENTS, "") for one in seen))
-        return explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
+        found = explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
+        asked_for = state.state == "stopped"
+        return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
     if state.state not in ("training", "stopping"):
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     return explaining.explain_ranks(_views(ask(context, run)), run.job.world_size)
