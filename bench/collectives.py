@@ -1,12 +1,13 @@
 """Is the busbw of `ddpctl bench` right? Beside loops written by hand on the same ranks, interleaved, as ratios.
 
-    python bench/collectives.py [--nproc 2] [--repeats 30] [--bytes 1048576]
+    python bench/collectives.py [--nproc 2] [--repeats 40] [--bytes 1048576]
 
-A ratio is of the best of each. The exit code is 1 if one is more than 10 % off. Wants an idle machine.
+A ratio is of two medians. The exit code is 1 if one is more than 10 % off. Wants an idle machine.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -38,9 +39,12 @@ def by_hand(name: str, size: int) -> float:
 
 def rank(repeats: int, size: int) -> None:
     """One rank; the first prints."""
+    import torch.distributed as dist
+
     from ddpcheck import collectives
     from ddpcheck.ranks import join
 
+    collectives.CALLS = (CALLS, CALLS)  # on a busy machine a bench makes fewer
     ranks, off = join(), False
     for name in ("all_reduce", "all_gather", "broadcast"):
         ours, theirs = [], []
@@ -49,20 +53,21 @@ def rank(repeats: int, size: int) -> None:
                 ours.append(collectives.measure(name, ranks, size).busbw)
             else:
                 theirs.append(by_hand(name, size))
-        ratio = max(ours) / max(theirs)
+        ratio = statistics.median(ours) / statistics.median(theirs)
         off |= abs(ratio - 1) > 0.1
         if ranks.rank == 0:
-            values = f"{max(ours):8.3f}{max(theirs):8.3f}"
+            values = f"{statistics.median(ours):8.3f}{statistics.median(theirs):8.3f}"
             print(
                 f"{ranks.size} ranks  {name:12}{values}  ratio {ratio:.3f}  load {os.getloadavg()[0]:.1f}", flush=True
             )
-    sys.exit(int(any(ranks.gather(off))))
+    dist.destroy_process_group()
+    sys.exit(int(off))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nproc", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--bytes", type=int, default=1 << 20)
     args = parser.parse_args()
     if "RANK" in os.environ:

@@ -49,7 +49,7 @@ def main(options: argparse.Namespace) -> None:
             "backend": backend,
             "torch": torch.__version__,
             "nodes": [ranks.hosts[ranks.nodes.index(node)] for node in sorted({*ranks.nodes})],
-            "collectives": [row.as_json for row in rows],
+            "collectives": [asdict(row) for row in rows],
             "members": names,
             "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
             "slow": [one.members for one in again if one.is_slow],

@@ -12,7 +12,7 @@ Data are float32 whole numbers, whose sums are exact; after the timed calls one 
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,16 +28,6 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One collective on this rank's buffers."""
-
-    run: Callable[[], Any]
-    out: Tensor  # what it writes
-    start: Tensor  # what ``out`` has to hold before
-    expected: Tensor | None  # what ``out`` holds afterwards; None: nothing on this rank
-
-
-@dataclass(frozen=True, kw_only=True)
 class Row:
     """What was measured of one collective and size. Bandwidths in GB/s, of 1e9 bytes."""
 
@@ -48,14 +38,12 @@ class Row:
     busbw: float
     wrong: Mapping[int, int]  # rank → how many elements of its result are wrong
 
-    @property
-    def as_json(self) -> dict[str, Any]:
-        """For the result."""
-        return asdict(self)
 
+def operation(name: str, ranks: Ranks, base: Tensor) -> tuple[Callable[[], Any], Tensor, Tensor, Tensor | None]:
+    """A call of the collective, the buffer that it writes, what that holds before, and what it must hold afterwards.
 
-def operation(name: str, ranks: Ranks, base: Tensor) -> Operation:
-    """The collective on buffers of the size of ``base``, which is the same on all ranks and divisible among them."""
+    ``base``: as large as the larger buffer, the same on all ranks, divisible among them. None: this rank gets nothing.
+    """
     n, rank, group, part = ranks.size, ranks.rank, ranks.group, base.numel() // ranks.size
     own, total, out = base + rank, n * base + n * (n - 1) // 2, torch.empty_like(base)
     first, mine = base[:part], slice(rank * part, (rank + 1) * part)
@@ -75,8 +63,7 @@ def operation(name: str, ranks: Ranks, base: Tensor) -> Operation:
         "gather": (lambda: dist.gather(own_first, parts, ROOT, group=group), out, all_firsts if is_root else None),
         "send_recv": (lambda: swap(ranks, own, after, out, before), out, base + before),
     }[name]
-    start = own if name in IN_PLACE else torch.tensor(-1.0)
-    return Operation(run=run, out=written, start=start, expected=expected)
+    return run, written, own if name in IN_PLACE else torch.tensor(-1.0), expected
 
 
 FACTORS: dict[str, Callable[[int], float]] = {
@@ -99,12 +86,20 @@ def measure(name: str, ranks: Ranks, size: int) -> Row:
     """Time a collective with S = ``size`` bytes, rounded to a number divisible among the ranks, and check a result."""
     count = max(1, round(size / 4 / ranks.size)) * ranks.size
     base = torch.arange(count, device=ranks.device).remainder(251).float()
-    one = operation(name, ranks, base)
-    first_s = _time(one, ranks, 1)
-    calls = min(max(int(BUDGET_S / first_s), CALLS[0]), CALLS[1])
-    seconds = _time(one, ranks, calls)
-    _time(one, ranks, 1)
-    wrong = 0 if one.expected is None else int((one.out != one.expected).sum())
+    run, out, start, expected = operation(name, ranks, base)
+
+    def time_calls(calls: int) -> float:
+        out.copy_(start)
+        ranks.barrier()
+        started = time.perf_counter()
+        for _ in range(calls):
+            run()
+        ranks.synchronize()
+        return ranks.slowest((time.perf_counter() - started) / calls)
+
+    seconds = time_calls(min(max(int(BUDGET_S / time_calls(1)), CALLS[0]), CALLS[1]))
+    time_calls(1)
+    wrong = 0 if expected is None else int((out != expected).sum())
     algbw = count * 4 / seconds / 1e9
     return Row(
         collective=name,
@@ -114,14 +109,3 @@ def measure(name: str, ranks: Ranks, size: int) -> Row:
         busbw=algbw * FACTORS[name](ranks.size),
         wrong={rank: number for rank, number in enumerate(ranks.gather(wrong)) if number},
     )
-
-
-def _time(one: Operation, ranks: Ranks, calls: int) -> float:
-    """Seconds of a call, of the slowest rank."""
-    one.out.copy_(one.start)
-    ranks.barrier()
-    started = time.perf_counter()
-    for _ in range(calls):
-        one.run()
-    ranks.synchronize()
-    return ranks.slowest((time.perf_counter() - started) / calls)
