@@ -9,13 +9,16 @@ LOUD_PIP := $(BIN)/python -m pip install --disable-pip-version-check
 PIP := $(LOUD_PIP) --quiet
 CORES := $(shell getconf _NPROCESSORS_ONLN)
 
-.PHONY: demo test e2e check specs wording cluster cluster-k8s bench bench-train bench-gpu dist sbom lock help clean
+.PHONY: demo test e2e check specs wording cluster cluster-k8s bench bench-train bench-gpu recording dist sbom lock help clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 13
 
 demo: $(VENV)/.train  ## train on real handwritten digits over 2 nodes x 2 ranks of this machine
 	$(BIN)/ddpctl launch -f examples/digits.yaml --device cpu
+	@echo "this run's report:  $(BIN)/ddpctl report"
+	@echo "your own script:    $(BIN)/ddpctl launch --gpus 2 -- train.py (docs/your_script.md)"
+	@echo "other machines:     docs/two_boxes.md, docs/slurm.md, docs/kubernetes.md"
 
 test: $(VENV)/.dev  ## the quick tests: no root, no server, no training
 	$(BIN)/python -m pytest -n $(CORES)
@@ -72,6 +75,9 @@ bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the fr
 	$(BIN)/python bench/train.py --ranks 2
 	$(BIN)/python bench/scaling.py
 	$(BIN)/python bench/notebook.py --plot docs/notebook-epoch.svg
+
+recording: $(VENV)/.dev  ## record the terminal of the README anew
+	$(BIN)/python bench/recording.py
 
 bench-gpu: $(VENV)/.bench  ## the same on a GPU
 	$(BIN)/python bench/train.py --device cuda

@@ -1,7 +1,9 @@
 """The benchmarks run, in their smallest form, and say what they found; their numbers are not judged here."""
 
+import html
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +119,33 @@ def test_notebook(tmp_path):
     assert [line[:28].strip() for line in done.stdout.splitlines()[1:-1]] == ["seconds an epoch", *parts]
     assert result["tutorial"]["workers start"] > result["ours"]["workers start"] == 0
     assert all(result[way]["epoch"] > result[way]["computing"] > 0 for way in result)
+
+
+def test_recording(tmp_path):
+    """The picture shows a launch, a rank that is killed, the run that goes on, and its report."""
+    picture = tmp_path / "launch.svg"
+    arguments = ["--svg", str(picture), "--epochs", "4", "--steps", "400"]
+    done = subprocess.run(
+        [sys.executable, str(BENCH / "recording.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = html.unescape(re.sub("<[^>]*>", "", picture.read_text())).replace("\xa0", " ")
+    order = (
+        "ddpctl launch --nodes 2",
+        "kill -KILL",
+        "killed by SIGKILL",
+        "training again at",
+        "succeeded",
+        "night.html",
+    )
+    places = [shown.find(words) for words in order]
+    assert places == sorted(places), shown
+    assert min(places) >= 0, shown
+    assert "@font-face" not in picture.read_text()
 
 
 def test_restore():

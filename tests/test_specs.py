@@ -59,13 +59,13 @@ def kaggle(profile: str, number: int) -> str:
 PAGE = """\
 # Metrics
 
-Made from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make specs`.
+Generated from [ddpwire/metrics.py](../trainer/ddpwire/metrics.py) by `make specs`.
 
-Every node answers at one address, which its log and `ddpctl status` name; [scraping.md](scraping.md) says how a
-Prometheus finds it, and what adds up. What a rank sets (ddptrain, or a script by [ddpwire.script](script.md)) carries
-the label `rank`; whatever else a script counts with prometheus_client is exported beside it. Counters are kept when
-ranks are started again, and when a queue starts the same run again in the same folder; the gauges of a rank that has
-ended are dropped. A histogram has the suffixes `_bucket`, `_sum` and `_count`. What happened when:
+Each node serves its metrics at the address that its log and `ddpctl status` show. [monitoring.md](monitoring.md) says
+how Prometheus finds it, [scraping.md](scraping.md) which labels there are and what adds up. The metrics of a rank, set
+by ddptrain or by a script with [ddpwire.script](script.md), have the label `rank`. A script's own metrics
+(prometheus_client) are exported too. Counters continue over restarts and requeues in the same folder; the gauges of a
+rank that has ended are removed. A histogram has the suffixes `_bucket`, `_sum` and `_count`. See also
 [events](events.md).
 """
 
@@ -73,22 +73,21 @@ ended are dropped. A histogram has the suffixes `_bucket`, `_sum` and `_count`. 
 EVENTS_PAGE = """\
 # Events
 
-Made from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
+Generated from [ddpwire/events.py](../trainer/ddpwire/events.py) by `make specs`.
 
-What happens in a run stands in `events.jsonl` in the folder of each node, `RUN/node-K/`, one JSON object a line:
-written by ddprun and, where they train with ddptrain, by its ranks. A run's events are those of all its nodes, by their
-time.
+ddprun, and the ranks of ddptrain, write the events of a run to `events.jsonl` in the folder of each node,
+`RUN/node-K/`, one JSON object per line. The events of a run are those of all its nodes, sorted by time.
 
 ```json
 {"time": 1764000012.345, "event": "checkpoint_saved", "node": 0, "attempt": 1, "rank": 0, "step": 450}
 ```
 
-`time` is when it happened, or was over, in seconds since the epoch, by that node's clock; `seconds` how long what is
-over took; `attempt` counts the starts of the ranks by one ddprun, from 1. Keys that say nothing are left out, and a
-reader skips keys and events that it does not know. A full disk loses events and stops no training. A file of 4 MB
-is put aside as `events.1.jsonl`, and the one before it deleted.
+`time` is the time of the event, or of the end of what it describes, in seconds since the epoch by the node's clock.
+`seconds` is the duration. `attempt` counts the starts of the ranks by one ddprun, from 1. Keys without a value are left
+out. Readers should ignore unknown keys and events. If the disk is full, events are lost and training continues. A file
+of 4 MB is renamed to `events.1.jsonl`, which replaces the earlier one.
 
-| event | what happened; its keys besides |
+| event | meaning; its other keys |
 |---|---|
 """
 
@@ -99,10 +98,10 @@ def metrics_page() -> str:
     for title, of in (
         ("Of a node", lambda metric: metric.set_by == "ddprun"),
         ("Of a rank", lambda metric: metric.set_by == "ddptrain" and not metric.by_rank_0),
-        ("Of the training, told by rank 0", lambda metric: metric.by_rank_0),
+        ("Of the training, set by rank 0", lambda metric: metric.by_rank_0),
     ):
         rows = [row(metric) for metric in CATALOGUE if of(metric)]
-        text += f"\n## {title}\n\n| metric | type | labels | what it says |\n|---|---|---|---|\n{''.join(rows)}"
+        text += f"\n## {title}\n\n| metric | type | labels | meaning |\n|---|---|---|---|\n{''.join(rows)}"
     return text
 
 

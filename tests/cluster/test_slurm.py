@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -140,6 +142,31 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     assert site.state(site.job("night")) == "FAILED"  # its exit code is 143; it was not requeued
 
 
+def test_the_guide_from_nothing_to_a_run(site: Site) -> None:
+    """The file of docs/slurm.md, its launches, and the output that the page shows but for numbers and versions."""
+    page = (ROOT / "docs/slurm.md").read_text()
+    text = re.findall(r"^```yaml\n(.*?)^```$", page, re.M | re.S)[0]
+    here = {"partition: gpu": "partition: debug", "cpus: 8": "cpus: 2, device: cpu"}
+    for shown, real in (here | {"/home/me/miniforge3/envs/ddp/bin/python": sys.executable}).items():
+        assert text.count(shown) == 1
+        text = text.replace(shown, real)
+    (site.folder / "ddpctl.yaml").write_text(text)
+    shutil.copy(ROOT / "examples/plain_ddp.py", site.folder / "train.py")
+    lines = [line.partition(" #")[0] for line in re.findall(r"^(?:\$ )?ddpctl (.*)$", page, re.M)]
+    assert [line.split()[0] for line in lines] == ["launch", "launch", "attach"]
+    said = "".join(site.ddpctl(*shlex.split(line)) for line in lines)
+    block = page.partition("```console\n")[2].partition("```")[0].replace("(partition gpu)", "(partition debug)")
+    wanted = [line for line in block.splitlines() if line[:1] != "$" and line != "..." and "preflight" not in line]
+    printed = {without_numbers(line) for line in said.replace(str(site.folder / "state"), RUNS).splitlines()}
+    assert {without_numbers(line) for line in wanted} - printed == set()
+
+
+def without_numbers(line: str) -> str:
+    """The line with N for numbers, times and lists of nodes."""
+    return re.sub(r"\[?[0-9][0-9.:T,-]*\]?", "N", line)
+
+
+RUNS = "/home/me/.local/state/ddpctl/runs"  # of the guide
 INTERRUPTED = Path(__file__).parents[1] / "e2e/scripts/interrupted.py"
 
 

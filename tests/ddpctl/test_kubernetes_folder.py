@@ -112,7 +112,7 @@ def test_the_page_shows_commands_that_render(line: str, tmp_path: Path) -> None:
 
 
 def test_the_page_shows_the_errors_of_its_file(tmp_path: Path) -> None:
-    part = PAGE.partition("## Before anything is made")[2]
+    part = PAGE.partition("## If it does not start")[2]
     file, said = re.findall(r"^```(?:yaml)?\n(.*?)^```", part, re.M | re.S)[:2]
     (tmp_path / "ddpctl.yaml").write_text(file)
     done = ddpctl("render", cwd=tmp_path)

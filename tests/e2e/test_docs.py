@@ -1,4 +1,7 @@
-"""Every command and every link that the docs show. Launches as dry runs; all else for real, on a run named night."""
+"""The README and the guides: every command and link, how long they are.
+
+Launches are dry runs; all else is real, on a run named night. Commands in prose are parsed.
+"""
 
 import re
 import shlex
@@ -8,16 +11,38 @@ from pathlib import Path
 import pytest
 from tests.ddpctl.kaggle_answers import stand_in
 from tests.e2e.driver import ROOT, SCRIPTS, ddpctl
+from tests.in_process import ddpctl as in_process
 from tests.wording import Wording
 
+from ddprun import options
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("slurm/*.md")])
+LINKED = [*PAGES, ROOT / "ansible/README.md", ROOT / "k8s/README.md"]
+RESULTS = ("benchmarks.md", "faults.md", "torchrun.md")  # written by programs
+LONGEST_GUIDE, LONGEST_README = 100, 90
 COMMENT = re.compile(r"\s+#.*")
+
+
+def fences(page: Path) -> list[tuple[str, str]]:
+    """The code blocks of a page: language and text. Those in lists are indented."""
+    return re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.M | re.S)
+
+
+def in_prose(program: str) -> list[str]:
+    """Commands between backticks, and after the prompt of a console; up to a pipe, or an ellipsis."""
+    found = set()
+    for page in PAGES:
+        if page.parent == ROOT / "docs" or page == ROOT / "README.md":
+            text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.M | re.S)
+            consoles = "\n".join(block for language, block in fences(page) if language == "console")
+            found |= set(re.findall(rf"`({program} [^`]+)`", text))
+            found |= set(re.findall(rf"^ *\$ ({program} .*)$", consoles, re.M))
+    return sorted({re.sub(r"\s+(#|\||\.\.\.).*", "", line).replace("\n", " ") for line in found})
 
 
 def shown(program: str) -> list[str]:
     """The lines of the docs' code blocks that begin with that program, without their comments."""
-    fences = [fence for page in PAGES for fence in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.M | re.S)]
-    blocks = [block for language, block in fences if not language]
+    blocks = [block for page in PAGES for language, block in fences(page) if not language]
     lines = [COMMENT.sub("", line) for block in blocks for line in block.splitlines()]
     return sorted({line for line in lines if line.startswith(f"{program} ")})
 
@@ -115,6 +140,39 @@ def check_words_for_kaggle(words: list[str], folder: Path) -> None:
     assert done.stdout.splitlines()[-1].startswith("kaggle kernels push --path "), done.stdout
 
 
+@pytest.mark.parametrize("line", in_prose("ddpctl"))
+def test_a_command_in_prose_has_a_verb_and_flags_that_are_there(line: str, tmp_path: Path) -> None:
+    words = shlex.split(line.partition(" -- ")[0])
+    done = in_process(*words[1:], "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Usage: ddpctl ")
+
+
+def test_ddprun_has_the_flags_of_the_shown_commands() -> None:
+    flags = {word.partition("=")[0] for line in [*shown("ddprun"), *in_prose("ddprun")] for word in shlex.split(line)}
+    known = {flag for action in options.parser()._actions for flag in action.option_strings}
+    assert {flag for flag in flags if flag.startswith("-")} <= known
+
+
+def test_every_file_of_the_guide_to_slurm_renders(tmp_path: Path) -> None:
+    write_scripts(tmp_path)
+    files = [text for language, text in fences(ROOT / "docs/slurm.md") if language == "yaml"]
+    assert len(files) == 2
+    for text in files:
+        (tmp_path / "ddpctl.yaml").write_text(text)
+        profile = ("--profile", "hpc") if "profiles:" in text else ()
+        done = in_process("render", "--target", "hpc", *profile, "--", "train.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("#!/usr/bin/env bash\n")
+
+
+def test_no_guide_is_long() -> None:
+    guides = [page for page in ROOT.glob("docs/*.md") if page.name not in RESULTS]
+    lines = {page.name: len(page.read_text().splitlines()) for page in [*guides, ROOT / "README.md"]}
+    long = {name: found for name, found in lines.items() if found > LONGEST_GUIDE}
+    assert (long, lines["README.md"] <= LONGEST_README) == ({}, True)
+
+
 def check_words_for_slurm(words: list[str], folder: Path) -> None:
     """A launch on a cluster that is not here: its words, and the file that the guide shows, as a script."""
     text = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/slurm.md").read_text(), re.M | re.S)[0]
@@ -145,8 +203,17 @@ def test_make_knows_its_targets(line: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "ansible/README.md"], ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text()):
         if not link.startswith("http"):
-            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name} links to {link}"
+            assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
