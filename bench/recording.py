@@ -1,4 +1,4 @@
-"""Record a terminal: a run of two nodes, a rank that is killed, the run that goes on, its report.
+"""Record a terminal: a run of two nodes, a rank that is killed, the run that continues, its report.
 
     python bench/recording.py [--svg docs/pictures/launch.svg] [--epochs 6] [--steps 900]
 

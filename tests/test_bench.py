@@ -122,7 +122,7 @@ def test_notebook(tmp_path):
 
 
 def test_recording(tmp_path):
-    """The picture shows a launch, a rank that is killed, the run that goes on, and its report."""
+    """The picture shows a launch, a rank that is killed, the run that continues, and its report."""
     picture = tmp_path / "launch.svg"
     arguments = ["--svg", str(picture), "--epochs", "4", "--steps", "400"]
     done = subprocess.run(
