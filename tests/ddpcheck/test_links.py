@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 
-from ddpcheck.links import Again, Pair, rounds, suspects
+from ddpcheck.links import Again, Pair, rounds, suspected_links, suspected_nodes
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 5, 8, 13])
@@ -26,11 +26,13 @@ def of_node(number: int, *nodes: int) -> dict[Pair, float]:
 
 
 def suspected(number: int, slow: dict[Pair, float]) -> tuple[list[tuple[int, ...]], bool]:
-    found, note = suspects(figures(number, slow), number)
+    nodes, note = suspected_nodes(figures(number, slow), number)
+    links, more = suspected_links(figures(number, slow), number, [one.members[0] for one in nodes])
+    found = (*nodes, *links)
     for one in found:
         assert not {one.pair} & {*one.beside}
         assert all({*one.pair} & {*pair} for pair in one.beside)
-    return [one.members for one in found], bool(note)
+    return [one.members for one in found], bool(note or more)
 
 
 def test_a_slow_link_or_node_is_suspected_and_nothing_sound() -> None:

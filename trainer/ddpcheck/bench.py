@@ -35,10 +35,13 @@ def main(options: argparse.Namespace) -> None:
     rows, findings = _collectives(ranks, options.sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
-    suspected, note = links.suspects(figures, len(members))
+    suspected, note = links.suspected_nodes(figures, len(members))
     again = [links.measure_again(ranks, members, suspect) for suspect in suspected]
+    slow_nodes = [one.members[0] for one in again if one.is_slow]
+    suspected, more = links.suspected_links(figures, len(members), slow_nodes)
+    again += [links.measure_again(ranks, members, suspect) for suspect in suspected]
     names = [ranks.node_name(rank) if {*ranks.nodes} != {0} else f"rank {rank}" for rank in members]
-    for line in ("", *link_lines(figures, names), *([note] if note else []), ""):
+    for line in ("", *link_lines(figures, names), *filter(None, (note, more)), ""):
         say(line)
     findings += [sentence(one, names) for one in again if one.is_slow]
     if not findings:

@@ -14,7 +14,7 @@ and comes back, so that other work on the machine makes an exchange slower, neve
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,8 +102,8 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
     return 2 * data.nbytes / min(once() for _ in range(int(calls))) / 1e9
 
 
-def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """What looks slow among ``number`` members, the slowest first; and a line where there is too much of it to name."""
+def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
+    """Which of ``number`` members look slow; and a line where too many do, or there are too few to compare."""
     if number < 3:
         return (), "two have no siblings to be compared with"
     speed = figures.__getitem__
@@ -118,16 +118,24 @@ def suspects(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
         pair = max(sound[one], key=speed)
         (partner,) = {*pair} - {one}
         nodes.append(Suspect(members=(one,), pair=pair, beside=(max(sound[partner], key=speed),)))
+    return tuple(nodes), ""
+
+
+def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
+    """Which links look slow, the slowest first, and a line as above; ``slow``: nodes whose links are left out."""
+    speed = figures.__getitem__
+    sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []
     for pair in (pair for pair in figures if not {*pair} & {*slow}):
         others = [[link for link in sound[end] if link != pair] for end in pair]
         if all(others) and speed(pair) < SLOW * min(statistics.median(map(speed, each)) for each in others):
             found.append(Suspect(members=pair, pair=pair, beside=tuple(max(each, key=speed) for each in others)))
     if len(found) > len(figures) / 3:
-        return tuple(
-            nodes
-        ), f"{len(found)} of {len(figures)} links look slower than the others: too many, and none of them is named"
-    return tuple(nodes + sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
+        return (
+            (),
+            f"{len(found)} of {len(figures)} links look slower than the others: too many, and none of them is named",
+        )
+    return tuple(sorted(found, key=lambda one: speed(one.pair)))[:MAX_SUSPECTS], ""
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
