@@ -28,7 +28,7 @@ def rank(number: int, size: int, port: int) -> None:
     import torch
     import torch.distributed as dist
 
-    from ddptrain.callbacks import Callbacks, NonFiniteGuard, NoProgress
+    from ddptrain.callbacks import Callbacks, NonFiniteGuard, ProgressDisplay
     from ddptrain.goodput import Goodput
     from ddptrain.metrics import open_metrics
     from ddptrain.step_timing import ClockPhases, Overlap, Tracer
@@ -49,7 +49,7 @@ def rank(number: int, size: int, port: int) -> None:
             guard=NonFiniteGuard(torch.device("cpu")),
             stragglers=StragglerDetector(number, size, on_event=lambda *_: None),
             tracer=Tracer(0, Path(), log=print),
-            progress=NoProgress(),
+            progress=ProgressDisplay(),
             overlap=Overlap(torch.nn.Identity()),
             events=EventLog(None, node=0),
             on_gpu=False,
