@@ -430,7 +430,11 @@ def _signature(one: Collective, *, with_shape: bool) -> tuple[str, ...]:
 
 
 def _count(number: int, verb: str = "are") -> str:
-    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else verb + 's'}"
+    return (
+        f"{number} ranks {verb}"
+        if number > 1
+        else f"another rank {'is' if verb == 'are' else verb.replace('have', 'has')}"
+    )
 
 
 def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -453,7 +457,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
     waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
-    for_s = f"for which {_count(waiters, 'wait')} for {format_duration(waited_s)}"
+    for_s = f"for which {_count(waiters, 'have waited')} {format_duration(waited_s)}"
     if view.rank in blocked:
         own = view.waits_in
         assert own is not None, "it is among those that wait"  # noqa: S101
@@ -480,7 +484,7 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     view = without[0]
     more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
-    waits = f"{_count(len(meeting), 'wait')} for {format_duration(max(meeting))}"
+    waits = f"{_count(len(meeting), 'have waited')} {format_duration(max(meeting))}"
     text = f"{view.who} has not called init_process_group{more}, in which {waits}; {view.doing()}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"

@@ -197,8 +197,8 @@ def check(host: Host, blob: Blob) -> Verb[None]:
     argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
-        why = "its content is not what was sent" if done.returncode == Exit.DATA else done.last_line(SILENT)
-        raise UnavailableError(f"{blob.name[:12]}: {why}: it was removed there, ship again")
+        why = "it arrived corrupted" if done.returncode == Exit.DATA else done.last_line(SILENT)
+        raise UnavailableError(f"{blob.name[:12]}: {why}: it was removed there: ship again")
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:

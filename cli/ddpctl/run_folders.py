@@ -41,7 +41,7 @@ def load(folder: Path, *, kind: str) -> Run:
     """The run whose folder it is. Raises NoInputError."""
     found = load_all(folder, kind=kind) if _is_run(folder) else ()
     if not found:
-        raise NoInputError(f"no run has the folder {folder}: ddpctl ps --folder {folder.parent} lists those beside it")
+        raise NoInputError(f"no run has the folder {folder}: ddpctl ps --folder {folder.parent} lists the runs there")
     return found[0]
 
 

@@ -45,7 +45,7 @@ DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
 _CHECKPOINT_FILES = "step-*.pt"  # ddptrain's
 ALIVE = 75  # the script's code where a node of the run holds its lock
-_HELD = "was not removed: a node that is alive has it"
+_HELD = "was not removed: a live node uses it"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,9 +212,9 @@ def _words(error: Any, field: Field) -> str:
         case "value_error":
             return str(error["ctx"]["error"])
         case "greater_than_equal":
-            return f"{value} is too small: {field.range_words}"
+            return f"{value} is too small: expected {field.bounds}"
         case "less_than_equal":
-            return f"{value} is too large: {field.range_words}"
+            return f"{value} is too large: expected {field.bounds}"
         case "finite_number":
             return f"{value} is not finite; write a number"
         case "literal_error":

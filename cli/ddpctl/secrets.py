@@ -42,7 +42,7 @@ def exposed(job: JobSpec) -> str | None:
         return None
     return (
         f"env: the value of {', '.join(names)} is visible in specs and records: "
-        f"secrets: [{', '.join(names)}] takes it from your environment and keeps it out of them"
+        f"secrets: [{', '.join(names)}] passes it from your environment instead"
     )
 
 
@@ -54,7 +54,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
     return (
         f"the value of {', '.join(names)} is visible in specs, records and process lists: "
-        f"secrets: [{variables}] takes it from your environment, where the script can read it, and keeps it out of them"
+        f"secrets: [{variables}] passes it from your environment instead"
     )
 
 

@@ -88,16 +88,19 @@ class Field:
     record: type | None = None  # what each entry of records is
 
     @property
-    def range_words(self) -> str:
-        """``from 1 to 64``, or nothing."""
-        words = [("from", self.low), ("to" if self.low is not None else "up to", self.high)]
-        return " ".join(f"{word} {limit}" for word, limit in words if limit is not None)
+    def bounds(self) -> str:
+        """``1 to 64``, ``at least 1``, ``at most 64``, or nothing."""
+        if None not in (self.low, self.high):
+            return f"{self.low} to {self.high}"
+        return (
+            f"at least {self.low}" if self.low is not None else f"at most {self.high}" if self.high is not None else ""
+        )
 
     @property
     def type_words(self) -> str:
-        """What a user may write: ``whole number from 1 to 64``."""
+        """What a user may write: ``whole number, 1 to 64``."""
         words = either(self.choices) if self.kind == "choice" else _KIND_WORDS.get(self.kind, self.kind)
-        return " ".join(filter(None, (words, self.range_words))) + (" or null" if self.optional else "")
+        return f"{words}{f', {self.bounds}' if self.bounds else ''}" + (" or null" if self.optional else "")
 
     def holds(self, value: Any) -> bool:
         """Whether a value that JSON kept is of this kind, whatever its range."""
@@ -178,7 +181,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     """Names that a shell takes, values without NUL."""
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
-            raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', no digit first")
+            raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', and no digit first")
         if name in OURS or name.startswith("PET_"):
             raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
         if "\0" in value:
@@ -366,7 +369,7 @@ class JobSpec:
         if self.ranks is not None and self.gpus % self.ranks:
             yield (
                 "job.ranks",
-                f"{self.ranks} does not divide gpus, {self.gpus}: the ranks of a node share its GPUs evenly; "
+                f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
                 "give a divisor, or leave ranks out for one rank per GPU",
             )
 

@@ -274,7 +274,7 @@ def test_an_array_runs_four(site: Site) -> None:
 def test_more_gpus_than_there_are(site: Site) -> None:
     said = site.ddpctl("launch", "-f", FILE, "--gpus", "9", check=False)
     assert said == (
-        "ddpctl: Slurm does not take the job (2 nodes of 9 GPUs): Requested node configuration is not available; "
+        "ddpctl: Slurm rejects the job (2 nodes of 9 GPUs): Requested node configuration is not available; "
         "the partitions have: debug* 3 nodes with 8 CPUs, 8000 MB, gpu:2\n"
     )
 

@@ -138,7 +138,7 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
         if "SLURM_GPUS_PER_TASK" in environ:
             raise config_error(
                 f"Slurm started {num_tasks} tasks on this node and SLURM_GPUS_PER_TASK hides their GPUs from each "
-                f"other: srun --ntasks-per-node=1 --gpus-per-node={num_tasks} is what ddprun takes"
+                f"other: srun --ntasks-per-node=1 --gpus-per-node={num_tasks} is what ddprun needs"
             )
         if environ.get("SLURM_LOCALID", "0") != "0":
             raise node_error(
@@ -160,7 +160,7 @@ def slurm_number(environ: Mapping[str, str], name: str, default: int) -> int:
     """Return a number that Slurm has set. Raises NodeError."""
     text = environ.get(name) or str(default)
     if not text.isdecimal():
-        raise config_error(f"{name} is {text!r}: a whole number from 0 is what Slurm sets")
+        raise config_error(f"{name} is {text!r}: expected a whole number of at least 0, as Slurm sets it")
     return int(text)
 
 

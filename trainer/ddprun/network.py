@@ -25,7 +25,7 @@ INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered
 ERROR_MEANINGS = {
     errno.ECONNREFUSED: "refused the connection: nothing listens there yet, or a firewall resets it",
     errno.ECONNRESET: "took the connection and reset it: a proxy, or a firewall, is in between",
-    errno.ETIMEDOUT: "does not answer: a firewall drops what is sent, or the address is another network's",
+    errno.ETIMEDOUT: "does not answer: a firewall drops packets, or the address is on another network",
     errno.EHOSTUNREACH: "cannot be reached: that machine is down, its link is, or a router sends it back",
     errno.ENETUNREACH: "cannot be reached: no route leads there from this machine",
     errno.EADDRNOTAVAIL: "cannot be reached: no address of this machine fits it",

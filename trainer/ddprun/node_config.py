@@ -225,7 +225,9 @@ def read_config(
         by_hand=not any(name in environ for name in LAUNCHERS),
         pushgateway=_url("--pushgateway", options.pushgateway)
         or _url(names.PUSHGATEWAY, environ.get(names.PUSHGATEWAY)),
-        nodes_here=_whole(names.NODES_HERE, environ.get(names.NODES_HERE) or "1", "a whole number from 1", least=1),
+        nodes_here=_whole(
+            names.NODES_HERE, environ.get(names.NODES_HERE) or "1", "a whole number of at least 1", least=1
+        ),
         lifeline_fd=_whole(names.LIFELINE_FD, lifeline, "the number of an open descriptor") if lifeline else None,
         local_addr=settings.get("local_addr", ("", None))[1],
         slurm_job=environ.get("SLURM_JOB_ID") or None,
@@ -386,13 +388,16 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
         numbers = _numbers_below(local_world_size)
-        raise config_error(f"{source} is {reprlib.repr(text)}: expected local ranks ({numbers}) with commas between")
+        raise config_error(f"{source} is {reprlib.repr(text)}: expected local ranks ({numbers}) separated by commas")
     return ranks
 
 
 def _debug_rank(text: str | None, world_size: int) -> int | None:
     allowed = f"a rank of this run, {_numbers_below(world_size)}"
     return None if text is None else _whole("--debug-rank", text, allowed, most=world_size - 1)
+
+
+AT_LEAST_0 = "a whole number of at least 0"
 
 
 def _numbers_below(end: int) -> str:
@@ -407,8 +412,8 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
-    least = "1, auto, gpu or cpu" if setting == "local_world_size" else "0"
-    return _whole(source, text, f"a whole number from {least}")
+    allowed = "auto, gpu, cpu or a whole number of at least 1" if setting == "local_world_size" else AT_LEAST_0
+    return _whole(source, text, allowed)
 
 
 def _whole(source: str, text: str, allowed: str, *, least: int = 0, most: int = 999_999_999) -> int:

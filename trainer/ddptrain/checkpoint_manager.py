@@ -317,7 +317,7 @@ class CheckpointFinder:
         changed = [name for name in now if name in before and before[name] != now[name]]
         if not changed:
             return
-        changes = ", ".join(f"{name.replace('_', '-')} {before[name]}, not {now[name]}" for name in changed)
+        changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
         if not self.options.allow_changed:
             self.metrics.checkpoint_failed(op="load", reason="incompatible")
             raise TrainError(

@@ -63,8 +63,8 @@ def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
         except ValueError:
             value = lowest - 1
         if not lowest <= value <= highest:
-            upto = f" to {highest}" if value > highest else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {lowest}{upto}")
+            limits = f"from {lowest} to {highest}" if value > highest else f"of at least {lowest}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {limits}")
         return value
 
     return parse_whole
@@ -80,7 +80,7 @@ def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
             value = math.nan
         if not lowest <= value < below:
             upper = "" if below == math.inf else f" and below {below:g}"
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {lowest:g}{upper}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least {lowest:g}{upper}")
         return value
 
     return parse_real
@@ -95,7 +95,7 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def milestones(text: str) -> tuple[int, ...]:
-    """Return an argparse type: whole numbers that grow, with commas between them."""
+    """Return an argparse type: whole numbers that grow, separated by commas them."""
     parts = text.split(",")
     values = tuple(int(part) for part in parts if part.isdecimal())
     if len(values) != len(parts) or list(values) != sorted(set(values)):

@@ -118,7 +118,7 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None = None
     if text is None:
         raise _rank_error(f"{name} is not set, but other variables of a rank are")
     if not text.isdecimal():
-        raise _rank_error(f"{name}={text!r} is not a whole number from 0")
+        raise _rank_error(f"{name}={text!r} is not a whole number of at least 0")
     return int(text)
 
 
@@ -206,10 +206,10 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
             what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
             if time.monotonic() > deadline:
                 raise TrainError(
-                    Exit.UNAVAILABLE, f"{what}; it was tried for {timeout_s:g} s (--timeout)", rank=None
+                    Exit.UNAVAILABLE, f"{what}; gave up after {timeout_s:g} s (--timeout)", rank=None
                 ) from None
             if not logged:
-                print(f"ddptrain: {what}; trying for {timeout_s:g} s", file=sys.stderr, flush=True)
+                print(f"ddptrain: {what}; giving up after {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
             time.sleep(min(1.0, timeout_s))
         else:
@@ -247,7 +247,9 @@ def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> W
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl" and device.type == "cpu":
-        raise TrainError(Exit.CONFIG, "--backend nccl needs GPUs, and this trains on the CPU", hint="give auto or gloo")
+        raise TrainError(
+            Exit.CONFIG, "--backend nccl needs GPUs, but this run trains on the CPU", hint="give auto or gloo"
+        )
     data_group = (
         cast(dist.ProcessGroup, dist.new_group(backend=backend, timeout=timeout)) if rank_info.size > 1 else None
     )
@@ -452,17 +454,17 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
             rank=None,
         )
     if ranks.static_graph and options.training.accumulate > 1:
-        message = "--static-graph does not go with --accumulate"
+        message = "--static-graph cannot be used with --accumulate"
         raise TrainError(Exit.CONFIG, message, hint="leave one of them out", rank=None)
     if ranks.strategy == "dp" and options.model.recompute:  # its replicas would call the first one's blocks
-        message = "--strategy dp does not go with --recompute"
+        message = "--strategy dp cannot be used with --recompute"
         raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave out --recompute", rank=None)
     if options.machine.compile in CUDA_GRAPHS and options.training.accumulate > 1:
         # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
-        message = f"--compile {options.machine.compile} does not go with --accumulate"
+        message = f"--compile {options.machine.compile} cannot be used with --accumulate"
         raise TrainError(Exit.CONFIG, message, hint="give --compile default, or leave out --accumulate", rank=None)
     if options.machine.compile != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
-        message = f"--bucket-mb {ranks.bucket_mb:g} does not go with --compile, which needs buckets of 1 MB"
+        message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of 1 MB"
         raise TrainError(Exit.CONFIG, message, hint="give at least 1, or --compile off", rank=None)
 
 
@@ -480,7 +482,7 @@ def _check_sharded(options: Options) -> None:
         "--static-graph": ranks.static_graph,
     }
     if wrong := next((flag for flag, value in given.items() if value), None):
-        message = f"--strategy {ranks.strategy} does not go with {wrong}"
+        message = f"--strategy {ranks.strategy} cannot be used with {wrong}"
         raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave it out", rank=None)
 
 

@@ -53,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
     # Averaged weights are the ones that are evaluated.
     accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
-    print(f"{given.target}: {len(weights)} tensors of {name} after step {found.step}{tested}, from {path}")
+    tensors = f"{len(weights)} tensor{'s' * (len(weights) != 1)}"
+    print(f"{given.target}: {tensors} of {name} after step {found.step}{tested}, from {path}")
     return Exit.OK
 
 

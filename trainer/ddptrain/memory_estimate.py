@@ -332,7 +332,9 @@ def _gpu_memory() -> float:
     import torch
 
     if not torch.cuda.is_available():
-        raise TrainError(Exit.USAGE, "there is no GPU here to ask", hint="give --memory, such as --memory 80GB")
+        raise TrainError(
+            Exit.USAGE, "there is no GPU here to read the memory of", hint="give --memory, such as --memory 80GB"
+        )
     return float(torch.cuda.get_device_properties(0).total_memory)
 
 

@@ -262,7 +262,7 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
     from ddptrain.sharding import make_sharding
 
     if precision.scaler is not None:
-        message = f"--strategy {options.ranks.strategy} does not go with --precision fp16"
+        message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
         raise TrainError(Exit.CONFIG, message, hint="give --precision bf16 or fp32")
     return make_sharding(options.ranks, world)
 

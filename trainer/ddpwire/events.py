@@ -22,7 +22,7 @@ MOST_BYTES = 4_000_000  # of a file, so twice that of a node
 
 KINDS: Mapping[str, str] = {
     # of a node, by ddprun
-    "node_started": "ddprun began. host, pid; requeued_s: since the last word of an earlier start of the run",
+    "node_started": "ddprun began. host, pid; requeued_s: since the last event of the run's previous start",
     "preflight_done": "the machine was looked at and node 0 found; seconds: since node_started",
     "rendezvous_done": "the nodes of an attempt have met; seconds: since it began to wait for them; nodes: how many",
     "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: which; world_size",
@@ -42,7 +42,7 @@ KINDS: Mapping[str, str] = {
     "straggler": "a rank is slow; rank and node: which; ratio: its own time of a step by the others'",
     "straggler_gone": "it is as fast as the others again",
     "stopping": "the ranks agreed to stop after a step; code: that of the signal",
-    "training_ended": "the last step was taken; productive_s, and what was none by cause, as lost_s",
+    "training_ended": "the last step was taken; productive_s, and the unproductive seconds by cause as lost_s",
 }
 
 

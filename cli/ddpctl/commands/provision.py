@@ -121,7 +121,7 @@ def provision(
     try:
         fared = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     except KeyboardInterrupt:
-        context.emit("what was begun on a machine may be half done: run it again, it does what is left")
+        context.emit("a machine may be half set up: run the command again to finish it")
         raise
     failed = {host: one.failed for host, one in fared.items() if one.failed}
     for host, why in failed.items():

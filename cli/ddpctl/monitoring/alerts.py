@@ -62,7 +62,7 @@ def parse_limits(settings: Iterable[str]) -> Limits:
         except ValueError:
             value = float("nan")
         if not equals or not field.low <= value <= field.high:  # also what is no number
-            raise UsageError(f"--limit {name}: {quote(text)} is not allowed: a number {field.range_words}")
+            raise UsageError(f"--limit {name}: {quote(text)} is not allowed: expected a number, {field.bounds}")
         given[name] = value
     return Limits(**given)
 

@@ -278,7 +278,7 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
         if name in record:
             value = record[name]
             if not field.holds(value):
-                raise ConfigError(f"its record has {name}: {quote(value)}, not {field.type_words}")
+                raise ConfigError(f"in its record, {name} is {quote(value)}, not {field.type_words}")
             if field.record:
                 value = tuple(_fill(field.record, item) for item in value)
             values[name] = tuple(value) if field.kind == "list" else value

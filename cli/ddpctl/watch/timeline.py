@@ -395,7 +395,7 @@ def _torn(seen: ProbeResult) -> list[str]:
     counts = {name: strange_lines(seen.files.get(name, "")) for name in (EVENTS_BEFORE, EVENTS)}
     counts[HISTORY] = strange_rows(seen.files.get(HISTORY, ""))
     return [
-        f"node {seen.node}: skipped what cannot be read of {name}, {count} line{'s' * (count > 1)}"
+        f"node {seen.node}: skipped {count} unreadable line{'s' * (count > 1)} of {name}"
         for name, count in counts.items()
         if count
     ]

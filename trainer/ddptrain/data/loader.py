@@ -218,7 +218,7 @@ def make_batch_builder(
         device=world.device,
         workers=workers,
         timeout_s=options.ranks.timeout_s,
-        description=f"images by {workers} loader {'worker' if workers == 1 else 'workers'} per rank{reason}",
+        description=f"images loaded by {workers} {'worker' if workers == 1 else 'workers'} per rank{reason}",
     )
     batch_builder = build(feed=feed)
     return batch_builder

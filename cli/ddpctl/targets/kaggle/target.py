@@ -201,8 +201,8 @@ class KaggleTarget(Target):
     def exit_message(self, run: Run) -> str:
         """That it keeps running, and where a user stops it."""
         return (
-            f"it keeps running: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
-            f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"
+            f"it keeps running: the kaggle client cannot stop a session. Cancel it on {run.handle['url']}; "
+            f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
         )
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -270,7 +270,7 @@ _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.M
 
 # What Kaggle says of a session that it ended itself.
 _FAILURES = (
-    (r"memory", "the session ran out of memory: a smaller batch, or --input loader"),
+    (r"memory", "the session ran out of memory: use a smaller batch, or --input loader"),
     (
         r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)",
         "the session's time was over before the notebook ended",
@@ -301,7 +301,8 @@ def read_push(text: str) -> Pushed:
     if match is None:
         raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {text.strip()[:200]!r}")
     without = tuple(
-        f"not among its inputs, since Kaggle knows no such {what}: {names}" for what, names in _INVALID.findall(text)
+        f"left out of its inputs, because Kaggle does not know these {what}: {names}"
+        for what, names in _INVALID.findall(text)
     )
     return Pushed(version=match[1], url=match[2], without=without)
 
@@ -385,7 +386,7 @@ _KNOWN_ERRORS = (
     ),
     KnownError(
         pattern=r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached",
-        sentence="{0} sessions of yours run already, which is the most: wait for one to end, or cancel it on its page",
+        sentence="{0} of your sessions run already, which is the limit: wait for one to end, or cancel it on its page",
     ),
     KnownError(
         pattern=r"phone",

@@ -146,7 +146,9 @@ def pull_files(
     mount = holds(run.job, run.checkpoint_dir)
     claim = mount.source if mount and mount.kind == "pvc" else None
     if not running and claim is None:
-        raise NoInputError(f"{run.name}: what it has written went with its pods: mounts [pvc=CLAIM:/runs] keeps it")
+        raise NoInputError(
+            f"{run.name}: what it has written went with its pods: to keep it, set mounts [pvc=CLAIM:/runs]"
+        )
     if running:
         places = [_place(kubectl, name, container) for name in running]
         missing = yield from pull_places(run.name, places, into, best=best)

@@ -143,11 +143,11 @@ def main() -> int:
         if pods_found.returncode:
             error = str(error_of(pods_found))
             if time.monotonic() - answered > task.unreachable_s:
-                print(f"ddpctl: {error}; it was tried for {task.unreachable_s:g} s", file=sys.stderr)
+                print(f"ddpctl: {error}; gave up after {task.unreachable_s:g} s", file=sys.stderr)
                 return Exit.UNAVAILABLE
             if error != said_last:
                 said_last = error
-                print(f"[{task.run}] {error}; trying for {task.unreachable_s:g} s", file=sys.stderr, flush=True)
+                print(f"[{task.run}] {error}; giving up after {task.unreachable_s:g} s", file=sys.stderr, flush=True)
             time.sleep(task.poll_s)
             continue
         answered = time.monotonic()

@@ -31,7 +31,7 @@ _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
 _UNSCHEDULABLE: tuple[tuple[str, _Make], ...] = (
     (
         r"persistentvolumeclaim \"([^\"]+)\" not found",
-        lambda m: f"the claim {m[1]} is not in the namespace: kubectl get pvc lists those that are",
+        lambda m: f"the claim {m[1]} is not in the namespace: kubectl get pvc lists them",
     ),
     (
         r"unbound immediate PersistentVolumeClaims",
@@ -210,7 +210,7 @@ def _unpulled(message: str, events: Sequence[Object]) -> str:
 
 def _unconfigured(message: str) -> str:
     if named := re.search(r"(secret|configmap) \"([^\"]+)\" not found", message):
-        return f"the {named[1]} {named[2]} is not in the namespace: kubectl get {named[1]}s lists those that are"
+        return f"the {named[1]} {named[2]} is not in the namespace: kubectl get {named[1]}s lists them"
     if named := re.search(r"couldn't find key (\S+) in (Secret|ConfigMap) (\S+)", message):
         return f"the {named[2]} {named[3]} has no key {named[1]}"
     if "runAsNonRoot" in message:

@@ -333,7 +333,8 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
         what = one_line(script_of(job.command) or "the project")
-        yield f"The image must have {what} in {WORKSPACE}: ddpctl launch sends it as a ConfigMap, this file does not."
+        sent = "this file does not include it (ddpctl launch sends it as a ConfigMap)"
+        yield f"The image must have {what} in {WORKSPACE}: {sent}."
     if job.secrets:
         kubectl = shlex.join(Kubectl(context=options.context, namespace=options.namespace).argv)
         words = " ".join(f'"{name}=${name}"' for name in job.secrets)
@@ -380,7 +381,7 @@ def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]
 
 def _of_checkpoints(draft: Draft) -> Iterator[str]:
     if not holds(draft.plan.job, f"{RUNS}/{draft.name}"):
-        yield f"checkpoints are deleted with their pod: mounts [pvc=CLAIM:{RUNS}] keeps them"
+        yield f"checkpoints are deleted with their pod: to keep them, set mounts [pvc=CLAIM:{RUNS}]"
 
 
 def _of_pods(draft: Draft) -> Iterator[str]:
@@ -392,7 +393,8 @@ def _of_pods(draft: Draft) -> Iterator[str]:
             "Pod Security restricted refuses: mount a claim (pvc=NAME), in a profile where other targets have a path"
         )
     if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
-        yield f"the pods have no limit of {' and '.join(unlimited)}: the job's {' and '.join(unlimited)} set one"
+        both = " and ".join(unlimited)
+        yield f"the pods have no limit of {both}: set the job's {both} to limit them"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -412,7 +414,9 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
     lines = [f"# {title(plan.job)} on Kubernetes, as a {workload.kind}. Rendered by ddpctl render."]
     lines += [f"# {line}" for line in spec_notes(draft, workload.operator)]
     if workload.word == "trainjob":
-        lines.append("# If Trainer's webhook does not see the runtime yet, and refuses the TrainJob: apply it again.")
+        lines.append(
+            "# If Trainer's webhook refuses the TrainJob because it does not see the runtime yet, apply it again."
+        )
     return "\n".join(lines) + "\n" + dump((*_companions(draft), *workload.before(draft), workload.job(draft)))
 
 

@@ -254,7 +254,7 @@ retry() {{
 rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # of a ddprun that was killed
 if ((code != 0 && !stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
   if ((${{SLURM_RESTART_COUNT:-0}} >= {requeues})); then
-    say "not requeued: {requeues} requeues are all that this run may have"
+    say "not requeued: {requeues} requeues are the most that this run may have"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     say "requeued"
     exit "$code"

@@ -61,7 +61,7 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
         if not match or len(line) > MAX_TEXT:
             raise ValueError("an option of sbatch is --NAME or --NAME=VALUE, without blanks, quotes or #")
         if match[1] in TAKEN:
-            raise ValueError(f"--{match[1]} is set by ddpctl: another key of the target or of the job says it")
+            raise ValueError(f"--{match[1]} is set by ddpctl: use the key of the target or of the job")
     return lines
 
 
@@ -141,7 +141,7 @@ class SlurmOptions:
                 f"or up to a minute earlier; give {least}m or more, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
-            yield "target.sif", f"a .sif file is apptainer's, but the runtime is {self.runtime}"
+            yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"
         for name in job.env:
             if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
                 yield "job.env", f"{name} is Slurm's own"

@@ -60,8 +60,8 @@ def state_of(word: str) -> State:
 
 # Why a job that waits may wait for ever (squeue's reasons), and what to do.
 HOPELESS = {
-    "PartitionNodeLimit": "it asks for more nodes than its partition may give: ask for fewer, or another partition",
-    "PartitionTimeLimit": "it asks for more time than its partition gives: a shorter time_limit, or another partition",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows: ask for fewer, or another partition",
+    "PartitionTimeLimit": "it asks for more time than its partition allows: a shorter time_limit, or another partition",
     "PartitionConfig": "its partition cannot run it as it is asked for",
     "BadConstraints": "no node has what it asks for",
     "ReqNodeNotAvail": "nodes that it needs are down or reserved",

@@ -134,7 +134,8 @@ class SlurmTarget(Target):
         """Ask the login node, which has the nodes' folders and reaches their endpoints."""
         if tasks := tasks_of(run):
             raise ConfigError(
-                f"{run.name} is an array of {len(tasks)} trainings", hint=f"--task shows one: {', '.join(tasks)}"
+                f"{run.name} is an array of {len(tasks)} trainings",
+                hint=f"--task K shows one of them: {', '.join(tasks)}",
             )
         nodes, folder = range(_nodes(run)), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
@@ -161,7 +162,7 @@ class SlurmTarget(Target):
         if path == run.folder and not host:
             return ()
         if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # a record that was renamed, or worse
-            raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
+            raise ConfigError(f"{run.name} was not removed: its record names the folder {path}: rename the folder back")
         (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
         return (run_store.read_disk_usage(output, path, host),)
 
@@ -409,7 +410,7 @@ def start_in_allocation(
     log = f"{plan.run_dir}/job.log"
     (started,) = yield (Command(argv=("bash", path), cwd=plan.cwd, mode="background", output=log, placeholder="<pid>"),)
     handle = {"job": allocation, "pid": started.stdout.strip(), "dir": plan.run_dir, "workdir": plan.cwd}
-    note = f"on all nodes of the allocation that this shell has (job {allocation})"
+    note = f"on all nodes of this shell's allocation (job {allocation})"
     return Submission(handle=handle, note=note, checkpoint_dir=plan.checkpoint_dir)
 
 
@@ -442,11 +443,11 @@ def _write_secrets(
 
 
 def _note(job: str, tested: Output) -> str:
-    what = "Slurm would take it" if job == DRY_RUN else f"job {job}"
+    what = "Slurm would accept it" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
         return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
     if tested.returncode:  # it may be taken all the same: nodes that are down come back
-        what = "Slurm may not take it" if job == DRY_RUN else what
+        what = "Slurm may reject it" if job == DRY_RUN else what
         return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
     return what
 
@@ -460,4 +461,4 @@ def _refused(plan: Plan, sent: Output, has: Output) -> Exception:
         if len(words := line.split()) == 5
     ]
     listing = f"; the partitions have: {'; '.join(there[:5])}" if has.returncode == 0 and there else ""
-    return ConfigError(f"Slurm does not take the job ({asked}): {reason}{listing}")
+    return ConfigError(f"Slurm rejects the job ({asked}): {reason}{listing}")

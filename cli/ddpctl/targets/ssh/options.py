@@ -71,7 +71,7 @@ class SshHost:
         """``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
         if not match or text.startswith("-") or not is_port(match["port"] or "22"):
-            raise ValueError("an entry is USER@ADDRESS:PORT, of which ADDRESS is enough, or keys and values")
+            raise ValueError("an entry is [USER@]ADDRESS[:PORT], or keys and values")
         port = int(match["port"]) if match["port"] else None
         return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
 
