@@ -276,7 +276,7 @@ def rows_of(name: str, case: Case, ends: Mapping[str, Ended]) -> dict[str, list[
             rows[behaviour] = [*cells, REASONS.get(f"{name}: {behaviour}", REASONS.get(behaviour, ""))]
     for draw in draws[0]:
         values = [drawn[draw] for drawn in draws]
-        rows[draw] = ["another in each run"] if len({*values}) == len(values) else [*map(str, values), ""]
+        rows[draw] = ["different in each run"] if len({*values}) == len(values) else [*map(str, values), ""]
     return {f"{name}: {behaviour}": cells for behaviour, cells in rows.items()}
 
 
