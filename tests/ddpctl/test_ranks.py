@@ -171,7 +171,7 @@ def test_nothing_is_said_of_gpus_that_may_be_used(job: JobSpec) -> None:
     assert unused_gpus(job) == ""
 
 
-@pytest.mark.parametrize("ranks", [3, 0, "two"])
+@pytest.mark.parametrize("ranks", [3, 0, "2"])
 def test_a_notebook_s_ranks_divide_its_gpus(ranks: object, wording: Wording) -> None:
     with pytest.raises(UsageError) as raised:
         launch("train.py", gpus=4, ranks=ranks)  # type: ignore[arg-type]

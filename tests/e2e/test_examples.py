@@ -113,6 +113,6 @@ def test_six_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Pat
     again = ddprun(run_dir, "--nproc-per-node", "2", *shape, str(done + 1))
     output, _ = again.communicate(timeout=TIMEOUT_S)
     assert again.returncode == 0, output
-    step = int(re.findall(r"rank 0 continues after step (\d+)", output)[0])
+    step = int(re.findall(r"rank 0 goes on after step (\d+)", output)[0])
     assert done * 500 <= step < (done + 1) * 500
     assert re.findall(r"epoch (\d+)/", output) == [str(done + 1)]

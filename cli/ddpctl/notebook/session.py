@@ -30,8 +30,7 @@ from ddpctl.notebook.progress import Progress, screen
 from ddpctl.notebook.rank_main import FAILURE, RESULT
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
-from ddpctl.schema import validate
-from ddpctl.spec import NAME_PATTERN, JobSpec
+from ddpctl.spec import NAME_PATTERN, JobSpec, check_env, check_time
 from ddpctl.targets.local import LocalOptions
 from ddpwire import kaggle, run_files
 from ddpwire.exits import Exit
@@ -153,18 +152,25 @@ def _job(
         command = (what, *map(str, args))
     elif not callable(what):
         raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
-    on = kaggle.session(os.environ)
+    gpus, on = fields["gpus"], kaggle.session(os.environ)
+    if not isinstance(gpus, int) or not 1 <= gpus <= 64:
+        raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
+    ranks = fields["ranks"]
+    if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
+        raise UsageError(f"launch: ranks is {ranks!r}: expected a divisor of gpus, {gpus}")
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
-    given = {name: value for name, value in {**fields, "device": device}.items() if value is not None}
-    values, problems = validate(JobSpec, given)
-    wrong = [f"{problem.field}: {problem.text}" for problem in problems]
-    wrong += [f"{key.removeprefix('job.')}: {text}" for key, text in JobSpec(**values).problems()]
-    if wrong:
-        raise UsageError(f"launch: {'; '.join(wrong)}")
+    if device not in ("auto", "cuda", "cpu"):
+        raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")
+    try:
+        check_env(fields["env"])
+        if fields["time_limit"] is not None:
+            check_time(fields["time_limit"])
+    except ValueError as error:
+        raise UsageError(f"launch: {error}") from None
     called = Path(what).stem if isinstance(what, str) else serialization.name_of(what)
     name = re.sub(r"[^a-z0-9]+", "-", called.lower()).strip("-")
     name = name if NAME_PATTERN.fullmatch(name) else "train"
-    return JobSpec(**{**values, "name": name, "command": command})
+    return JobSpec(**{**fields, "name": name, "command": command, "device": device})
 
 
 def _with_call(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
