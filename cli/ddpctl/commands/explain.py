@@ -1,4 +1,4 @@
-"""``ddpctl explain``: ask all ranks of a run what they do, and say why it hangs, is slow or has failed."""
+"""``ddpctl explain``: ask all ranks of a run what they are doing, and report why it hangs, is slow or has failed."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from what its nodes answer, or have kept. Raises UnavailableError: there is nothing to ask."""
+    """Explain a run from its nodes' answers, or from the files they kept. Raises UnavailableError if none answers."""
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
@@ -68,7 +68,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Why a run hung that was killed for it, for other verbs; nothing for other runs, or where it is not known."""
+    """Return, for other verbs, why a run hung that was killed for it; nothing for other runs, or if it is not known."""
     if state.outcome is None or state.outcome.cause != "hang":
         return []
     with suppress(DdpctlError):
@@ -78,7 +78,7 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 
 
 def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]]":
-    """Ask the ranks of all nodes, and wait for the answers. Raises UnavailableError where no node answers."""
+    """Ask the ranks of all nodes, and return the answers, keyed by node. Raises UnavailableError if no node answers."""
     from ddpctl.node_probe import Probe
     from ddpwire.run_files import DIAGNOSIS
 
@@ -102,13 +102,13 @@ def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]
 def read_answers(
     seen: "Sequence[ProbeResult]", name: str, request: str | None = None
 ) -> "Mapping[int, tuple[RankView, ...]]":
-    """The ranks by node, of the nodes that have answered this request."""
+    """Return the ranks, keyed by node, for the nodes that have answered ``request`` (None: any request)."""
     from ddpctl import explain as explaining
     from ddpwire.run_files import parse_json
 
     found = {}
     for one in seen:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # not yet, or of another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer yet, or one from another version
             answer = parse_json(one.files[name])
             offset = CLOCK_OFFSET.search(one.metrics)
             if request in (None, answer["request"]):
