@@ -46,7 +46,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its nodes' answers, or from the files they kept. Raises UnavailableError if none answers."""
+    """Explain a run from its nodes' answers, or from files they kept. Raises UnavailableError if no node answers."""
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
@@ -68,7 +68,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return, for other verbs, why a run hung that was killed for it; nothing for other runs, or if it is not known."""
+    """Return why a run hung, for other verbs; nothing if it was not killed for that, or if the reason is unknown."""
     if state.outcome is None or state.outcome.cause != "hang":
         return []
     with suppress(DdpctlError):

@@ -126,7 +126,7 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return what a user may do after a run has ended badly."""
+    """Return the commands that help a user after a run has ended badly."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")

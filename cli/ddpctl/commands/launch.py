@@ -323,7 +323,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """Return a request that continues from a run's checkpoints, with the job of its record and the flags over it.
+    """Return a request that continues from a run's checkpoints: its recorded job, overridden by the flags.
 
     Raises UsageError.
     """

@@ -1,4 +1,4 @@
-"""The verbs for runs that exist: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
+"""The verbs for existing runs: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
 
 import json
 import os

@@ -137,7 +137,7 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """Return all ranks if they fit, else the slowest ``max_rows - 1``, at least one; and how many are left out."""
+    """Return all ranks if they fit, else the ``max_rows - 1`` slowest ones, at least one; and how many are left out."""
     if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
     max_rows = max(max_rows, 2)
