@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
 
-ANSWER_S = 20.0  # the nodes take about 3 s
+ANSWER_S = 20.0  # nodes usually answer in about 3 s
 POLL_S = 0.5
 MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
 CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MULTILINE)

@@ -151,7 +151,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Return where a run's logs are, and its checkpoints, unless it has ended without any."""
+    """Return where a run's logs are, and where its checkpoints are, unless it has ended without any."""
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
     kept = state.has_files and (can_resume or not state.ended)
     return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs

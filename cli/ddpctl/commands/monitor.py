@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
     from ddpctl.monitoring.prometheus import FiringAlert, ScrapeTarget, Scraping
 
-SHORTEST_S, LONGEST_S = 0.1, 3600.0  # between two scrapes
+SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 
 app = typer.Typer(
     name="monitor",

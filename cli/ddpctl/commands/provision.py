@@ -171,7 +171,7 @@ def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tup
 
 
 def _ansible(*, asked: bool) -> str:
-    """Find ansible-playbook, first beside this Python. Raises UnavailableError if it is missing, and ``asked`` for."""
+    """Find ansible-playbook, first beside this Python. Raises UnavailableError if ``asked`` and nothing is found."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     if found := shutil.which("ansible-playbook", path=places):
         return found

@@ -80,7 +80,7 @@ class Recording:
     help: str
 
 
-# Without topk, a node that Prometheus has twice would make the join fail, and so the rule for all runs.
+# Without topk, a node that Prometheus has twice would make the join fail, and with it the rule for all runs.
 RUN_OF_NODE = Recording(
     name="instance:ddp_run_info:topk1",
     expr=f"topk by ({NODE}) (1, ddp_run_info)",
@@ -202,9 +202,9 @@ def _progress(limits: Limits) -> tuple[Alert, ...]:
     lately = promql_duration(max(limits.first_step, LOOKBACK_S))
     since_start = f"time() - {by_run('min', 'ddp_job_start_timestamp_seconds')}"
     return (
-        # An unchanged script never reports a step, so it is left out, unless no rank was started at all. ddptrain
-        # reports productive seconds before its first step; a script that has reported steps keeps their number over
-        # restarts.
+        # An unchanged script never reports a step, so this alert ignores its runs, unless no rank was started at all.
+        # ddptrain reports productive seconds before its first step, and a script that has reported steps keeps their
+        # number over restarts; so both count as runs that will report a step.
         Alert(
             name="DdpNoFirstStep",
             expr=f"""\
@@ -363,7 +363,7 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes a text of several lines as several lines."""
+    """Writes multi-line text as a block of lines."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

@@ -58,7 +58,7 @@ def prometheus_yml(scraping: Scraping) -> str:
 
 
 def _job(name: str, scraping: Scraping) -> dict[str, Any]:
-    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # it sees changes at once
+    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # changes are seen at once
     return {"job_name": name, "file_sd_configs": [files]}
 
 

@@ -206,7 +206,7 @@ def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text.encode())
-            path.chmod(0o644)  # the containers' user may be another
+            path.chmod(0o644)  # the containers' user may be a different one
         except OSError as error:
             raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
 

@@ -11,7 +11,7 @@ from ddpwire.exits import Exit
 
 
 class RankError(DdpctlError):
-    """A rank failed: which, where, and its traceback. ``__cause__`` is the rank's exception, if it could be sent."""
+    """A run failed: which rank, where, and its traceback. ``__cause__`` is the rank's exception if it can be sent."""
 
     code: int = Exit.SCRIPT
 

@@ -40,7 +40,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             )
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-    except Exception as error:  # whatever an object's __reduce__ raises
+    except Exception as error:  # an object's __reduce__ may raise anything
         raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(

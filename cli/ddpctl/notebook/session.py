@@ -236,7 +236,7 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
 
 
 def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
-    """Raise RankError if the run failed. A stop that the deadline requested is no failure."""
+    """Raise RankError if the run failed. To save and stop on SIGTERM, as at the deadline, is no failure."""
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
         return
@@ -280,7 +280,7 @@ def _result(calls: Path) -> Any:
 
 
 class Tail:
-    """Prints what is added to a file at once, also incomplete lines: a progress bar may not end its line for long."""
+    """Prints at once what is added to a file, also incomplete lines: a progress bar may not end its line for long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -345,8 +345,8 @@ def _stop(stopper: launcher.Stopper) -> None:
             continue
 
 
-# Which program a run has run: resume=True continues from the newest run of the same program, and a function called
-# `train` in another notebook is not the same program.
+# The program of a run: resume=True continues from the newest run of the same program, and a function called `train` in
+# another notebook is not the same program.
 
 
 class Program(NamedTuple):

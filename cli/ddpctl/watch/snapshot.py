@@ -249,7 +249,7 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
-    """Return the time between the last steps before two readings, or the time since the last step if that is longer."""
+    """Return the time between the last steps of both readings, or since the last step if that is longer."""
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
         return now.time - before.time
@@ -257,7 +257,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Whether a step has ended between the readings, else there is no pace yet; also true if no steps are reported."""
+    """Whether a step has ended between the readings, so that there is a pace; also true if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 

@@ -87,7 +87,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list)
 
     def turn(self, phase: str, at: float) -> None:
-        """End the current phase and begin ``phase``; not before the current one began: a node's clock may be slow."""
+        """Begin ``phase`` at ``at``, but no earlier than the current phase began, as a node's clock may be slow."""
         at = max(at, self.since)
         if at > self.since:
             self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
@@ -173,7 +173,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when a start ended if all its nodes did, else when its last event or the last row by ``before`` was."""
+    """Return when the nodes of a start ended, or, if not all did, the time of its last event or row by ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -244,7 +244,7 @@ def _is_later(phase: str, following: str) -> bool:
 
 
 def _last_step(history: History, before: float) -> float:
-    """Return when the last step before a failure was taken, by the history, or ``before`` if it has no earlier step."""
+    """Return when the last step before a failure was taken, according to the history, or else ``before``."""
     at, best = before, -1.0
     for moment, step in _steps(history):
         if moment > before:
@@ -328,13 +328,13 @@ class Timeline:
 
     @property
     def begin(self) -> float:
-        """The moment from which times are counted: the end of the first wait in a queue, or the launch if none."""
+        """The moment from which times are counted: the end of the first wait in a queue, else the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
     @property
     def end(self) -> float:
-        """The last moment of which something is known."""
+        """The last moment at which something is known about the run."""
         return self.spans[-1].end if self.spans else max(self.history.end, self.run.created)
 
 
@@ -376,7 +376,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Return the rank or node to quote of a run that has failed, and its last output; or two empty strings."""
+    """Return whose log to quote for a failed or lost run, and the end of that log; else two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
