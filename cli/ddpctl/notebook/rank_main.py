@@ -46,7 +46,7 @@ def main() -> int:
 def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
     """Return how and where a call failed, in plain values. The place is the last frame in a cell or file that was sent.
 
-    If there is no such frame, as if the result cannot be sent, the place is the first line of the function's ``code``.
+    If there is none, as when the result cannot be sent, the place is the first line of the function's ``code``.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [index for index, frame in enumerate(frames) if frame.filename in cells]
