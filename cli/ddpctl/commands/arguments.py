@@ -7,7 +7,7 @@ import typer
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Names of runs for the shell's completion."""
+    """Return the names of runs that begin with ``incomplete``, for the shell's completion."""
     from ddpctl import run_store
 
     return [run.name for run in run_store.load_all(run_store.state_dir(os.environ)) if run.name.startswith(incomplete)]

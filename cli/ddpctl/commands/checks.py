@@ -1,4 +1,4 @@
-"""``ddpctl bench`` and ``ddpctl doctor``: checks of a target, which run there as jobs (ddpcheck)."""
+"""``ddpctl bench`` and ``ddpctl doctor``: check a target by jobs that run there (ddpcheck)."""
 
 import json
 import os
@@ -27,7 +27,7 @@ Target = Annotated[
 ]
 Nodes = Annotated[str | None, typer.Option("--nodes", "-n", metavar="N", help="Nodes [default: the file's].")]
 Gpus = Annotated[str | None, typer.Option("--gpus", "-g", metavar="G", help="GPUs, or CPU ranks, a node.")]
-DROP = 0.5  # of the last bench's, below which it is said
+DROP = 0.5  # a collective is reported if its busbw is below this share of the last bench's
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
 
 
@@ -83,10 +83,10 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """What has changed since the last bench of this target, where there was one with the same sizes."""
+    """Return what has changed since the last bench of this target; nothing if no size occurs in both."""
     from ddpctl.commands.formatting import ago
 
-    with suppress(KeyError, TypeError, AttributeError):  # no last one, or of another version
+    with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it
         last = result["last"]
         old = {(row["collective"], row["bytes"]): row["busbw"] for row in last["collectives"]}
         ratios: dict[str, list[float]] = {}
@@ -103,7 +103,7 @@ def compared(result: Mapping[str, Any]) -> list[str]:
 
 
 def drawings() -> list[str]:
-    """What each collective does with the data of four ranks: rank 0 has A0 to A3, rank 1 B0 to B3."""
+    """Draw what each collective does with the data of four ranks: rank 0 has A0 to A3, rank 1 has B0 to B3."""
     ranks, letters = range(4), "ABCD"
     own = [[f"{letter}{part}" for part in ranks] for letter in letters]
     sums, parts = [f"S{part}" for part in ranks], [own[rank][rank] for rank in ranks]
@@ -140,7 +140,7 @@ def drawings() -> list[str]:
 
 
 def read_sizes(text: str) -> list[int]:
-    """``64K,16M`` in bytes, in ascending order. Raises UsageError."""
+    """Read sizes such as ``64K,16M`` as bytes, in ascending order. Raises UsageError."""
     found = []
     for word in text.split(","):
         match = SIZE.fullmatch(word.strip())
@@ -151,9 +151,9 @@ def read_sizes(text: str) -> list[int]:
 
 
 def run(request: "Request", *, as_json: bool) -> dict[str, Any]:
-    """Run a check on its target, print what it says or its JSON, and return its result.
+    """Run a check on its target, print its output or its result as JSON, and return the result.
 
-    Exits with the run's code where it comes to no result. Keeps the result for the next check.
+    Exits with the run's code if the check gives no result; otherwise keeps the result for the next check.
     """
     from ddpctl import check_job, launcher
     from ddpctl.commands.formatting import closing_lines

@@ -1,4 +1,4 @@
-"""``ddpctl explain``: ask all ranks of a run what they do, and say why it hangs, is slow or has failed."""
+"""``ddpctl explain``: ask all ranks of a run what they are doing, and report why it hangs, is slow or has failed."""
 
 import json
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
 
-ANSWER_S = 20.0  # the nodes take about 3 s
+ANSWER_S = 20.0  # nodes usually answer in about 3 s
 POLL_S = 0.5
 MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
 CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MULTILINE)
@@ -46,7 +46,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from what its nodes answer, or have kept. Raises UnavailableError: there is nothing to ask."""
+    """Explain a run from its nodes' answers, or from files they kept. Raises UnavailableError if no node answers."""
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
@@ -68,7 +68,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Why a run hung that was killed for it, for other verbs; nothing for other runs, or where it is not known."""
+    """Return why a run hung, for other verbs; nothing if it was not killed for that, or if the reason is unknown."""
     if state.outcome is None or state.outcome.cause != "hang":
         return []
     with suppress(DdpctlError):
@@ -78,7 +78,7 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 
 
 def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]]":
-    """Ask the ranks of all nodes, and wait for the answers. Raises UnavailableError where no node answers."""
+    """Ask the ranks of all nodes, and return the answers, keyed by node. Raises UnavailableError if no node answers."""
     from ddpctl.node_probe import Probe
     from ddpwire.run_files import DIAGNOSIS
 
@@ -102,13 +102,13 @@ def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]
 def read_answers(
     seen: "Sequence[ProbeResult]", name: str, request: str | None = None
 ) -> "Mapping[int, tuple[RankView, ...]]":
-    """The ranks by node, of the nodes that have answered this request."""
+    """Return the ranks, keyed by node, for the nodes that have answered ``request`` (None: any request)."""
     from ddpctl import explain as explaining
     from ddpwire.run_files import parse_json
 
     found = {}
     for one in seen:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # not yet, or of another version
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer yet, or one from another version
             answer = parse_json(one.files[name])
             offset = CLOCK_OFFSET.search(one.metrics)
             if request in (None, answer["request"]):

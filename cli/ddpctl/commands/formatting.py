@@ -1,4 +1,4 @@
-"""Runs as text for a terminal, and as JSON. Text from values, nothing else."""
+"""Formats runs as text for a terminal, and as JSON. It only turns values into text."""
 
 import time
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from ddpwire.exits import Exit
 
 
 def ago(seconds: float) -> str:
-    """A time span as a user would say it: 12 s, 3 min, 5 h, 2 d."""
+    """Format a time span roughly: 12 s, 3 min, 5 h, 2 d."""
     for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -23,7 +23,7 @@ def ago(seconds: float) -> str:
 
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
-    """``ddpctl ps``."""
+    """Return the table of ``ddpctl ps``."""
     head = ("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")
     return table(
         [
@@ -46,7 +46,7 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
 
 
 def _steps(state: RunStatus) -> str:
-    """``120/600, 1:32 left``."""
+    """Return the steps and the time left: ``120/600, 1:32 left``."""
     at = state.progress
     if at is None:
         return "-"
@@ -55,7 +55,7 @@ def _steps(state: RunStatus) -> str:
 
 
 def progress_lines(state: RunStatus) -> list[str]:
-    """How far the training is, in a line; nothing where it does not tell."""
+    """Return one line about the progress of the training, or none if it reports no progress."""
     at = state.progress
     if at is None:
         return []
@@ -70,9 +70,9 @@ def progress_lines(state: RunStatus) -> list[str]:
 
 
 def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_resume: bool) -> list[str]:
-    """``ddpctl status``: the run, then a line a node; the pids are those that the node's own machine knows.
+    """Return the lines of ``ddpctl status``: the run, then one line per node, with pids as on the node's own machine.
 
-    ``tasks``: those of an array, which has a line a task.
+    ``tasks``: the tasks of an array of runs, which has one line per task instead.
     """
     ending = "" if state.code is None else f", exit code {state.code}"
     lines = [
@@ -106,7 +106,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
 
 
 def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
-    """A line a task: how it fares, what it was given, where its checkpoints are."""
+    """Return one line per task: its state and step, its variables and program, and where its checkpoints are."""
     rows = [("  TASK", "STATE", "EXIT", "STEP", "PROGRAM", "CHECKPOINTS")]
     for task, own in zip(tasks, state.tasks, strict=True):
         step = own.outcome.step if own.outcome and not own.progress else None
@@ -126,7 +126,7 @@ def _task_lines(run: Run, state: RunStatus, tasks: Sequence[Run]) -> list[str]:
 
 
 def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """What a user may do about a run that has ended badly."""
+    """Return the commands that help a user after a run has ended badly."""
     lines = []
     if state.outcome and state.outcome.rank is not None and state.state == "failed":
         lines.append(f"  read         ddpctl logs {run.name} --rank {state.outcome.rank}")
@@ -136,7 +136,7 @@ def next_steps(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) -> list[str]:
-    """What an attached launch says when its run has ended; ``code``: what ddpctl exits with."""
+    """Return what an attached launch prints when its run has ended. ``code``: the exit code of ddpctl."""
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
@@ -151,7 +151,7 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
 
 
 def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
-    """Where its logs are; and its checkpoints, unless it has ended without any."""
+    """Return where a run's logs are, and where its checkpoints are, unless it has ended without any."""
     logs = [f"  logs         {one_line(run.logs_at)}"] if state.has_logs else []
     kept = state.has_files and (can_resume or not state.ended)
     return [*logs, f"  checkpoints  {one_line(run.checkpoint_dir)}"] if kept else logs
@@ -165,9 +165,9 @@ def removed_lines(
     others: Sequence[DiskUsage] = (),
     has_files: bool = True,
 ) -> list[str]:
-    """``ddpctl rm``: what a run has been, or would be, removed with, beside ``others``; and what of it stays.
+    """Return the lines of ``ddpctl rm``: the folders that are, or would be, removed with a run, and what of it stays.
 
-    ``has_files``: whether its checkpoints are still somewhere.
+    ``others``: the folders that are removed with other runs; ``has_files``: whether its checkpoints still exist.
     """
     size, checkpoints = (sum(sizes) for sizes in zip(*((one.size, one.checkpoints) for one in found), strict=True))
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
@@ -181,7 +181,7 @@ def removed_lines(
 
 
 def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, Any]:
-    """``--json``: the same facts for a script."""
+    """Return the same facts for a script, for ``--json``."""
     own = zip(tasks, state.tasks, strict=True) if tasks else ()
     return {
         "run": run.name,

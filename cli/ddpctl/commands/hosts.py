@@ -1,4 +1,4 @@
-"""``ddpctl hosts``: a target's machines, their GPUs, who has them and who waits."""
+"""``ddpctl hosts``: lists a target's machines, their GPUs, which run has each GPU, and which launches wait."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def hosts(
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:
-    """A line a GPU and a run of CPU ranks; below them the hosts that do not answer, and the launches that wait."""
+    """Return one line per GPU and per run of CPU ranks; then the hosts that do not answer and the waiting launches."""
     head = ("HOST", "GPU", "RUN", "FOR", "BUSY", "MEMORY", "LOAD", "UUID")
     lines = table([head, *(row for report in found for row in _rows(report))])
     for report in found:

@@ -142,7 +142,7 @@ def inspect(
 
 
 def parse_host(text: str) -> "Host":
-    """``alice@box1:2222``. Raises UsageError."""
+    """Read a host such as ``alice@box1:2222``. Raises UsageError."""
     from ddpctl.targets.ssh.options import SshHost
 
     try:
@@ -152,7 +152,7 @@ def parse_host(text: str) -> "Host":
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":
-    """The configuration here, with the image that was named. Raises ConfigError."""
+    """Load the configuration, with the image that was named; an image alone needs no file. Raises ConfigError."""
     from ddpctl import config, targets
 
     overrides = {"image": image} if image else {}
@@ -161,7 +161,7 @@ def _settings(image: str | None, target: str | None = None, file: Path | None = 
 
 
 def _reference(given: str | None) -> str:
-    """The image that was named, or that of the configuration here. Raises ConfigError."""
+    """Return the image that was named, or else the image of the configuration. Raises ConfigError."""
     return _settings(given).job.image
 
 
@@ -176,7 +176,7 @@ def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
 
 
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
-    """Run it where a user sees it. Raises UnavailableError."""
+    """Run a command whose output the user sees. Raises UnavailableError if it fails."""
     from ddpctl.command import Command
 
     context = _context()

@@ -1,7 +1,7 @@
-"""``ddpctl launch`` and ``ddpctl render``: from a command line to a run, or to a spec.
+"""``ddpctl launch`` and ``ddpctl render``: turn a command line into a run, or into a file that runs without ddpctl.
 
-In order: the flags of both; the two verbs; the functions that build a launch request from flags, file or record. What a
-verb needs is imported when it runs, so that --help stays quick.
+In order: the flags of both verbs; the two verbs; the functions that build a launch request from flags, file or record.
+The modules that a verb needs are imported when it runs, so that --help stays quick.
 """
 
 import inspect
@@ -30,15 +30,15 @@ File = Annotated[
 ]
 
 
-def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's word
-    """An option with a variable of the environment."""
+def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A002 -- Typer's name for it
+    """Return an option that an environment variable can also set: DDPCTL_NODES for --nodes."""
     variable = f"DDPCTL_{flag.removeprefix('--').upper()}"
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flags:
-    """What launch and render are given; None: not given. The fields of JobSpec read the text of ``JOB_FLAGS``."""
+    """The flags of launch and render; None if not given. JobSpec parses the text of the flags in ``JOB_FLAGS``."""
 
     nodes: Annotated[
         str | None,
@@ -115,11 +115,11 @@ class Flags:
     ] = None
 
 
-JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # a field of JobSpec each, as text
+JOB_FLAGS = ("nodes", "gpus", "ranks", "device", "port", "image")  # each is a field of JobSpec, given as text
 
 
 def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb for Typer: its own options and those of Flags, with which it is called as its first argument."""
+    """Return a function for Typer with the options of Flags and of the verb; it passes a Flags as first argument."""
 
     @wraps(verb)
     def call(**given: Any) -> None:
@@ -203,7 +203,7 @@ def launch(
 
 
 def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Request":
-    """What the command line asks for: a new run, or the run ``resume`` again."""
+    """Return the request of the command line: for a new run, or for one that continues the run ``resume``."""
     from ddpctl import launcher, run_store
 
     if resume is None:
@@ -218,7 +218,7 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
 
 
 def _check_pull(request: "Request", *, detach: bool) -> None:
-    """Raise UsageError where a launch has nothing to fetch at its end."""
+    """Raise UsageError if a launch has nothing to fetch at its end."""
     from ddpctl import targets
 
     if detach or "pull" not in targets.capabilities(request.kind):
@@ -271,7 +271,7 @@ def _warn(request: "Request") -> None:
 
 
 def overrides(flags: Flags) -> dict[str, Any]:
-    """The flags that are fields of a job; None: not given. Raises UsageError."""
+    """Return the flags that are fields of a job, with None for those not given. Raises UsageError."""
     variables = {}
     for pair in flags.env or ():
         key, equals, value = pair.partition("=")
@@ -283,7 +283,7 @@ def overrides(flags: Flags) -> dict[str, Any]:
 
 
 def target_flags(flags: Flags) -> "TargetFlags":
-    """The flags that are options of some targets: the flag's name, the option's and its text or texts."""
+    """Map each flag that is an option of some targets to the option's name and its text or texts."""
     exclude = tuple(flags.exclude) if flags.exclude else None
     return {
         "--kind": ("workload", flags.workload),
@@ -294,7 +294,7 @@ def target_flags(flags: Flags) -> "TargetFlags":
 
 
 def request_of_flags(flags: Flags) -> "Request":
-    """File and flags as one request. Raises FileError, UsageError and NoInputError."""
+    """Return the request that file and flags describe together. Raises FileError, UsageError and NoInputError."""
     from ddpctl import config, targets
     from ddpctl.launcher import Request
 
@@ -323,7 +323,7 @@ def request_of_flags(flags: Flags) -> "Request":
 
 
 def request_to_resume(flags: Flags, run: "Run") -> "Request":
-    """A run's record, with flags laid over its job, as a request that continues from its checkpoints.
+    """Return a request that continues from a run's checkpoints: its recorded job, overridden by the flags.
 
     Raises UsageError.
     """
@@ -336,7 +336,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     settings = config.load(
         file=None,
         profile=None,
-        target="local",  # the job is what is checked; the run keeps its own target
+        target="local",  # only the job is checked; the run keeps its own target
         overrides={**vars(run.job), "nodes": run.handle.get("nodes", run.job.nodes), **given, "env": env},
         kinds=targets.kinds(),
     )

@@ -1,4 +1,4 @@
-"""``ddpctl monitor``: Prometheus and Grafana for the runs: up, down, status, config."""
+"""``ddpctl monitor`` up, down, status and config: Prometheus and Grafana for the runs."""
 
 import json
 import os
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
     from ddpctl.monitoring.prometheus import FiringAlert, ScrapeTarget, Scraping
 
-SHORTEST_S, LONGEST_S = 0.1, 3600.0  # between two scrapes
+SHORTEST_S, LONGEST_S = 0.1, 3600.0  # limits of the time between two scrapes
 
 app = typer.Typer(
     name="monitor",
@@ -172,7 +172,7 @@ def _scraping(
     from ddpctl.monitoring.prometheus import Scraping, parse_exporters
     from ddpwire.run_files import TARGETS
 
-    if not SHORTEST_S <= interval_s <= LONGEST_S:  # also what is no number
+    if not SHORTEST_S <= interval_s <= LONGEST_S:  # also refuses NaN
         raise UsageError(f"--interval: {interval_s:g} is not allowed: seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
     if targets and targets.exists() and not targets.is_dir():
         raise UsageError(f"--targets: {targets} is a file: name the folder that the runs' file_sd files are in")

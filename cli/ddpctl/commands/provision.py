@@ -99,7 +99,7 @@ def provision(
         inventory = folder / f"{settings.target}.yaml"
         try:
             text = provisioning.inventory_text(settings.options, site)
-        except ValueError as error:  # a machine that was named by a flag
+        except ValueError as error:  # a flag named a machine that is not valid
             named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
             raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
@@ -156,9 +156,9 @@ def _settings(target: str | None, file: Path | None) -> "Settings":
 
 
 def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tuple[str, ...]:
-    """The public keys of those who may train: those that were named, else the hosts', else this person's.
+    """Return the public keys of those who may train: the named keys, else the hosts', else this user's own.
 
-    Raises NoInputError where there is none, and it is ``asked`` for.
+    Raises NoInputError if one cannot be read, or if there is none and ``asked`` is true.
     """
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
@@ -171,7 +171,7 @@ def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tup
 
 
 def _ansible(*, asked: bool) -> str:
-    """The program, of this Python first. Raises UnavailableError where it is not there, and ``asked`` for."""
+    """Find ansible-playbook, first beside this Python. Raises UnavailableError if ``asked`` and nothing is found."""
     places = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     if found := shutil.which("ansible-playbook", path=places):
         return found
@@ -184,7 +184,7 @@ def _ansible(*, asked: bool) -> str:
 
 
 def _playbooks() -> Path:
-    """The folder of a checkout, or of an installed wheel."""
+    """Return the folder of the playbooks, in a checkout or in an installed wheel. Raises NoInputError."""
     places = (Path(__file__).parents[3] / "ansible", Path(sys.prefix) / "share" / "ddpctl" / "ansible")
     for place in places:
         if (place / "site.yaml").is_file():
@@ -193,7 +193,7 @@ def _playbooks() -> Path:
 
 
 def _make(path: Path) -> None:
-    """The folder where inventories are, and what a playbook leaves for us."""
+    """Make the folder for inventories and for the files that a playbook leaves for ddpctl. Raises CannotWriteError."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

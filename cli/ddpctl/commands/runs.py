@@ -1,4 +1,4 @@
-"""The verbs about runs that exist: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
+"""The verbs for existing runs: ps, status, logs, stop; suspend, resume; pull, export; attach, exec, shell; rm."""
 
 import json
 import os
@@ -100,7 +100,7 @@ def logs(
     context, record = _find(run, task)
     if launcher.is_unplaced(record):
         raise NoInputError(f"{record.name} has no log yet: {launcher.status(context, (record,))[0].message}")
-    if not rank and run_folders.is_by_hand(record):  # what its nodes said went to where it was started
+    if not rank and run_folders.is_by_hand(record):  # its nodes' output went to where it was started
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
         context.executor.filter_stdout(EscapeFilter())
@@ -132,7 +132,7 @@ def stop(
     context = launcher.open_context(os.environ)
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
-    # A run that was killed from outside may have left something: --kill sweeps it as well.
+    # A run that was killed from outside may have left something behind: --kill removes that as well.
     going = [
         record
         for record, state in states
@@ -250,7 +250,7 @@ def rm(
     else:
         asked = tuple(run_store.load(context.root, name, whole=True) for name in dict.fromkeys(names or ()))
     removals, refused = removal.choose_removals(context, asked)
-    if refused and not older_than:  # who names runs has all of them removed, or none
+    if refused and not older_than:  # if runs are named, all of them are removed or none
         raise type(refused[0])("\n".join(map(str, refused)))
     for error in refused:
         context.emit(str(error))
@@ -266,10 +266,10 @@ def rm(
 
 
 def seconds(age: str) -> int:
-    """``30d`` in seconds. Raises UsageError."""
+    """Read an age such as ``30d`` as seconds. Raises UsageError."""
     from ddpctl.spec import check_time, time_s
 
-    if re.fullmatch(r"0[smhd]", age):  # all of them
+    if re.fullmatch(r"0[smhd]", age):  # an age that matches all runs
         return 0
     try:
         return time_s(check_time(age, example="30d"))
@@ -285,7 +285,7 @@ def _find(name: str | None, task: int | None = None) -> "tuple[AppContext, Run]"
 
 
 def _find_going(name: str | None) -> "tuple[AppContext, Run]":
-    """A run that has not ended."""
+    """Return a run that has not ended. Raises NoInputError if it has, UnavailableError if it has no node yet."""
     from ddpctl import launcher, run_store
 
     context = launcher.open_context(os.environ)

@@ -1,4 +1,4 @@
-"""The verbs that start no run: init, schema, version."""
+"""The verbs that need no run: init, schema, version."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def init(
     except UnavailableError as error:
         context.emit(f"{error}; the file is written for CPU ranks")
         gpus = ()
-    if force and path.exists() and not path.is_file():  # to open a FIFO would wait for its reader
+    if force and path.exists() and not path.is_file():  # opening a FIFO would wait for a reader
         raise CannotWriteError(f"cannot write {path}: it is not a regular file")
     text = starter_text(gpus=len(gpus), cores=os.cpu_count() or 1)
     try:
@@ -62,7 +62,7 @@ def version() -> None:
 
 
 def print_version(asked: bool) -> None:
-    """What ``ddpctl --version`` does."""
+    """Print the versions and exit, for ``ddpctl --version``."""
     if asked:
         version()
         raise typer.Exit

@@ -56,7 +56,7 @@ def timeline(run: RunName = None, task: Task = None, as_json: Json = False) -> N
 
 
 def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
-    """The bars, a row a phase, and below them what happened."""
+    """Return the bars, one row per phase, and below them the events."""
     from ddpctl.watch.timeline import describe_event, phase_shares, timeline_events
 
     name, status = found.run.name, found.status
@@ -84,7 +84,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
 
 
 def bars(spans: Sequence["Span"], begin: float, end: float, columns: int, full: str) -> str:
-    """Where in the run's time these are; each has one character at the least, unless it was before ``begin``."""
+    """Draw where the spans are in the run's time, each with at least one character, without those before ``begin``."""
     cells = [" "] * columns
     for one in spans:
         if one.begin < begin:

@@ -1,4 +1,4 @@
-"""``ddpctl top``: a run as it trains, rank by rank. ``top_screen`` draws it."""
+"""``ddpctl top``: shows a run rank by rank while it trains. ``top_screen`` draws the screen."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddpctl.watch.snapshot import Snapshot, Watcher
 
 
-ONCE_S = 1.0  # between the two looks of --once, from which it has a pace
+ONCE_S = 1.0  # between the two probes of --once, from which the pace is computed
 
 
 def top(
@@ -46,7 +46,7 @@ def top(
     from ddpctl.launcher import find, open_context
     from ddpctl.watch.snapshot import Watcher
 
-    if every != every:  # nan: neither too short nor too long
+    if every != every:  # NaN, which passes min and max
         raise UsageError("--every: nan is not a number of seconds: from 0.2 to 3600")
     context = open_context(os.environ)
     record = find(context, run, task=task)
@@ -90,7 +90,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """One line of JSON: NaN is null; of the history what is known, each value with its time."""
+    """Return the snapshot as one line of JSON. NaN is null; the history has only known values, each with its time."""
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)
@@ -128,7 +128,7 @@ def _console() -> "Console":
     from rich.console import Console
 
     class Piped(Console):
-        def on_broken_pipe(self) -> None:  # rich would end the program with 1; a reader who has seen enough is no fault
+        def on_broken_pipe(self) -> None:  # rich would exit with 1, but a closed pipe is no error
             raise BrokenPipeError
 
     return Piped(highlight=False, markup=False, emoji=False)
@@ -148,7 +148,7 @@ def _title(run: "Run") -> str:
 
 @contextlib.contextmanager
 def listening() -> Iterator[None]:
-    """Keys come one by one and are not shown, as long as this lasts."""
+    """Deliver keys one by one and do not show them, within this context. Does nothing without a terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -161,7 +161,7 @@ def listening() -> Iterator[None]:
 
 
 def quits_within(seconds: float) -> bool:
-    """Whether q is pressed in that time; any other key ends the wait."""
+    """Wait for a key, at most ``seconds``, and return whether it was q. Any other key also ends the wait."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return False

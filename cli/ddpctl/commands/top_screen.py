@@ -1,6 +1,6 @@
-"""The screen of ``ddpctl top``: a snapshot as rich's renderable for a terminal of any width, or as one line. Pure.
+"""Draws a snapshot for ``ddpctl top``: as a renderable of rich for a terminal of any width, or as one line. Pure.
 
-Apart from ``commands/top``, which ``ddpctl --help`` imports, because it imports rich.
+It is separate from ``commands/top`` because it imports rich, and ``ddpctl --help`` imports ``commands/top``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from ddpctl.text import number, one_line
 from ddpctl.watch.snapshot import RankRow, Snapshot
 from ddpwire.metrics import STEP_PHASES
 
-WIDE, MIDDLE, NARROW = 76, 56, 40  # columns of the terminal, from which on more is shown
+WIDE, MIDDLE, NARROW = 76, 56, 40  # widths of the terminal, in columns, from which more is shown
 COLOURS = {
     "data": "on bright_blue",
     "h2d": "on magenta",
@@ -41,13 +41,13 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
-    """All of it. ``height``: the lines that there are, None: as many as it takes; ``plain``: ASCII alone."""
+    """Draw the full screen. ``height``: its lines, or None for no limit; ``plain``: whether to use only ASCII."""
     head = _head(snapshot, title, width)
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
     numbers = _numbers(snapshot, width, plain=plain)
     numbers += [Text(one_line(silent), style="yellow") for silent in snapshot.silent]
-    if not snapshot.ranks:  # there is room for the whole message
+    if not snapshot.ranks:  # without a table, the full message fits
         return Group(_cut(head, width), *message, *(_cut(line, width) for line in numbers))
     lines = [head, *message, *numbers]
     has_phases = width >= MIDDLE and _any(snapshot.ranks, "phases")
@@ -110,7 +110,7 @@ def _spark(values: Sequence[float | None], columns: int, *, plain: bool) -> Text
 
 
 def _health(snapshot: Snapshot, width: int) -> list[Text]:
-    """In as many lines as it takes."""
+    """Return goodput, ranks, restarts and checkpoint, on as many lines as they need."""
     if snapshot.goodput is None and not snapshot.world_size:
         return []
     parts = [] if snapshot.goodput is None else [_label("goodput") + f"{100 * snapshot.goodput:.0f} %"]
@@ -137,7 +137,7 @@ def _health(snapshot: Snapshot, width: int) -> list[Text]:
 
 
 def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankRow], int]:
-    """All ranks, or as many as ``max_rows``, one at the least: the slowest of them."""
+    """Return all ranks if they fit, else the ``max_rows - 1`` slowest ones, at least one; and how many are left out."""
     if max_rows is None or len(ranks) <= max_rows:
         return ranks, 0
     max_rows = max(max_rows, 2)
@@ -146,7 +146,7 @@ def _fit(ranks: Sequence[RankRow], max_rows: int | None) -> tuple[Sequence[RankR
 
 
 def _table(rows: Sequence[RankRow], width: int) -> Table:
-    """A row a rank, with the columns that are known of any."""
+    """Return one row per rank, with the columns for which any rank has a value."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False, header_style="dim")
     bar = min(40, width - 66) if width >= WIDE else 12
     columns: dict[str, Callable[[RankRow], str | Text]] = {"RANK": lambda row: str(row.rank)}
@@ -186,7 +186,7 @@ def _bar(row: RankRow, width: int) -> Text:
 
 
 def _legend(width: int) -> list[Text]:
-    """In as many lines as it takes."""
+    """Return the legend of the phases, on as many lines as it needs."""
     words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     lines = [Text()]
     for phase in STEP_PHASES:
@@ -206,7 +206,7 @@ def _mark(row: RankRow, *, short: bool = False) -> Text:
 
 
 def line(snapshot: Snapshot) -> str:
-    """The snapshot as one line, for a log or a pipe."""
+    """Return the snapshot as one line, for a log or a pipe."""
     if not snapshot.ranks:
         return f"{snapshot.run}  {snapshot.state}: {one_line(snapshot.message)}"
     parts = [snapshot.run, snapshot.state]
@@ -220,7 +220,7 @@ def line(snapshot: Snapshot) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A step's time."""
+    """Format the time of a step."""
     if seconds is None:
         return "-"
     if seconds < 0.0995:
@@ -237,7 +237,7 @@ def _size(size: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
-    """The values from their least to their largest, as many as fit; a gap where there is none."""
+    """Draw the values, scaled from the smallest to the largest, in at most ``width`` characters; None is a space."""
     ramp = PLAIN if plain else BLOCKS
     shown = _downsample(values, width)
     known = [value for value in shown if value is not None]
@@ -249,7 +249,7 @@ def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False
 
 
 def _downsample(values: Sequence[float | None], width: int) -> list[float | None]:
-    """At the most ``width`` values: each the mean of those in its share."""
+    """Return at most ``width`` values, each the mean of the known values in its section."""
     if len(values) <= width:
         return list(values)
     cuts = [round(index * len(values) / width) for index in range(width + 1)]
@@ -261,7 +261,7 @@ def _downsample(values: Sequence[float | None], width: int) -> list[float | None
 
 
 def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
-    """How many of ``width`` characters each part gets: all of them together, the largest remainders first."""
+    """Divide ``width`` characters among the parts in proportion; leftover ones go to the largest remainders."""
     whole = sum(parts.values())
     if whole <= 0:
         return {}
@@ -273,6 +273,6 @@ def shares(parts: Mapping[str, float], width: int) -> dict[str, int]:
 
 
 def meter(share: float, width: int, *, plain: bool = False) -> str:
-    """A bar that is full at 1."""
+    """Draw a bar that is full if ``share`` is 1."""
     full = round(min(max(share, 0.0), 1.0) * width)
     return ("#" if plain else "█") * full + ("." if plain else "░") * (width - full)

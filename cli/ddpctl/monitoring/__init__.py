@@ -1,5 +1,5 @@
-"""What Prometheus and Grafana are given: rules, alerts, dashboards, and the stack that runs both in containers.
+"""Makes rules, alerts and dashboards for Prometheus and Grafana, and runs both in containers.
 
-Knows the catalogue's names (ddpwire) and no target. ``run.json`` and ``fleet.json`` are made by the checkout's
-``dashboards`` with Grafana's own SDK, which no installation of ddpctl needs.
+It uses the metric names of ddpwire's catalogue, and depends on no target. The ``dashboards`` folder of a checkout
+generates ``run.json`` and ``fleet.json`` with Grafana's own SDK, which an installed ddpctl does not need.
 """

@@ -1,4 +1,4 @@
-"""Prometheus: its HTTP API, and the configuration that scrapes the runs by the files that ddpctl leaves for file_sd."""
+"""Prometheus' HTTP API, and the configuration that scrapes the runs, which it finds by their file_sd files."""
 
 import json
 import re
@@ -28,11 +28,11 @@ class Scraping:
 
     targets: str  # the folder of the file_sd files
     interval_s: float = 10.0
-    exporters: tuple[tuple[str, int], ...] = ()  # what else the nodes' machines have: job name and port
+    exporters: tuple[tuple[str, int], ...] = ()  # other exporters of the nodes' machines: job name and port
 
 
 def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """``node=9100``, ``dcgm=9400``. Raises UsageError."""
+    """Read exporters such as ``node=9100`` and ``dcgm=9400``. Raises UsageError."""
     found: dict[str, int] = {}
     for setting in settings:
         name, _, port = setting.partition("=")
@@ -45,7 +45,7 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 
 def prometheus_yml(scraping: Scraping) -> str:
-    """The whole file; rules.yaml lies beside it."""
+    """Return the text of prometheus.yml; rules.yaml must be beside it."""
     interval = promql_duration(scraping.interval_s)
     jobs = [_job(JOB, scraping), *(_beside(name, port, scraping) for name, port in scraping.exporters)]
     return HEAD + dump_yaml(
@@ -58,12 +58,12 @@ def prometheus_yml(scraping: Scraping) -> str:
 
 
 def _job(name: str, scraping: Scraping) -> dict[str, Any]:
-    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # a change is seen at once
+    files = {"files": [f"{scraping.targets}/*.json"], "refresh_interval": "30s"}  # changes are seen at once
     return {"job_name": name, "file_sd_configs": [files]}
 
 
 def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
-    """Machines, not runs: once each, however many nodes of however many runs they have."""
+    """Return a job that scrapes machines, not runs: each machine once, however many nodes and runs it has."""
     relabel = [
         {
             "source_labels": ["__address__"],
@@ -81,7 +81,7 @@ def _beside(name: str, port: int, scraping: Scraping) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScrapeTarget:
-    """A target of ours as Prometheus sees it."""
+    """A target of a scrape job, as Prometheus sees it."""
 
     run: str
     node: str
@@ -102,7 +102,7 @@ class FiringAlert:
 
 
 def is_reachable(url: str) -> bool:
-    """Whether a server speaks HTTP there, whatever it says."""
+    """Return whether a server answers by HTTP there, with any status."""
     try:
         _open(url).close()
     except urllib.error.HTTPError:
@@ -113,7 +113,7 @@ def is_reachable(url: str) -> bool:
 
 
 def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
-    """The targets of that scrape job. Raises UnavailableError."""
+    """Return the targets of a scrape job. Raises UnavailableError."""
     found = _get(url, "/api/v1/targets?state=active")["activeTargets"]
     scraped = (
         ScrapeTarget(
@@ -130,7 +130,7 @@ def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
 
 
 def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
-    """The alerts of ours that are not silent. Raises UnavailableError."""
+    """Return our alerts that fire or are about to. Raises UnavailableError."""
     found = _get(url, "/api/v1/alerts")["alerts"]
     return tuple(
         FiringAlert(
@@ -158,5 +158,5 @@ def _open(url: str) -> Any:
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise ValueError("an address begins with http:// or https://")
     direct = urllib.parse.urlsplit(url).hostname in _LOOPBACK
-    handlers = [urllib.request.ProxyHandler({})] if direct else []  # a proxy has another loopback
+    handlers = [urllib.request.ProxyHandler({})] if direct else []  # a proxy's loopback is not ours
     return urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Prometheus and Grafana under docker compose: the folder's files, and the verbs that start and stop both.
 
-compose.yaml is the same everywhere; what differs between machines stands in ``.env`` beside it, which compose reads.
-For a cluster there are manifests of the dashboards instead.
+compose.yaml is the same everywhere; what differs between machines is in ``.env`` beside it, which compose reads.
+For a cluster, there are manifests of the dashboards instead.
 """
 
 import os
@@ -109,14 +109,14 @@ _PROVIDERS = {
     ],
 }
 READY_S = 120.0
-MARK = HEAD.split(".")[0]  # how a file of ours begins
+MARK = HEAD.split(".")[0]  # the beginning of a file that ddpctl has made
 SERVICES = ("prometheus", "grafana")
 BY_HAND = "ddpctl monitor config writes the configuration for a Prometheus that you have"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackSettings:
-    """What ``.env`` says of this machine."""
+    """The values of this machine in ``.env``."""
 
     targets: Path
     owner: str  # uid:gid
@@ -127,22 +127,22 @@ class StackSettings:
 
 
 def dashboard(name: str) -> str:
-    """One of DASHBOARDS, as Grafana reads it."""
+    """Return one of DASHBOARDS, as Grafana reads it."""
     return (resources.files("ddpctl.monitoring") / f"{name}.json").read_text()
 
 
 def prometheus_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """What a Prometheus reads, by path inside the folder."""
+    """Return the files that Prometheus reads, keyed by their path inside the folder."""
     return {"prometheus.yml": prometheus_yml(scraping), "rules.yaml": rule_groups(limits)}
 
 
 def dashboard_files() -> dict[str, str]:
-    """The dashboards, by path inside the folder."""
+    """Return the dashboards, keyed by their path inside the folder."""
     return {f"dashboards/{name}.json": dashboard(name) for name in DASHBOARDS}
 
 
 def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
-    """docker/monitoring: all but the dashboards and what is a machine's own."""
+    """Return the files of docker/monitoring, which are all but the dashboards and the machine's own ``.env``."""
     return {
         **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
         "compose.yaml": COMPOSE,
@@ -152,7 +152,7 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
 
 
 def env_file(settings: StackSettings) -> str:
-    """``.env``. Data lies in folders of the user's own, so that no container needs root to make them."""
+    """Return the text of ``.env``. The data is in folders of the user, so that no container needs root to make them."""
     values = {
         "TARGETS": settings.targets,
         "OWNER": settings.owner,
@@ -166,12 +166,12 @@ def env_file(settings: StackSettings) -> str:
     return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
-# Start and stop; Prometheus finds the runs by the files in the folder of targets
+# Start and stop. Prometheus finds the runs by the files in the folder of targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where the stack's folder is, and where its two servers answer."""
+    """The stack's folder, and the addresses at which its two servers answer."""
 
     folder: Path
     prometheus: str
@@ -179,12 +179,12 @@ class Places:
 
 
 def folder_of(root: Path) -> Path:
-    """The folder of this user's stack; no run is called so."""
+    """Return the folder of this user's stack; no run can have this name."""
     return root / ".monitoring"
 
 
 def places(root: Path) -> Places | None:
-    """Those of the stack that was written last; None: there is none."""
+    """Return the places of the stack that was written last, or None if there is none."""
     try:
         lines = (folder_of(root) / ".env").read_text().splitlines()
     except OSError:
@@ -194,7 +194,7 @@ def places(root: Path) -> Places | None:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write what was made. A file that somebody else wrote stays, unless ``force``."""
+    """Write the files. Unless ``force``, raises UsageError if one is a .yml file that ddpctl has not made."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name the folder that the configuration is to be written into")
     for name in files:
@@ -206,7 +206,7 @@ def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) 
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text.encode())
-            path.chmod(0o644)  # the containers' user may be another
+            path.chmod(0o644)  # the containers' user may be a different one
         except OSError as error:
             raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
 
@@ -226,7 +226,7 @@ def up(
     *,
     only: tuple[str, ...] = SERVICES,
 ) -> Places:
-    """Start it, or make a running one new; returns when it answers."""
+    """Start the stack, or recreate it if it is running, and return when it answers."""
     compose = context.executor.perform(find_compose())
     running = context.executor.perform(_ask(_line(compose, settings.folder, "ps", "-q")))
     found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
@@ -251,7 +251,7 @@ def up(
 
 
 def down(context: AppContext, *, forget: bool) -> bool:
-    """Stop and remove the containers; ``forget``: what they kept, too. Whether there was a stack."""
+    """Stop and remove the containers, with ``forget`` also their data. Return whether there was a stack."""
     folder = folder_of(context.root)
     if not (folder / "compose.yaml").exists():
         return False
@@ -267,7 +267,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
 
 
 def find_compose() -> Verb[tuple[str, ...]]:
-    """The compose that is here. Raises UnavailableError."""
+    """Find the compose command of this machine. Raises UnavailableError."""
     for argv in (("docker", "compose"), ("docker-compose",)):
         (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
@@ -276,7 +276,7 @@ def find_compose() -> Verb[tuple[str, ...]]:
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
-    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has one
+    project = f"{PROJECT}-{os.getuid()}"  # each user of a machine has a project
     argv = (*compose, "-p", project, "-f", str(folder / "compose.yaml"), *words)
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
 
@@ -316,7 +316,7 @@ def _wait(service: str, url: str, where: str) -> None:
 
 
 def dashboard_config_maps() -> str:
-    """A ConfigMap a dashboard, which Grafana's sidecar finds by its label (grafana_dashboard: '1', its default)."""
+    """Return one ConfigMap per dashboard. Grafana's sidecar finds it by its default label (grafana_dashboard: '1')."""
     return "---\n".join(_config_map(name) for name in DASHBOARDS)
 
 

@@ -1,4 +1,4 @@
-"""Runs a function of a notebook's cell, or a script, on all GPUs of this machine, and gives its result back.
+"""Runs a function of a notebook's cell, or a script, on GPUs of this machine, and returns its result.
 
     from ddpctl.notebook import launch
 
@@ -9,8 +9,8 @@
     accuracy = launch(train, gpus=2, args=(0.1,))
     launch("train.py", gpus=2, args=["--lr", "0.1"])
 
-It launches on the target local as ``ddpctl launch`` does; the ranks are processes of their own. So nothing of CUDA is
-touched in the notebook's kernel, and a second call begins again. The modules of this package use IPython where it is
+Like ``ddpctl launch``, it launches on the target local, and each rank is a separate process. So it uses no CUDA in the
+notebook's kernel, and a second call starts with new processes. The modules of this package use IPython if it is
 installed, and never import torch.
 """
 
@@ -38,18 +38,20 @@ def launch(
     time_limit: str | None = None,
     grace: float = 30.0,
 ) -> Any:
-    """Run ``what`` on a rank for each of ``gpus`` GPUs of this machine, show it here, and wait for its end.
+    """Run ``what`` on one rank for each of ``gpus`` GPUs of this machine, show its progress, and wait for its end.
 
-    A function is called as ``what(*args, **kwargs)`` on every rank; what rank 0 returns is returned, its tensors on the
-    CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, which says where its
-    checkpoints are. Without GPUs the ranks are CPU processes. ``ranks``: fewer than one a GPU, a divisor of ``gpus``.
+    A function is called as ``what(*args, **kwargs)`` on every rank. The value of rank 0 is returned, with its tensors
+    on the CPU. A script, or "ddptrain", gets ``args`` as its command line; a ``Finished`` is returned, with the folder
+    of its checkpoints. Without GPUs, the ranks are CPU processes. ``ranks``: how many ranks to start if not one per
+    GPU; it must be a divisor of ``gpus``.
 
-    ``resume``: the name of an earlier run whose checkpoints it continues from; True: the newest of the same function in
-    the same notebook or file, or of the same script; on Kaggle also one of a former version's output among this
-    notebook's inputs. The other arguments are those of ddpctl.yaml.
+    ``resume``: the name of an earlier run, from whose checkpoints the new run continues. True means the newest run of
+    the same function in the same notebook or file, or of the same script; on Kaggle, also a run in the output of an
+    earlier version that is among this notebook's inputs. The other arguments mean the same as in ddpctl.yaml.
 
-    Raises RankError when a rank fails, with its traceback as text in ``traceback`` and in its str; ConfigError for what
-    cannot travel or cannot be; and KeyboardInterrupt when the cell was interrupted, once nothing of the run is left.
+    Raises RankError if a rank fails, with the rank's traceback as text in ``traceback`` and in its str; ConfigError if
+    the call cannot be sent to the ranks, or this machine cannot run it; UsageError for wrong arguments; and
+    KeyboardInterrupt if the cell was interrupted, once the run has ended.
     """
     from ddpctl.notebook.session import run
 

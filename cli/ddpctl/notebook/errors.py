@@ -1,6 +1,6 @@
 """The error of a failed rank, and how errors look in a cell.
 
-Apart from ``session``, since every rank imports this package, and none needs what starts runs.
+It is separate from ``session``, because every rank imports this package, and no rank needs the code that starts runs.
 """
 
 import traceback as tracebacks
@@ -11,7 +11,7 @@ from ddpwire.exits import Exit
 
 
 class RankError(DdpctlError):
-    """A rank of the run failed: which, where, with its traceback. Its cause is the rank's exception, if it travels."""
+    """A run failed: which rank, where, and its traceback. ``__cause__`` is the rank's exception if it can be sent."""
 
     code: int = Exit.SCRIPT
 
@@ -26,24 +26,24 @@ class RankError(DdpctlError):
         traceback: str = "",
     ) -> None:
         super().__init__(message)  # the one line without the traceback
-        self.rank = rank  # whose failure was the first; None: nobody's, as when a node was killed
+        self.rank = rank  # the one that failed first; None if none did, as when a node was killed
         self.cell = cell  # "Cell In[3]", or the file
-        self.line = line  # in it
+        self.line = line  # in ``cell``
         self.code = code  # what the run exited with
-        self.traceback = traceback.rstrip("\n")  # the rank's own, or the last lines of its log; empty: it left none
+        self.traceback = traceback.rstrip("\n")  # the rank's own, or the last lines of its log, or empty
 
     def __str__(self) -> str:
         return f"{self.message}\n{self.traceback}" if self.traceback else self.message
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints in the place of our own frames, which say nothing about the rank."""
+        """Return what IPython prints instead of our own frames, which show nothing about the rank."""
         return [*self.traceback.splitlines(), f"{type(self).__name__}: {self.message}"]
 
 
 def as_the_caller_sees(error: BaseException) -> BaseException:
-    """The error without our own frames, which say nothing to whoever called ``launch``.
+    """Return the error without our own frames, which do not help the caller of ``launch``.
 
-    Raised again, it has launch's frame again; IPython, which would show it, prints what ``_render_traceback_`` says.
+    Raising it again adds launch's frame. IPython would show that frame, but calls ``_render_traceback_`` instead.
     """
     if not hasattr(error, "_render_traceback_"):
         error.__dict__["_render_traceback_"] = lambda: _of_cells(error)
@@ -51,7 +51,7 @@ def as_the_caller_sees(error: BaseException) -> BaseException:
 
 
 def _of_cells(error: BaseException) -> list[str]:
-    """Its traceback from the first cell on, up to our own package."""
+    """Return its traceback from the first frame of a cell on, without the frames of our own package."""
     from ddpctl.notebook.serialization import cell_of
 
     package = str(Path(__file__).parent)

@@ -1,8 +1,8 @@
-"""Draws a training's progress into the cell: loss, rate and throughput, as the ranks count them.
+"""Draws a training's progress into the cell: steps, loss, throughput and test accuracy, as the ranks report them.
 
-The numbers are those of the node's history, which ddprun writes while the ranks train and once more when they have
-ended; ddptrain and ``ddpwire.script.progress`` feed it, and a script that counts nothing has no curve. In a notebook
-one output of the cell is redrawn, which needs no widgets; elsewhere a line is printed now and then, and at the end.
+The numbers come from the node's history, which ddprun writes while the ranks train and once more when they have ended.
+ddptrain and ``ddpwire.script.progress`` supply them; a script that reports nothing has no curve. In a notebook, one
+output of the cell is redrawn, which needs no widgets; elsewhere, a line is printed now and then and at the end.
 """
 
 import math
@@ -19,7 +19,7 @@ from ddpwire.history import HISTORY, TIME, Row, read_history
 DRAW_S = 1.0
 LINE_S = 15.0
 MAX_POINTS = 400
-RATE_POINTS = 10  # the throughput is that between so many points
+RATE_POINTS = 10  # the throughput is measured over this many points
 WIDTH, HEIGHT = 560, 190
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 22, 36
 _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
@@ -27,13 +27,13 @@ _ACCURACY = f"{metrics.EVAL_ACCURACY.name}:test"
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """What the ranks had counted at a moment."""
+    """What the ranks had reported at one moment."""
 
     at: float  # in seconds since the epoch
     step: int
     samples: float
-    planned: int | None = None  # the last step of the training; None: not known
-    loss: float | None = None  # the largest of the ranks'
+    planned: int | None = None  # the last step of the training, or None if it is not known
+    loss: float | None = None  # the largest of the ranks' losses
     accuracy: float | None = None
 
 
@@ -41,7 +41,7 @@ class Screen(Protocol):
     """Where progress is shown."""
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Draw the points, and print the text; ``last``: the run has ended."""
+        """Draw the points, and print the text. ``last``: whether the run has ended."""
 
 
 class Progress:
@@ -53,12 +53,12 @@ class Progress:
         self._read_at = -math.inf
 
     def update(self) -> None:
-        """Read and draw, if it is time."""
+        """Read the history and draw it, if ``DRAW_S`` have passed since the last time."""
         if time.monotonic() - self._read_at >= DRAW_S:
             self._show(last=False)
 
     def close(self) -> None:
-        """Draw the run's end."""
+        """Draw the history for the last time, after the run's end."""
         self._show(last=True)
 
     def _show(self, *, last: bool) -> None:
@@ -73,7 +73,7 @@ class Progress:
 
 
 def points_of(rows: Iterable[Row]) -> list[Point]:
-    """The steps in a history; those that a later attempt took again are left out."""
+    """Return the points of a history, without the steps that a later attempt repeated."""
     points: list[Point] = []
     for row in rows:
         if step := int(row.get(metrics.LAST_STEP.name, 0)):
@@ -94,7 +94,7 @@ def points_of(rows: Iterable[Row]) -> list[Point]:
 
 
 def words(points: Sequence[Point]) -> str:
-    """``step 120 of 450   loss 0.5310   1,234 samples/s   test 81.20 %``."""
+    """Return a line such as ``step 120 of 450   loss 0.5310   1,234 samples/s   test 81.20 %``."""
     last = points[-1]
     parts = [f"step {last.step} of {last.planned}" if last.planned else f"step {last.step}"]
     if last.loss is not None:
@@ -108,11 +108,11 @@ def words(points: Sequence[Point]) -> str:
 
 
 def curve(points: Sequence[Point]) -> str:
-    """The loss over the steps, as SVG in the colours of the page; empty where no loss is known."""
+    """Draw the loss over the steps, as SVG in the colours of the page; empty if no loss is known."""
     known = [(point.step, point.loss) for point in points if point.loss is not None]
     if not known:
         return ""
-    # ddptrain reports a loss an epoch, which holds until the next one.
+    # ddptrain reports one loss per epoch, which stays the same until the next one.
     changes = [point for before, point in zip([(0, None), *known], known, strict=False) if point[1] != before[1]]
     drawn = [*changes[:: -(-len(changes) // MAX_POINTS)], known[-1]]
     first, end = known[0][0], max(points[-1].planned or 0, points[-1].step)
@@ -152,13 +152,13 @@ def curve(points: Sequence[Point]) -> str:
 
 
 class Lines:
-    """A line now and then, and at the end."""
+    """Prints a line now and then, and at the end."""
 
     def __init__(self) -> None:
         self._printed = time.monotonic()
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Print it, if the last one is long ago."""
+        """Print the text at the end, or if the last line was printed more than ``LINE_S`` ago."""
         del points
         if last or time.monotonic() - self._printed > LINE_S:
             self._printed = time.monotonic()
@@ -166,14 +166,14 @@ class Lines:
 
 
 class Cell:
-    """One output of the cell, drawn again each time: by IPython's display, which needs no widgets."""
+    """Redraws one output of the cell with IPython's display, which needs no widgets."""
 
     def __init__(self, display: Any) -> None:
         self._display = display
         self._handle: Any = None
 
     def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Draw it."""
+        """Draw the curve and the text."""
         del last
         data = {"text/plain": text, "text/html": f"{curve(points)}<pre>{text}</pre>"}
         if self._handle is None:
@@ -183,7 +183,7 @@ class Cell:
 
 
 def screen() -> Screen:
-    """The cell where there is one, else lines."""
+    """Return a Cell in a notebook, and Lines elsewhere."""
     try:
         from IPython.core.getipython import get_ipython
         from IPython.display import display

@@ -1,7 +1,7 @@
-"""What each rank of a notebook's function runs: ``python -m ddpctl.notebook.rank_main CALL``.
+"""The program that each rank of a notebook's function runs: ``python -m ddpctl.notebook.rank_main CALL``.
 
-Unpacks the call's file, calls the function, and leaves the result beside the file: rank 0 its value, a rank that failed
-its traceback with the cell's lines in it. Needs the standard library, and torch where the function brought it.
+It unpacks the call's file, calls the function, and writes the result beside the file: rank 0 writes its value, a failed
+rank its traceback with the cell's lines. It needs cloudpickle, and uses torch only if the function has imported it.
 """
 
 import io
@@ -22,7 +22,7 @@ FAILURE = "failure-rank-{rank}.pkl"
 
 
 def main() -> int:
-    """Call the function; 0, or 1 if it raised."""
+    """Call the function, and return 0, or 1 if it raised an exception."""
     call_file = Path(sys.argv[1])
     rank = int(os.environ.get(names.RANK, "0"))
     call = pickle.loads(call_file.read_bytes())  # noqa: S301 (ddpctl in this user's kernel wrote it)
@@ -44,9 +44,9 @@ def main() -> int:
 
 
 def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> dict[str, Any]:
-    """Where and how it failed, in plain values: the last frame of a cell, or of a file that travelled.
+    """Return how and where a call failed, in plain values. The place is the last frame in a cell or file that was sent.
 
-    Where there is none, as with a result that cannot travel, it is the first line of the function's ``code``.
+    If there is none, as when the result cannot be sent, the place is the first line of the function's ``code``.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     own = [index for index, frame in enumerate(frames) if frame.filename in cells]
@@ -60,7 +60,7 @@ def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> di
         text = text.replace(f'File "{file}"', f'File "{cell}"')
     try:
         original = _dumps(error)
-    except Exception:  # it holds something that stays here
+    except Exception:  # it holds something that cannot be sent
         original = b""
     message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
     cell = cells.get(file, file)
@@ -68,7 +68,7 @@ def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> di
 
 
 def _dumps(value: object) -> bytes:
-    """``value`` with every tensor on the CPU: the kernel that reads it must not touch a GPU. Raises TypeError."""
+    """Pickle ``value`` with every tensor on the CPU: the kernel that reads it must not use a GPU. Raises TypeError."""
     import cloudpickle
 
     torch = sys.modules.get("torch")

@@ -1,7 +1,7 @@
-"""Packs a function and its arguments for the ranks, with cloudpickle and the source lines of the cells it came from.
+"""Packs a function and its arguments for the ranks with cloudpickle, and adds the source of the cells it came from.
 
-What cannot be serialized is found and named. torch is not imported: if the kernel has not imported it, there are no
-tensors.
+If a value cannot be serialized, the error names it. torch is not imported: if the kernel has not imported it, there
+are no tensors.
 """
 
 import inspect
@@ -22,7 +22,7 @@ LARGE_BYTES = 200 << 20
 
 
 def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
-    """All that a rank needs to call it. Raises ConfigError, which names what cannot travel, or UnavailableError."""
+    """Pack all that a rank needs for the call. Raises ConfigError, naming what cannot be sent, and UnavailableError."""
     try:
         import cloudpickle
     except ImportError:
@@ -40,7 +40,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             )
     try:
         call = cloudpickle.dumps((function, tuple(args), dict(kwargs)))
-    except Exception as error:  # whatever an object's __reduce__ raises
+    except Exception as error:  # an object's __reduce__ may raise anything
         raise ConfigError(_culprit(cloudpickle.dumps, called, [*parts, *_used(function)], error)) from None
     if len(call) > LARGE_BYTES:
         raise ConfigError(
@@ -55,7 +55,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
 
 
 def cell_of(file: str) -> str:
-    """What a user calls the file of a frame: ``Cell In[3]`` for a cell's, else the file itself."""
+    """Return the name that a user knows for a frame's file: ``Cell In[3]`` for a cell, else the file itself."""
     compiler = getattr(_ipython(), "compile", None)
     names = getattr(compiler, "format_code_name", None)
     found = names(file) if names else None
@@ -68,13 +68,13 @@ def _ipython() -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """``train``."""
+    """Return the name of a function: ``train``."""
     function = _unwrapped(function)
     return str(getattr(function, "__name__", type(function).__name__))
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """``train()``, ``recipes.Trainer.fit()``: a function's module, unless it is the kernel's own, and name in it."""
+    """Return a function's name with its module, unless that is the kernel's: ``train()``, ``recipes.Trainer.fit()``."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     module = "" if named.__module__ == "__main__" else f"{named.__module__}."
@@ -82,29 +82,29 @@ def full_name(function: Callable[..., Any]) -> str:
 
 
 def source_of(function: Callable[..., Any]) -> str:
-    """The file that a function stands in; of a cell's the notebook, where the kernel knows it, else the folder."""
+    """Return the file of a function; for a cell's, the notebook if the kernel knows it, else the current folder."""
     file = getattr(getattr(_unwrapped(function), "__code__", None), "co_filename", "")
     if cell_of(file) == file and Path(file).is_file():
         return os.path.realpath(file)
-    # VS Code tells its kernels so, jupyter_server with a variable of the environment.
+    # VS Code sets this variable in its kernels; jupyter_server sets a variable of the environment.
     named = getattr(_ipython(), "user_ns", {}).get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
     return os.path.realpath(named if str(named).endswith(".ipynb") and Path(named).is_file() else Path.cwd())
 
 
 def _unwrapped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What a functools.partial calls."""
+    """Return the function that a functools.partial calls; another function is returned as it is."""
     while isinstance(function, partial):
         function = function.func
     return function
 
 
 def title(function: Callable[..., Any]) -> str:
-    """``train()``."""
+    """Return the name of a function as a call: ``train()``."""
     return f"{name_of(function)}()"
 
 
 def _device_of(value: object) -> str:
-    """``cuda:0`` for a tensor there, or a module with one; empty for all else."""
+    """Return the device of a tensor or module, such as ``cuda:0``; empty for the CPU and for other values."""
     torch = sys.modules.get("torch")
     if torch is None:
         return ""
@@ -114,7 +114,7 @@ def _device_of(value: object) -> str:
 
 
 def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
-    """What it takes from around it, and what the functions it calls do: kind, name and value."""
+    """Return what a function, and those it uses, take from outside: the kind, name and value of each variable."""
     used: list[tuple[str, str, Any]] = []
     seen: set[int] = set()
     waiting: list[Any] = [function]
@@ -125,7 +125,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
         seen.add(id(one))
         try:
             around = inspect.getclosurevars(one)
-        except (TypeError, ValueError):  # a cell of a closure that is not filled yet
+        except (TypeError, ValueError):  # a variable of the closure that has no value yet
             continue
         for kind, values in (("variable", around.nonlocals), ("global", around.globals)):
             used += [(kind, name, value) for name, value in values.items() if not isinstance(value, ModuleType)]
@@ -134,7 +134,7 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 
 
 def _imported(function: FunctionType) -> bool:
-    """Whether a rank imports it by its name, and needs nothing of it from here."""
+    """Whether a rank can import the function by its name, so that nothing of it must be sent."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
 
 
@@ -145,7 +145,7 @@ def _codes(function: Callable[..., Any]) -> Iterator[Any]:
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:
-    """One line about the innermost thing that cannot be packed."""
+    """Return one line about the innermost value that cannot be packed."""
     why, names = error, ""
     for what, name, value in parts:
         try:

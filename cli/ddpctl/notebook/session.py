@@ -1,4 +1,4 @@
-"""One call of ``launch``: from its arguments to a run of the target local, from the run's end to a value or an error.
+"""Turns the arguments of ``launch`` into a run of the target local, and the run's end into a value or an error.
 
 The steps are those of ``ddpctl.launcher``; this module adds only what a notebook needs.
 """
@@ -38,24 +38,24 @@ from ddpwire.run_files import CHECKPOINTS, RECORD, node_name, rank_log
 
 LAST_LINES = 25
 CALL_FILE = "call.pkl"
-OUTCOME = "ddpctl outcome "  # begins the line by which the target kaggle reads a session's end in its log
+OUTCOME = "ddpctl outcome "  # begins the log line from which the target kaggle reads how a session ended
 POLL_S = 0.1
-FUNCTION, SOURCE = "function", "source"  # of a function's run, in its record's handle
+FUNCTION, SOURCE = "function", "source"  # keys in the record's handle of a function's run
 
-# How often the run is asked whether it is alive while its outcome is not written: more and more seldom, since each time
-# starts a Python, in sessions of 12 hours.
+# The seconds between checks that the run is alive, until its outcome is written. They grow from the first number to the
+# second, because each check starts a Python process, and a session may last 12 hours.
 ALIVE_CHECK_S, ALIVE_CHECK_SELDOM_S = 2.0, 15.0
 MAX_DEPTH = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A script's run that has ended well, or was stopped by its deadline once it had saved."""
+    """A script's run that has succeeded, or that was stopped by its deadline after it had saved."""
 
     run: str
     folder: Path
     checkpoint_dir: Path
-    code: int  # 0, or 143: launch(..., resume=True) continues from its checkpoints
+    code: int  # 0, or 143 if it was stopped: launch(..., resume=True) continues from its checkpoints
 
 
 def run(
@@ -67,7 +67,7 @@ def run(
     resume: str | bool,
     **fields: Any,
 ) -> Any:
-    """Run ``what`` to its end. ``fields`` are those of its JobSpec; ``launch`` documents the rest.
+    """Run ``what`` to its end. ``fields`` are fields of its JobSpec; ``launch`` documents the other arguments.
 
     Raises RankError, DdpctlError and KeyboardInterrupt.
     """
@@ -75,7 +75,7 @@ def run(
     job = _job(what, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(f"launch: name {name!r}: lower-case letters, digits and '-', a letter first, at most 40")
-    if not isinstance(what, str):  # the ranks' module means nothing to a user
+    if not isinstance(what, str):  # users do not know the ranks' module
         context = replace(
             context,
             emit=lambda line: print(line.replace("ddpctl.notebook.rank_main", serialization.title(what)), flush=True),
@@ -99,7 +99,7 @@ def run(
     try:
         record = _start(context, request)
         if not isinstance(what, str):
-            # What ps and status call it, and what resume=True knows it by.
+            # The name that ps and status print, and the program by which resume=True finds the run.
             function, source = program_of(what)
             handle = {**record.handle, FUNCTION: function, SOURCE: source}
             record = replace(record, job=replace(job, command=(serialization.name_of(what),)), handle=handle)
@@ -125,7 +125,7 @@ def run(
 
 
 def open_context() -> AppContext:
-    """The context of a call: messages go to the cell."""
+    """Return the context of a call; its messages go to the cell."""
     return AppContext(
         executor=_executor(), root=run_store.state_dir(os.environ), emit=lambda line: print(line, flush=True)
     )
@@ -133,10 +133,10 @@ def open_context() -> AppContext:
 
 @cache
 def _executor() -> Executor:
-    """One for all calls of this kernel: it holds the lifeline, so that the ranks end with the kernel.
+    """Return the executor of all calls of this kernel. It holds the lifeline, so that the ranks end with the kernel.
 
-    It sees the environment as it is at each call. A notebook's own backend of matplotlib draws into a cell, which no
-    rank has. What a kernel has as its stdin is not the cell's.
+    It sees the environment as it is at each call. It replaces a notebook's matplotlib backend, which draws into a cell,
+    because ranks have no cell. It does not use the kernel's stdin, which is not the cell's.
     """
     return Executor(ChainMap({"MPLBACKEND": "agg"}, os.environ), has_stdin=False)
 
@@ -144,7 +144,7 @@ def _executor() -> Executor:
 def _job(
     what: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> JobSpec:
-    """What runs, and the fields of its job, as a job. Raises UsageError."""
+    """Return the job that runs ``what``, with these fields. Raises UsageError."""
     command: tuple[str, ...] = ()
     if isinstance(what, str):
         if kwargs:
@@ -174,7 +174,7 @@ def _job(
 
 
 def _with_call(job: JobSpec, packed: bytes, folder: Path) -> tuple[JobSpec, Path]:
-    """The job with the call as its program, and the call's file, in a folder of its own."""
+    """Write the call to a file in a new folder; return the job with the call as its program, and the file."""
     file = fresh(folder) / CALL_FILE
     file.write_bytes(packed)
     return replace(job, command=("-m", "ddpctl.notebook.rank_main", str(file))), file
@@ -194,7 +194,7 @@ def _start(context: AppContext, request: Request) -> Run:
 
 
 def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | None:
-    """The earlier run to continue from. Raises DdpctlError."""
+    """Return the earlier run to continue from, or None. Raises DdpctlError."""
     if not resume:
         return None
     if resume is True:
@@ -211,14 +211,14 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
 
 
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
-    """The newest run of the program here, or in a Kaggle session among its inputs. Raises DdpctlError."""
+    """Return the newest run of the program, here or among a Kaggle session's inputs. Raises DdpctlError."""
     if "<lambda>" in wanted.name:
         raise UsageError("launch: resume=True knows a function by its name, and a lambda has none: resume='RUN'")
     here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
     on = kaggle.session(os.environ)
     inputs = _runs_below(on.input) if on else []
     own = [run for run in here if program_of_run(run) == wanted]
-    own += [run for run in inputs if program_of_run(run).name == wanted.name]  # their folders had other names
+    own += [run for run in inputs if program_of_run(run).name == wanted.name]  # their programs were in other folders
     if found := max(own, key=lambda run: run.created, default=None):
         return found if found in here else restore(found, context.root)
     context.emit(f"no earlier run of {wanted.name} in {wanted.source}: it starts from the beginning")
@@ -228,7 +228,7 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
 
 
 def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
-    """The last lines, and on Kaggle the one that ddpctl on a laptop reads."""
+    """Print how the run ended; on Kaggle, also the line that ddpctl on a laptop reads."""
     outcome = state.outcome
     context.emit(f"run {record.name} {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}")
     if state.code:
@@ -242,7 +242,7 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
 
 
 def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
-    """Raise RankError if it failed. A stop that the deadline asked for is no failure."""
+    """Raise RankError if the run failed. To save and stop on SIGTERM, as at the deadline, is no failure."""
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
         return
@@ -258,7 +258,7 @@ def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
 
 
 def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankError:
-    """The error with the rank's own as its cause."""
+    """Return a RankError with the rank's own exception as its cause, if that can be unpickled."""
     where = f"{story['cell']}, line {story['line']}"
     error = RankError(
         f"rank {rank} failed in {where}: {story['message']}",
@@ -271,7 +271,7 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
     if story["original"]:
         try:
             error.__cause__ = pickle.loads(story["original"])  # noqa: S301
-        except Exception:  # an exception whose __init__ wants more than its args
+        except Exception:  # an exception whose __init__ needs more than its args
             error.__cause__ = None
     return error
 
@@ -281,12 +281,12 @@ def _result(calls: Path) -> Any:
     return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301 (rank 0 wrote it)
 
 
-# The run in the cell until it has ended: its log as it grows, its curve, and what an interruption does. The log is read
-# from the node's file: what a process prints to its own stdout is not the cell's.
+# Show the run in the cell until it has ended: its log as it grows, its curve, and what an interruption does. The log is
+# read from the node's file, because what a process prints to its own stdout does not appear in the cell.
 
 
 class Tail:
-    """Prints what is new at the end of a file, as it comes: a progress bar has no line's end for long."""
+    """Prints at once what is added to a file, also incomplete lines: a progress bar may not end its line for long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -304,20 +304,20 @@ class Tail:
             self._in_line = not text.endswith("\n")
 
     def end_line(self) -> None:
-        """End a line that is not whole, for what else is printed."""
+        """End an incomplete line, so that other output starts on a new line."""
         if self._in_line:
             print(flush=True)
             self._in_line = False
 
     def close(self) -> None:
-        """Read no more."""
+        """End an incomplete line, and close the file."""
         self.end_line()
         if self._file is not None:
             self._file.close()
 
 
 def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
-    """Show it to its end; how it ended, and whether the cell was interrupted."""
+    """Show the run until its end; return how it ended, and whether the cell was interrupted."""
     node = Path(run.folder) / run_files.node_name(0)
     tail, stopper = Tail(node / run_files.NODE_LOG), launcher.Stopper(context, run, first="TERM")
     progress = Progress(node, screen())
@@ -343,7 +343,7 @@ def follow(context: AppContext, run: Run) -> tuple[RunStatus, bool]:
 
 
 def _stop(stopper: launcher.Stopper) -> None:
-    """Hand on an interruption, and those that come while it is seen to."""
+    """Pass an interruption on to the run, and also those that come while it is being handled."""
     while True:
         try:
             return stopper()
@@ -351,26 +351,26 @@ def _stop(stopper: launcher.Stopper) -> None:
             continue
 
 
-# Which program a run is of: resume=True continues from the newest run of the same, and a function called `train` in
-# another notebook is not the same.
+# The program of a run: resume=True continues from the newest run of the same program, and a function called `train` in
+# another notebook is not the same program.
 
 
 class Program(NamedTuple):
-    """A function, script or module, and the file or folder that it is of."""
+    """A function, script or module, and the file or folder that it is in."""
 
     name: str
     source: str
 
 
 def program_of(what: Callable[..., Any] | str) -> Program:
-    """What ``launch`` is to run."""
+    """Return the program that ``launch`` is to run."""
     if isinstance(what, str):
         return _program_of_command((what,), str(Path.cwd()))
     return Program(serialization.full_name(what), serialization.source_of(what))
 
 
 def program_of_run(run: Run) -> Program:
-    """What a run was of."""
+    """Return the program of an earlier run."""
     if FUNCTION in run.handle:
         return Program(str(run.handle[FUNCTION]), str(run.handle.get(SOURCE)))
     return _program_of_command(run.job.command, run.cwd)
@@ -384,13 +384,13 @@ def _program_of_command(command: tuple[str, ...], cwd: str) -> Program:
     return Program(path.name, str(path.parent))
 
 
-# An earlier version's output among a Kaggle session's inputs is read-only, so the run is copied to where runs are, and
-# resumed from there like any other.
+# An earlier version's output among a Kaggle session's inputs is read-only, so a run in it is copied to the folder of
+# runs, and resumed from there like any other.
 
 
 def restore(found: Run, root: Path) -> Run:
-    """Copy a run to ``root``, where runs are. Raises CannotWriteError."""
-    first = PurePath(found.checkpoint_dir).parent.name  # its own folder, or that of the run that it resumed
+    """Copy a run to ``root``, the folder of runs, and return the copy. Raises CannotWriteError."""
+    first = PurePath(found.checkpoint_dir).parent.name  # its own folder, or the folder of the run that it resumed
     folder = Path(found.folder)
     try:
         for name in dict.fromkeys((first, found.name)):
@@ -403,7 +403,7 @@ def restore(found: Run, root: Path) -> Run:
 
 
 def _copy(source: Path, target: Path) -> None:
-    """What a resumed run needs of a former one."""
+    """Copy what a resumed run needs from an earlier one: the record and the checkpoints."""
     target.mkdir(parents=True, exist_ok=True)
     for name in (RECORD, CHECKPOINTS):
         if (source / name).is_dir():
@@ -413,7 +413,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _runs_below(top: Path) -> list[Run]:
-    """The runs not deep below ``top``."""
+    """Return the runs in folders at most ``MAX_DEPTH`` levels below ``top``."""
     found: list[Run] = []
     level = [top]
     for _ in range(MAX_DEPTH):
@@ -428,12 +428,12 @@ def _runs_below(top: Path) -> list[Run]:
 
 
 def fresh(folder: Path) -> Path:
-    """A new folder that nobody else reads."""
+    """Make a new folder that no other user can read."""
     return Path(tempfile.mkdtemp(dir=folder))
 
 
 def remove(folder: Path) -> None:
-    """Take a folder away, and its parent if nothing is left in it."""
+    """Remove a folder, and its parent if nothing is left in it."""
     shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         folder.parent.rmdir()

@@ -1,1 +1,1 @@
-"""A run as one HTML file that can be mailed: no script in it, nothing that is fetched. Pure: values in, text out."""
+"""Writes a run as one HTML file that can be mailed: it has no script and fetches nothing. Pure: values in, text out."""

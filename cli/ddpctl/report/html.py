@@ -1,6 +1,6 @@
-"""The page of a report: its sections, tables and style. Pure; secrets are taken out here.
+"""The page of a report: its sections, tables and style. Pure; secrets are removed here.
 
-One page does not need a template engine: string.Template, and every value escaped.
+One page does not need a template engine: string.Template is enough, and every value is escaped.
 """
 
 import signal
@@ -22,7 +22,7 @@ from ddpwire.events import Event
 
 LAST_LINES, MOST_MARKS = 40, 20
 
-# A browser that keeps to this fetches nothing and runs nothing.
+# A browser that obeys this policy fetches nothing and runs nothing.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 PAGE = Template("""\
 <!DOCTYPE html>
@@ -44,12 +44,12 @@ $sections
 </body>
 </html>
 """)
-ALWAYS = ("nodes", "gpus", "device")  # of a job; what else is as everybody has it is left out
+ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if they are the default
 MOST_EVENTS = 300
 
 
 def render_page(found: Timeline, *, values: Iterable[str] = (), unsought: Sequence[str] = ()) -> str:
-    """The whole file. ``values``: of secrets, which must not be in it; ``unsought``: those whose value nobody knew."""
+    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that were not looked for."""
     known = tuple(values)
     sections = _sections(found, known, unsought)
     run, status = found.run, found.status
@@ -134,7 +134,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
 
 
 def _key(marks: Sequence[Mark]) -> str:
-    """What the dashed lines in the plots stand for."""
+    """Return a list of what the dashed lines in the plots mean."""
     items = [f"<li>{format_duration(mark.at)}: {escape(mark.words)}</li>" for mark in marks[:MOST_MARKS]]
     if len(marks) > MOST_MARKS:
         items.append(f"<li>and {len(marks) - MOST_MARKS} more</li>")
@@ -162,7 +162,7 @@ _NAMES = {"number of ranks": "ranks on the node"}
 
 
 def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[str] = ()) -> str:
-    """A column a node; nodes that have the same are one column, and what differs stands out."""
+    """Return a table with one column per node; equal nodes share a column, and rows that differ are highlighted."""
     known = tuple(values)
     found = {
         node: {
@@ -185,7 +185,7 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
 
 
 def _spans(nodes: Sequence[int]) -> str:
-    """0 to 7, 9."""
+    """Return the nodes as ranges: 0 to 7, 9."""
     runs: list[list[int]] = []
     for node in nodes:
         if runs and node == runs[-1][-1] + 1:
@@ -196,7 +196,7 @@ def _spans(nodes: Sequence[int]) -> str:
 
 
 def configuration_table(run: Run, values: Iterable[str]) -> str:
-    """The job and its target as they were requested. ``values``: of secrets, wherever they stand."""
+    """Return a table of the job and its target as they were requested. ``values``: secrets to remove from it."""
     known, job, plain = tuple(values), run.job, JobSpec()
     command = secrets.redact_command(job.command, known)
     shown = {"program": command_line(replace(job, command=tuple(command)))}
@@ -219,7 +219,7 @@ def configuration_table(run: Run, values: Iterable[str]) -> str:
 
 
 def _fact(event: str, key: str, value: object) -> str:
-    """A fact of an event in words."""
+    """Describe one fact of an event in words."""
     if (event, key, value) == ("rank_exited", "cause", "stopped"):
         return "ended by ddprun: another rank had failed, or a stop was requested"
     if key == "status" and type(value) is int:
@@ -231,7 +231,7 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """A row an event; of very many the first and the last."""
+    """Return a table with one row per event; of more than ``MOST_EVENTS``, only the first and the last ones."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:
@@ -252,7 +252,7 @@ def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -
 # Style, for paper and screen, light and dark
 
 
-# https://colorbrewer2.org: told apart by who sees no red or green, too.
+# https://colorbrewer2.org: people who cannot see red or green can distinguish these colours, too.
 PHASES = {
     "data": "#80b1d3",
     "h2d": "#8dd3c7",

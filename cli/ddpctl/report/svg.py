@@ -1,4 +1,4 @@
-"""Plots over a run's time as inline SVG: line charts, stacked areas, a Gantt chart of phases. Pure.
+"""Draws plots over a run's time as inline SVG: line charts, stacked areas and a Gantt chart of phases. Pure.
 
 Hovering over a plot shows its values (SVG title elements).
 """
@@ -16,10 +16,10 @@ from ddpwire import metrics as of_ranks
 
 WIDTH, HEIGHT, ROW = 960, 220, 26
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 24
-Point = tuple[float, float]  # seconds since the run's begin, value
-Place = Callable[[float], float]  # a value's place in the picture
+Point = tuple[float, float]  # seconds since the run's start, and a value
+Place = Callable[[float], float]  # turns a value into its place in the picture
 NUM_POINTS = 160
-LEAST = 2  # points of a line
+LEAST = 2  # points that a line needs
 PHASE_WORDS = {"h2d": "to the device", "comm_exposed": "waiting for the other ranks"}
 ONCE_AN_EPOCH = (of_ranks.LOSS.name, f"{of_ranks.EVAL_ACCURACY.name}:test")
 
@@ -47,7 +47,7 @@ class Line:
 class Mark:
     """A moment that all plots show."""
 
-    at: float  # seconds since the run's begin
+    at: float  # seconds since the run's start
     style: str
     words: str
 
@@ -55,7 +55,7 @@ class Mark:
 def line_chart(
     drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = (), unit: str = "", from_zero: bool = True
 ) -> str:
-    """Lines over time; ``unit``: what is said after a value."""
+    """Draw lines over time. ``unit``: the text after each value."""
     values = [value for line in drawn for _, value in line.points]
     high, low = max(values), min(values)
     low = min(0.0, low) if from_zero else low
@@ -74,7 +74,7 @@ def line_chart(
 
 
 def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] = ()) -> str:
-    """Shares over time, one on the other; all lines have the same moments."""
+    """Draw shares over time as stacked areas. All lines must have the same moments."""
     across, up = _across(seconds), _up(0, 100)
     moments = [at for at, _ in drawn[0].points]
     below = [0.0] * len(moments)
@@ -92,7 +92,7 @@ def area_chart(drawn: Sequence[Line], *, seconds: float, marks: Sequence[Mark] =
 def gantt_chart(
     spans: Sequence[Span], shares: Mapping[str, tuple[float, float | None]], *, begin: float, seconds: float
 ) -> str:
-    """A row a phase, with its seconds, its share if it has one, and bars where the run was in it since ``begin``."""
+    """Draw one row per phase: its duration, its share if it has one, and a bar per span since ``begin``."""
     height = TOP + BOTTOM + ROW * len(shares)
     left, across = 200, _across(seconds, left=200)
     body = [_times(seconds, across, height)]
@@ -150,7 +150,7 @@ def _marks(marks: Sequence[Mark], across: Place) -> str:
 
 
 def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
-    """Strips that nobody sees, each with what the lines are there."""
+    """Return invisible strips whose titles show the values of the lines at each moment."""
     known = [(line.name, dict(line.points)) for line in drawn]
     at_all = sorted({at for _, points in known for at in points})
     found = []
@@ -172,7 +172,7 @@ def _hover(drawn: Sequence[Line], across: Place, unit: str) -> str:
 def history_plots(
     history: History, *, begin: float, seconds: float, marks: Sequence[Mark]
 ) -> list[tuple[str, str, str]]:
-    """Title, picture and key of each plot. ``begin``: of the run, which was ``seconds`` long."""
+    """Return the title, picture and key of each plot. ``begin``: when the run started; it lasted ``seconds``."""
     moments = history.moments(NUM_POINTS)
     if not moments or seconds <= 0:
         return []
@@ -203,13 +203,13 @@ def _points(moments: Sequence[float], values: Sequence[float | None], begin: flo
 
 
 def _changes(points: Sequence[Point]) -> list[Point]:
-    """Where the value is another than before: it is told now and then, and holds until it is told again."""
+    """Return the points at which the value changes, and the last point. A value holds until it is reported again."""
     found = [point for index, point in enumerate(points) if not index or point[1] != points[index - 1][1]]
     return [*found, points[-1]] if len(found) > 1 and found[-1] != points[-1] else found
 
 
 def _shares(history: History, moments: Sequence[float], begin: float) -> list[Line]:
-    """Each phase's share of the time that the ranks were in steps, in percent, where they were in any."""
+    """Return each phase's share, in percent, of the ranks' time in steps, at the moments when they were in any."""
     rates = {
         phase: history.rate(f"{of_ranks.STEP_PHASE.name}:{phase}", moments) for phase in of_ranks.STEP_PHASES
     }  # fmt: skip
@@ -234,11 +234,11 @@ def _key(drawn: Sequence[Line]) -> str:
     return f'<p class="key">{"".join(f"<i class={chr(34)}{line.style}{chr(34)}></i>{line.name}" for line in drawn)}</p>'
 
 
-# Axes: where the ticks are, and how numbers read
+# Axes: where the ticks are, and how numbers are written
 
 
 def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Round numbers from ``low`` to ``high``, about so many."""
+    """Return about ``number`` round numbers from ``low`` to ``high``."""
     if not high > low:
         return [low]
     rough = (high - low) / number
@@ -249,18 +249,18 @@ def ticks(low: float, high: float, number: int = 5) -> list[float]:
 
 
 def time_ticks(seconds: float, number: int = 8) -> list[float]:
-    """Round times from 0 on."""
+    """Return round times from 0 to ``seconds``, in at most ``number`` steps."""
     step = next((step for step in STEPS_S if step * number >= seconds), 86400.0 * math.ceil(seconds / 86400 / number))
     return [index * step for index in range(int(seconds / step + 1e-9) + 1)]
 
 
 def clock(seconds: float) -> str:
-    """A round time on an axis: 0.2 s, 45 s, 3:00."""
+    """Format a round time for an axis: 0.2 s, 45 s, 3:00."""
     return f"{seconds:.3g} s" if seconds < 120 else format_duration(seconds)
 
 
 def short(value: float) -> str:
-    """A number in four digits or so: 1.25 k."""
+    """Format a number with at most four digits: 1.25 k."""
     for size, suffix in SUFFIXES:
         if abs(value) >= size:
             return f"{value / size:.4g} {suffix}"

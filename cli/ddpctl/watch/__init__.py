@@ -1,1 +1,1 @@
-"""What the nodes of a run report, as values for top, timeline and report. Knows no terminal and no page."""
+"""Turns what the nodes of a run report into values for top, timeline and report. It draws and prints nothing."""

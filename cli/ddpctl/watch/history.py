@@ -1,6 +1,6 @@
-"""A run's metrics over time: the nodes' histories as one, and series of it at chosen moments. Pure.
+"""Combines the nodes' histories into a run's metrics over time, and gives series of them at chosen moments. Pure.
 
-Counters are summed over the nodes; of a gauge the maximum is taken. A counter that falls was started by a later ddprun.
+Counters are summed over the nodes; of gauges, the maximum is used. A counter that falls was restarted by a new ddprun.
 """
 
 import bisect
@@ -16,22 +16,22 @@ Line = tuple[float | None, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """The rows of every node, each by time."""
+    """The rows of every node, in the order of their times."""
 
     nodes: Mapping[int, tuple[Row, ...]]
 
     @property
     def begin(self) -> float:
-        """The first row's time; of no rows, 0."""
+        """The first row's time, or 0 if there are no rows."""
         return min((rows[0][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     @property
     def end(self) -> float:
-        """The last row's time."""
+        """The last row's time, or 0 if there are no rows."""
         return max((rows[-1][TIME] for rows in self.nodes.values() if rows), default=0.0)
 
     def moments(self, number: int) -> tuple[float, ...]:
-        """So many moments, evenly from the first row to the last one; of fewer rows, these."""
+        """Return ``number`` evenly spaced moments from the first row to the last; not more than a node has rows."""
         longest = max((len(rows) for rows in self.nodes.values()), default=0)
         number = min(number, longest)
         if number < 2 or self.end <= self.begin:
@@ -40,12 +40,12 @@ class History:
         return tuple(self.begin + index * step for index in range(number))
 
     def gauge(self, name: str, moments: Sequence[float]) -> Line:
-        """The largest value of the nodes at each moment; None: no node had one by then."""
+        """Return the largest value of the nodes at each moment, or None if no node had a value by then."""
         lines = [_held(rows, name, moments) for rows in self.nodes.values()]
         return tuple(_largest(values) for values in zip(*lines, strict=True)) if lines else ()
 
     def rate(self, name: str, moments: Sequence[float]) -> Line:
-        """What a counter grew by in a second, over all nodes, from each moment to the next."""
+        """Return the growth of a counter per second, over all nodes, from each moment to the next."""
         lines = [_increases(_held(rows, name, moments)) for rows in self.nodes.values()]
         spans = [after - before for before, after in pairwise(moments)]
         return tuple(
@@ -54,22 +54,22 @@ class History:
         ) if lines else ()  # fmt: skip
 
     def total(self, name: str) -> float:
-        """The nodes' last values, added up."""
+        """Return the sum of the nodes' last values."""
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
     def last(self, name: str) -> float | None:
-        """The largest of the nodes' last values."""
+        """Return the largest of the nodes' last values, or None."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)
                          for rows in self.nodes.values()])  # fmt: skip
 
     def first_time(self, name: str) -> tuple[float, float] | None:
-        """When a series first had a value, and which; None: never."""
+        """Return when a series first had a value, and the value; or None if it never had one."""
         found = [next(((row[TIME], row[name]) for row in rows if name in row), None) for rows in self.nodes.values()]
         return min((one for one in found if one), default=None)
 
 
 def _held(rows: Sequence[Row], name: str, moments: Sequence[float]) -> list[float | None]:
-    """The last value at or before each moment."""
+    """Return the last finite value at or before each moment."""
     known = [(row[TIME], row[name]) for row in rows if name in row and math.isfinite(row[name])]
     times = [time for time, _ in known]
     places = [bisect.bisect_right(times, moment + 1e-6) for moment in moments]

@@ -1,7 +1,7 @@
-"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and a little before.
+"""What ``ddpctl top`` shows: a run at one moment, from what the nodes export now and exported a little earlier.
 
-``Watcher`` asks again and again and remembers; all else is pure. A rank's own time of a step is its step without the
-time in which it waited for the others: it shows which rank is slow and which ranks only wait.
+``Watcher`` asks repeatedly and remembers the answers; everything else is pure. A rank's own time of a step is the
+step's time without the time in which the rank waited for the others: it shows which ranks are slow and which only wait.
 """
 
 import statistics
@@ -24,28 +24,28 @@ from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
 SILENT_S, SILENT_STEPS = 30.0, 10
 
-# A node's own state, and the run's state by it; the first that any node has counts.
+# The states that a node reports, and the run's state for each. The first one that any node reports counts.
 _STATES: tuple[tuple[str, State], ...] = (
     ("stopping", "stopping"),
     ("restarting", "rendezvous"),
     ("rendezvous", "rendezvous"),
     ("training", "training"),
 )
-WINDOW_S = 10.0  # over which a rank's pace is taken
-ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # where the nodes tell, and where they do not
+WINDOW_S = 10.0  # over which a rank's pace is measured
+ASK_EVERY_S, ASK_AGAIN_S = 15.0, 3.0  # between status requests to the target: if the nodes answer, and if they do not
 NUM_POINTS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One node's samples: by the series' name, each with its labels."""
+    """One node's samples, keyed by the series' name, each with its labels."""
 
     node: int
     time: float  # the node's clock, in seconds since the epoch
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """The values of a series that has these labels, by another one's value."""
+        """Return the values of a series that have ``labels``, keyed by the value of the label ``label``."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())
@@ -53,16 +53,16 @@ class Reading:
         }
 
     def values(self, name: str, **labels: str) -> list[float]:
-        """All values of a series that has these labels."""
+        """Return all values of a series that have ``labels``."""
         return [value for present, value in self.samples.get(name, ()) if present.items() >= labels.items()]
 
     def labels(self, name: str) -> Mapping[str, str]:
-        """The labels of the one sample of a series that is always 1; of none, none."""
+        """Return the labels of the only sample of a series that is always 1, or no labels if it has no sample."""
         return next((present for present, _ in self.samples.get(name, ())), {})
 
 
 def read_metrics(seen: ProbeResult) -> Reading | None:
-    """What a node said of itself; None: it printed nothing that can be read."""
+    """Read the metrics of a node, or return None if there are none that can be read."""
     from prometheus_client.parser import text_string_to_metric_families
 
     if not seen.metrics or seen.time is None:
@@ -82,23 +82,23 @@ def read_metrics(seen: ProbeResult) -> Reading | None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankRow:
-    """One rank, lately. None: it does not tell."""
+    """One rank, in the last seconds. Values that are not known are None."""
 
     rank: int
     node: int
     step: int | None
     step_s: float | None
     own_s: float | None
-    phases: Mapping[str, float]  # shares of a step, by the catalogue's phases; empty: it does not tell
-    device_share: float | None  # in which the GPU computed, 0 to 1
-    memory_bytes: float | None  # of the GPU, that torch holds
-    slow: float | None = None  # a straggler: so many times the ranks' median
-    silent_s: float | None = None  # it takes no step, for so long
+    phases: Mapping[str, float]  # shares of a step, keyed by the catalogue's phases; empty if not reported
+    device_share: float | None  # share of the time in which the GPU computed, 0 to 1
+    memory_bytes: float | None  # GPU memory that torch holds
+    slow: float | None = None  # of a straggler: its own time divided by the ranks' median
+    silent_s: float | None = None  # for how long it has taken no step, if that is too long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run at one moment. None: nobody tells."""
+    """A run at one moment. Values that no node reports are None."""
 
     run: str
     state: State
@@ -115,23 +115,23 @@ class Snapshot:
     goodput: float | None = None  # ddpwire.metrics.goodput
     restarts: int = 0
     steps_lost: int = 0
-    checkpoint_step: int | None = None  # 0: there is no checkpoint yet
+    checkpoint_step: int | None = None  # 0 if there is no checkpoint yet
     checkpoint_age_s: float | None = None
     left_s: float | None = None
     ranks_alive: int = 0
     world_size: int | None = None
     ranks: tuple[RankRow, ...] = ()
     silent: tuple[str, ...] = ()  # nodes that do not answer, and why
-    moments: tuple[float, ...] = ()  # of the run until now, to which the next two belong
-    throughput: tuple[float | None, ...] = ()  # from the moment before
+    moments: tuple[float, ...] = ()  # of the run until now; the next two have a value for each
+    throughput: tuple[float | None, ...] = ()  # each since the moment before
     losses: tuple[float | None, ...] = ()
 
 
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
-    """The fields of a snapshot that the nodes' metrics tell; ``before``: the same nodes a little earlier."""
+    """Return the fields of a snapshot that the nodes' metrics give. ``before``: the same nodes a little earlier."""
     earlier = {reading.node: reading for reading in before}
     alive = sum(sum(reading.values(ddpwire_metrics.RANKS_ALIVE.name)) for reading in now)
-    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: nobody tells
+    saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: not reported
     saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
     productive = sum(sum(reading.values(of_ranks.PRODUCTIVE.name)) for reading in now)
@@ -147,7 +147,7 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "accuracy": _largest(now, of_ranks.EVAL_ACCURACY.name),
         "learning_rate": _largest(now, of_ranks.LEARNING_RATE.name),
         "goodput": of_ranks.goodput(productive, lost),
-        "restarts": int(max(restarts, default=0)),  # every node counts all of them
+        "restarts": int(max(restarts, default=0)),  # every node counts all restarts of the run
         "steps_lost": int(max(again, default=0)),
         "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
@@ -158,13 +158,13 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
 
 
 def state(now: Sequence[Reading]) -> State | None:
-    """How far the slowest of the nodes is by its own word; None: none says that it runs."""
+    """Return the state that the slowest node reports, or None if no node reports that it runs."""
     own = {word for reading in now for word, on in reading.by("state", ddpwire_metrics.JOB_STATE.name).items() if on}
     return next((state for word, state in _STATES if word in own), None)
 
 
 def rows(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> tuple[RankRow, ...]:
-    """A row a rank, the stragglers marked."""
+    """Return one row per rank, with stragglers marked."""
     found = [row for reading in now for row in _rows_of(reading, earlier.get(reading.node))]
     own = [row.own_s for row in found if row.own_s is not None]
     typical = statistics.median_low(own) if len(own) > 1 else None
@@ -177,7 +177,7 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
     last = now.by("rank", of_ranks.LAST_STEP_TIME.name)
     memory = now.by("rank", of_ranks.DEVICE_MEMORY.name, kind="allocated")
     ranks = sorted(steps.keys() | counted.keys(), key=int)
-    # No series says which GPU is whose: known is a single one, of a single rank that has memory there.
+    # No series shows which rank uses which GPU; it is known only for one GPU and one rank, with memory on a GPU.
     gpus = now.by("device", ddpwire_metrics.DEVICE_MEMORY_USED.name).keys()
     shares = now.by("device", ddpwire_metrics.DEVICE_UTILIZATION.name)
     share = shares.get(next(iter(gpus))) if len(gpus) == len(ranks) == len(memory) == 1 else None
@@ -210,7 +210,7 @@ def _marked(row: RankRow, typical: float | None) -> RankRow:
 
 
 def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
-    """The mean time of the steps since ``before``, and where there were none of all."""
+    """Return the mean time of the steps since ``before``, or of all steps if there were none since."""
     name = of_ranks.STEP_DURATION.name
     for earlier in (before, None):
         seconds = _grown(now, earlier, f"{name}_sum", rank)
@@ -218,7 +218,7 @@ def _step_s(now: Reading, before: Reading | None, rank: str) -> float | None:
         if number > 0:
             return seconds / number
     if before is not None and (number := _grown(now, before, of_ranks.STEPS.name, rank)) > 0:
-        return (now.time - before.time) / number  # a script that counts its steps alone
+        return (now.time - before.time) / number  # a script that only counts its steps
     return None
 
 
@@ -233,7 +233,7 @@ def _phases(now: Reading, before: Reading | None, rank: str) -> dict[str, float]
 
 
 def _grown(now: Reading, before: Reading | None, name: str, rank: str, **labels: str) -> float:
-    """What a rank's counter grew by; of one that was begun again, all of it."""
+    """Return the growth of a rank's counter, or its full value if the counter was restarted."""
     after = now.by("rank", name, **labels).get(rank, 0.0)
     earlier = before.by("rank", name, **labels).get(rank, 0.0) if before else 0.0
     return after - earlier if after >= earlier else after
@@ -243,13 +243,13 @@ def _throughput(now: Sequence[Reading], earlier: Mapping[int, Reading]) -> float
     name, found = of_ranks.SAMPLES.name, []
     for reading in now:
         before, ranks = earlier.get(reading.node), reading.by("rank", name)
-        if before is not None and reading.time > before.time and any(ranks.values()):  # a script need not count them
+        if before is not None and reading.time > before.time and any(ranks.values()):  # a script may count no samples
             found += [_grown(reading, before, name, rank) / _stepping_s(reading, before, rank) for rank in ranks]
     return sum(found) if found else None
 
 
 def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
-    """The time of the steps between two readings: from the last step before each, or, if longer, since the last."""
+    """Return the time between the last steps of both readings, or since the last step if that is longer."""
     ends = [reading.by("rank", of_ranks.LAST_STEP_TIME.name).get(rank) for reading in (before, now)]
     if ends[0] is None or ends[1] is None or ends[1] <= ends[0]:
         return now.time - before.time
@@ -257,7 +257,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Whether steps have ended between: else there is no pace yet. Also where nobody tells."""
+    """Whether a step has ended between the readings, so that there is a pace; also true if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
@@ -271,31 +271,30 @@ def _whole(value: float | None) -> int | None:
 
 
 def empty_snapshot(status: RunStatus, time: float) -> Snapshot:
-    """Of a run that exports nothing: it has not begun, or has ended."""
+    """Return the snapshot of a run that exports nothing, because it has not begun or has ended."""
     return Snapshot(run=status.run, state=status.state, message=status.message, code=status.code, time=time)
 
 
-# The watcher. The nodes' histories are read once, at the beginning; from then on it continues them by itself. A run's
-# status is asked of its target only where the nodes do not tell, and now and then: a queue's server has others to
-# serve.
+# The watcher. It reads the nodes' histories at the beginning, and then continues them by itself. It asks the target for
+# the run's status only now and then, and sooner if the nodes do not answer: a queue's server has others to serve.
 
 
 class Watcher:
-    """Shows one run, again and again."""
+    """Takes snapshots of one run, one after another."""
 
     def __init__(self, context: AppContext, run: Run) -> None:
         self._context, self._run = context, run
         self._status: RunStatus | None = None
         self._asked_at = 0.0
-        self._rows: dict[int, list[Row]] | None = None  # of each node; None: not read yet
+        self._rows: dict[int, list[Row]] | None = None  # of each node; None until they are read
         self._window: deque[tuple[float, tuple[Reading, ...]]] = deque()
         self._last: Snapshot | None = None
 
     def probe(self) -> Snapshot:
-        """The run now; where nobody answers any more, as it was seen last. Raises DdpctlError if nobody ever did."""
+        """Return the run now, or as it was last if nobody answers any more. Raises DdpctlError if nobody ever did."""
         try:
             self._last = self._probe()
-        except UnavailableError as error:  # a network has its moments: what watches continues
+        except UnavailableError as error:  # a network may fail for a moment, and watching continues
             if self._last is None:
                 raise
             return replace(self._last, silent=(f"no answer at present: {error}",))
@@ -334,7 +333,7 @@ class Watcher:
             self._keep(reading)
         before = self._before(readings)
         snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
-        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than what was requested
+        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than the target's status
         answered = {reading.node for reading in readings}
         silent = tuple(
             f"node {one.node}: {one.failure}" for one in seen if one.node not in answered and one.failure and readings
@@ -360,7 +359,7 @@ class Watcher:
         return replace(self._with_history(snapshot), left_s=None)
 
     def _keep(self, reading: Reading) -> None:
-        """Write on the node's history."""
+        """Append the reading to the node's history."""
         samples = ((name, labels, value) for name, found in reading.samples.items() for labels, value in found)
         assert self._rows is not None, "the histories are read with the first look"  # noqa: S101
         self._rows.setdefault(reading.node, []).append({TIME: reading.time, **fold(samples)})
@@ -388,7 +387,7 @@ class Watcher:
 
 
 def time_left_s(history: History, snapshot: Snapshot) -> float | None:
-    """By the pace of the run until now, with all that was no training in it but waits in a queue."""
+    """Return the time left at the run's pace until now, which includes all time without training, except in a queue."""
     first = history.first_time(of_ranks.LAST_STEP.name)
     if first is None or snapshot.step is None or snapshot.planned is None:
         return None
@@ -399,7 +398,7 @@ def time_left_s(history: History, snapshot: Snapshot) -> float | None:
 
 
 def _requeued_s(history: History) -> float:
-    """How long the run was in a queue between its starts; each rank of a node counts that."""
+    """Return how long the run was in a queue between its starts; each rank of a node counts this time."""
     name = f"{of_ranks.UNPRODUCTIVE.name}:requeue"
     nodes = (
         (
@@ -412,7 +411,7 @@ def _requeued_s(history: History) -> float:
 
 
 def _counted(history: History, name: str) -> int:
-    """What every node counts for the whole run, under any label."""
+    """Return the value of a counter that every node counts for the complete run, summed over its labels."""
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

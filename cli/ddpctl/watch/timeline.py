@@ -1,8 +1,8 @@
-"""Where a run's time went: its phases, one after another, and its events, from what its nodes reported.
+"""Finds where a run's time went: its phases, one after another, and its events, from what its nodes reported.
 
-A phase lasts until the last node has left it. What a failure cost is one phase, ``lost``: from the last
-step before it until the ranks are where they had been. A run that a queue starts again has the phases of each start,
-and is in the queue between them.
+A phase lasts until the last node has left it. The cost of a failure is one phase, ``lost``: from the last step before
+the failure until the ranks are at that step again. A run that a queue starts again has the phases of each start, and is
+in the queue between the starts.
 """
 
 import json
@@ -25,22 +25,22 @@ from ddpwire.history import HISTORY, TIME, read_history, strange_rows
 from ddpwire.run_files import ENVIRONMENT, NODE_LOG, rank_log
 
 PHASES = (
-    "queue",  # until the target gave it a place, each time; where that is not known, until its nodes began
-    "start",  # of the nodes: an image is pulled, a container made
+    "queue",  # at each start, until the target gave it a place or, if that is not known, until its nodes began
+    "start",  # of the nodes: an image is pulled, a container is made
     "preflight",
     "rendezvous",
-    "import",  # and what else the ranks do before their first step
+    "import",  # and everything else that the ranks do before their first step
     "restore",
     "first step",
     "training",
     "evaluation",
-    "checkpoints",  # in which the loop waited for one
-    "running",  # of a script that gives no sign of its steps
+    "checkpoints",  # the time that the training loop waited for them
+    "running",  # the training of a script that does not report its steps
     "lost",
     "end",
 )
 
-# The event that all nodes must have told of, and the phase that follows.
+# An event that all nodes must have reported, and the phase that follows it.
 _NEXT = {
     "node_started": "preflight",
     "preflight_done": "rendezvous",
@@ -55,13 +55,13 @@ LOG_BYTES = 20_000
 EVENT_KINDS = (
     "node_started", "failed", "recovered", "straggler", "straggler_gone", "signal", "stopping", "checkpoint_failed",
 )  # fmt: skip
-OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # their node is the one that tells
-Placed = Mapping[int, Sequence[float]]  # when each node got its places, in seconds since the epoch
+OF_NODES = (*_NEXT, "ranks_started", "node_ended")  # the events whose node is the node that reports them
+Placed = Mapping[int, Sequence[float]]  # when each node was given a place, in seconds since the epoch
 NOWHERE: Placed = MappingProxyType({})
-PLACE_S = 2.0  # a queue may tell whole seconds, by a clock of its own
+PLACE_S = 2.0  # tolerance: a queue may report whole seconds, and by its own clock
 BAD = ("failed", "checkpoint_failed")
-OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node, or every rank, tells of it
-SAME_S = 60.0  # nodes tell of the same within so long
+OF_ALL = ("node_started", "failed", "recovered", "signal", "stopping")  # every node, or every rank, reports it
+SAME_S = 60.0  # nodes report the same event within this time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """How long the span was."""
         return self.end - self.begin
 
 
@@ -87,7 +87,7 @@ class _Clock:
     spans: list[Span] = field(default_factory=list)
 
     def turn(self, phase: str, at: float) -> None:
-        """The present phase ends; a node's clock may be behind, and time does not run back."""
+        """Begin ``phase`` at ``at``, but no earlier than the current phase began, as a node's clock may be slow."""
         at = max(at, self.since)
         if at > self.since:
             self.spans.append(Span(phase=self.phase, begin=self.since, end=at))
@@ -105,17 +105,17 @@ def phase_spans(
     nodes: int,
     history: History,
 ) -> tuple[Span, ...]:
-    """The run's time in the order in which it went by. ``placed``: when its target gave each node a place, if it knows.
+    """Return the spans of the run in order. ``placed``: when its target gave each node a place, if it knows.
 
-    ``queued``: whether it has a queue at all. A run whose ``state`` is not an active one is shown until its last sign
-    of life.
+    ``queued``: whether the target has a queue at all. A run whose ``state`` is not an active one is shown until its
+    last sign of life.
     """
     spans: list[Span] = []
     since, starts = created, split_starts(events, placed)
     times = sorted({time for node in placed.values() for time in node})
     for start, following in pairwise((*starts, ())):
         first = {event.node: event.time for event in reversed(start) if event.event == "node_started"}
-        latest = min(first.values(), default=now) + PLACE_S  # of a pod that was replaced only its last start is known
+        latest = min(first.values(), default=now) + PLACE_S  # only the last start of a replaced pod is known
         places = [place for place in times if since - PLACE_S <= place <= latest]
         clock = _Clock(phase="queue" if queued or spans else "start", since=since)
         if places:
@@ -136,7 +136,7 @@ def phase_spans(
 
 
 def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequence[Event]]:
-    """The events of each start of the whole run. A node that comes back to others that continue is no new start."""
+    """Return the events of each start of the complete run. A node that rejoins others that continue is no new start."""
     found: list[list[Event]] = []
     for index, event in enumerate(events):
         current = found[-1] if found else []
@@ -151,7 +151,7 @@ def split_starts(events: Sequence[Event], placed: Placed = NOWHERE) -> list[Sequ
 
 
 def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] = ()) -> bool:
-    """Whether every node of a start has ended, is started next, or has a newer place."""
+    """Whether every node of a start has ended, starts again next, or was given a newer place."""
     last = {event.node: event for event in start if event.event in OF_NODES}
     then = {event.node: event.event for event in reversed(following) if event.event in OF_NODES}
     return bool(last) and all(
@@ -163,7 +163,7 @@ def _is_over(start: Sequence[Event], placed: Placed, following: Sequence[Event] 
 
 
 def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
-    """How often the ranks were restarted: by ddprun, or with their nodes."""
+    """Return how often the ranks were restarted, by ddprun or with their nodes."""
     starts = split_starts(events, placed)
     by_ddprun = 0
     for start in starts:
@@ -173,7 +173,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """When anything of a start was heard of last, at most ``before``; of one that ended by itself, its end."""
+    """Return when the nodes of a start ended, or, if not all did, the time of its last event or row by ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -182,7 +182,7 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
-    """The phases of one start; ``again``: the run had begun before it."""
+    """Turn the clock through the phases of one start. ``again``: whether the run had an earlier start."""
     following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
     present = len({event.node for event in events}) or nodes
@@ -209,7 +209,7 @@ def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: Hist
 
 
 def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
-    """Seconds by phase, in the phases' order; those that there were."""
+    """Return the seconds of each phase that occurred, keyed by phase, in the order of PHASES."""
     seconds: dict[str, float] = {}
     for span in found:
         seconds[span.phase] = seconds.get(span.phase, 0.0) + span.seconds
@@ -217,14 +217,14 @@ def phase_totals(found: Iterable[Span]) -> Mapping[str, float]:
 
 
 def phase_shares(found: Sequence[Span]) -> Mapping[str, tuple[float, float | None]]:
-    """Seconds by phase, and their share of the time outside the queue, which has none (None)."""
+    """Return the seconds of each phase and their share of the time outside the queue; the queue's share is None."""
     seconds = phase_totals(found)
     whole = sum(seconds.values()) - seconds.get("queue", 0.0)
     return {phase: (sum_s, None if phase == "queue" else sum_s / whole) for phase, sum_s in seconds.items()}
 
 
 def _is_loss(event: Event, phase: str) -> bool:
-    """A failure; not the ranks' end after a stop, and after the training's end only if they are restarted."""
+    """Whether it is a failure: not the ranks' end after a stop; after the training's end only if they are restarted."""
     if event.event == "failed":
         return event.facts.get("cause") != "stopped" and phase not in ("lost", "end")
     return event.event == "restart" and phase == "end"
@@ -237,14 +237,14 @@ def _is_end(event: Event, phase: str) -> bool:
 
 
 def _is_later(phase: str, following: str) -> bool:
-    """Whether the run gets on by this; once something was lost, only by training again."""
+    """Whether the run advances from ``phase`` to ``following``; from ``lost`` only by training again."""
     if phase == "lost":
         return following in ("training", "running")
     return PHASES.index(following) > PHASES.index(phase)
 
 
 def _last_step(history: History, before: float) -> float:
-    """When the last step was taken before a failure was seen, as far as the history tells; else that moment."""
+    """Return when the last step before a failure was taken, according to the history, or else ``before``."""
     at, best = before, -1.0
     for moment, step in _steps(history):
         if moment > before:
@@ -255,7 +255,7 @@ def _last_step(history: History, before: float) -> float:
 
 
 def _caught_up(history: History, event: Event) -> float:
-    """When the ranks are where they had been before the failure."""
+    """Return when the ranks are again at the step that they had reached before the failure."""
     before = max((step for time, step in _steps(history) if time < event.time), default=-1.0)
     if event.step is not None and event.step >= before:
         return event.time
@@ -272,7 +272,7 @@ def _tells_of_steps(events: Sequence[Event]) -> bool:
 
 
 def _within(events: Sequence[Event]) -> list[Span]:
-    """What the ranks did instead of training, as rank 0 tells; and what they did before it."""
+    """Return the ranks' checkpoints and evaluations during training, and restores before it, as rank 0 reports them."""
     found = []
     for event in events:
         if event.rank not in (0, None):
@@ -292,7 +292,7 @@ def _seconds(value: object) -> float:
 
 
 def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
-    """The spans with those parts of them told apart; a part counts only in training, or a restore before it."""
+    """Split the spans at ``parts``. A restore counts only in the phase import, and any other part only in training."""
     found: list[Span] = []
     for span in whole:
         at = span.begin
@@ -306,12 +306,12 @@ def _cut(whole: Sequence[Span], parts: Sequence[Span]) -> list[Span]:
     return found
 
 
-# The timeline: asked once of a run's nodes, then values
+# The timeline: a run's nodes are asked once; everything else is computed from their answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A run from its launch until now, or its end."""
+    """A run from its launch until now, or until its end."""
 
     run: Run
     status: RunStatus
@@ -319,27 +319,27 @@ class Timeline:
     events: tuple[Event, ...]
     history: History
     spans: tuple[Span, ...]
-    environments: Mapping[int, Mapping[str, str]]  # by node: what it had
+    environments: Mapping[int, Mapping[str, str]]  # keyed by node: its machine and builds
     last_lines: str = ""  # the last lines of the rank that failed first, else of its node
     last_lines_of: str = ""
     silent: tuple[str, ...] = ()  # nodes that did not answer, and why
-    torn: tuple[str, ...] = ()  # what of their files could not be read
+    torn: tuple[str, ...] = ()  # which lines of their files could not be read
     restarts: int = 0
 
     @property
     def begin(self) -> float:
-        """From when on times are counted: the end of the first wait in a queue; of a run without one, the launch."""
+        """The moment from which times are counted: the end of the first wait in a queue, else the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
     @property
     def end(self) -> float:
-        """Until when the run is known of."""
+        """The last moment at which something is known about the run."""
         return self.spans[-1].end if self.spans else max(self.history.end, self.run.created)
 
 
 def load_timeline(context: AppContext, run: Run) -> Timeline:
-    """Ask the run's target. Raises DdpctlError where nobody can be asked at all."""
+    """Load the timeline from the run's target. Raises DdpctlError if the target cannot be asked at all."""
     (status,) = launcher.status(context, (run,))
     probe = Probe(metrics=False, files=(HISTORY, EVENTS_BEFORE, EVENTS, ENVIRONMENT), placed=True)
     seen = launcher.probe(context, run, probe)
@@ -355,7 +355,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
         events=events,
         history=history,
         spans=()
-        if (status.ended or status.state == "unknown") and not events  # of another version, or lost with its machine
+        if (status.ended or status.state == "unknown") and not events  # another version ran it, or they were lost
         else phase_spans(
             events,
             created=run.created,
@@ -376,7 +376,7 @@ def load_timeline(context: AppContext, run: Run) -> Timeline:
 
 
 def _last_words(context: AppContext, run: Run, status: RunStatus) -> tuple[str, str]:
-    """Who is to be heard of a run that went wrong, and what they said last."""
+    """Return whose log to quote for a failed or lost run, and the end of that log; else two empty strings."""
     outcome = status.outcome
     if status.state not in ("failed", "lost"):
         return "", ""
@@ -407,11 +407,11 @@ def _environment(seen: ProbeResult) -> Mapping[str, str]:
     return {}
 
 
-# Events: those that a user should know of, each once though every node reports it
+# Events: those that a user should know of, each once even if every node reports it
 
 
 def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
-    """Those events, by their time."""
+    """Return the events that a user should know of, in the order of time."""
     found: list[Event] = []
     for event in events:
         if event.event not in EVENT_KINDS or (event.event == "node_started" and "requeued_s" not in event.facts):
@@ -429,7 +429,7 @@ def timeline_events(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def describe_event(event: Event) -> str:
-    """An event in a line."""
+    """Describe an event in one line."""
     facts = event.facts
     who = f"node {event.node}" if event.rank is None else f"rank {event.rank} on node {event.node}"
     match event.event:
