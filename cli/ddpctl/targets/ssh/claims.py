@@ -1,9 +1,9 @@
 """Which runs have which GPUs of a host, and which launches wait: shell scripts, and the parser of their output. Pure.
 
 A host has a folder of claims. The file ``run-NAME.NODE`` lists the GPUs of a node; it is valid while the node's ddprun
-holds a lock on it, through an inherited descriptor, or while the node's container runs. The file ``ticket-N`` is a launch
-that waits, in the order of the numbers; it is valid while a session of that launch's ddpctl holds a lock on it. Every
-script that reads or changes claims briefly holds the lock ``mutex``. The next launch removes files that are not valid.
+holds a lock on it, through an inherited descriptor, or while the node's container runs. The file ``ticket-N`` is for a
+waiting launch, in the order of the numbers; it is valid while a session of that launch's ddpctl holds a lock on it.
+Every script that reads or changes claims briefly locks ``mutex``. The next launch removes files that are not valid.
 """
 
 import shlex

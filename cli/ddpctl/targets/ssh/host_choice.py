@@ -1,4 +1,4 @@
-"""Chooses the hosts of a launch: those that are ready, in the target's order. The others are spares. Yields commands."""
+"""Chooses a launch's hosts: those that are ready, in the target's order. The others are spares. Yields commands."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Choice:
 
 
 def is_resumed(plan: Plan) -> bool:
-    """Whether the checkpoints are from another run, which recorded their place as ``HOST:PATH``."""
+    """Return whether the checkpoints are from another run, which recorded their place as ``HOST:PATH``."""
     return plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS)
 
 
@@ -61,7 +61,7 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 
 
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
-    """Check as many hosts as there are nodes, and the spares if one is not ready. Wait for GPUs if the plan asks for it.
+    """Check as many hosts as there are nodes, and the spares if one is not ready. Wait for GPUs if the plan allows it.
 
     Raises DdpctlError if too few hosts are ready.
     """

@@ -1,10 +1,10 @@
 """Sends the project's folder to hosts: only the files that changed, as one archive.
 
 If much of what changed is on the host in an older state, rsync sends only the changed parts, if both machines have it.
-Otherwise the files go as an archive, which is compressed once for all hosts: bench/sync.py shows that for new files this
-is faster than rsync. A host keeps one copy of each project; a run gets hard links to it, so that a later sync changes
-no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed. Small
-archives use the existing connection, because a new one would take longer.
+Otherwise the files go as an archive, which is compressed once for all hosts: bench/sync.py shows that for new files
+this is faster than rsync. A host keeps one copy of each project; a run gets hard links to it, so that a later sync
+changes no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed.
+Small archives use the existing connection, because a new one would take longer.
 """
 
 import hashlib
