@@ -45,7 +45,7 @@ class Judgement:
         return "; ".join(text for one, _, text in self.wrong if one == number)
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
-        """Return one error for all hosts. ``need``: the number of hosts needed; ``dry_run``: whether it is a dry run."""
+        """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
         bad = len({number for number, _, _ in self.wrong})
         kind = ConfigError if all(kind is ConfigError for _, kind, _ in self.wrong) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
