@@ -59,10 +59,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Return the policy: only the run's own pods have access, and Prometheus has access to the metrics.
-
-    Anyone who can reach a rendezvous can run code in the run.
-    """
+    """Only the run's own pods may connect, as a rendezvous lets them run code; Prometheus may read the metrics."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -99,9 +96,7 @@ class Workload:
     job: Callable[[Draft], Object]
     before: Callable[[Draft], tuple[Object, ...]]  # the objects that must exist before the job
     pod: Callable[[Draft], Object]  # the pod template, for a dry run as a bare Pod
-    node: Callable[
-        [Mapping[str, Any], bool], int
-    ]  # gets a pod's metadata and whether there is a Master; returns the pod's node
+    node: Callable[[Mapping[str, Any], bool], int]  # a pod's node, from its metadata and whether there is a Master
     cascade: str = "foreground"  # for kubectl delete: the job exists until its pods have ended
 
 
@@ -174,9 +169,7 @@ def _job_pod(draft: Draft) -> Object:
 
 def _train_pod(draft: Draft) -> Object:
     port = ("rendezvous", TRAINJOB_PORT)
-    return template(
-        draft, container="node", port=port, place=[], restart=_job_restart(draft)
-    )  # the operator sets the place
+    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # operator sets place
 
 
 def _job_restart(draft: Draft) -> str:

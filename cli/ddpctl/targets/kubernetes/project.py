@@ -1,8 +1,8 @@
 """Which files of a project are sent, and their texts: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
 This is a separate program, because a target does no I/O itself. It reads the folder in which it is started and prints
-JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). Its stdin may list the
-files to choose from, each ended by NUL, as git lists them; if stdin is empty, it searches the folder.
+JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). Its stdin may list
+the files to choose from, each ended by NUL, as git lists them; if stdin is empty, it searches the folder.
 """
 
 import json

@@ -341,10 +341,7 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """Return the options for GPUs. With GPUs, NCCL may lock any amount of memory.
-
-    Without GPUs the limit stays, because a rootless engine may be unable to lift it.
-    """
+    """Return the GPU options and, only with GPUs, no limit on NCCL's locked memory: rootless engines cannot lift it."""
     if not node.gpus:
         return []
     if node.engine == "podman":
