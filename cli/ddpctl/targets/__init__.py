@@ -54,7 +54,7 @@ class GpuReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRun:
-    """A run on a machine that uses none of its GPUs."""
+    """A run that uses no GPUs."""
 
     run: str
     since: int
@@ -218,7 +218,7 @@ class Target(ABC):
         raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
 
     def has_spares(self, run: Run) -> bool:
-        """Whether ``replace_lost`` may find a machine for a lost node."""
+        """Return whether ``replace_lost`` may find a machine for a lost node."""
         return False
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
@@ -294,7 +294,7 @@ def capabilities(kind: str) -> frozenset[Capability]:
 
 
 def may_leave(run: Run, state: RunStatus) -> bool:
-    """Whether a run has ended but may have left something where it ran: processes, objects, a job or pods."""
+    """Return whether an ended run may have left something where it ran: processes, objects, a job or pods."""
     return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 

@@ -81,7 +81,7 @@ class LocalTarget(Target):
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
         """Check what this machine has, choose the port, and start one ddprun per node."""
         job = plan.job
-        yield from read_secrets(job)  # a check only: a node inherits them from the environment
+        yield from read_secrets(job)  # only checks them: a node inherits them from the environment
         gpu_probes = () if job.device == "cpu" else GPU_PROBES
         answers = yield (*gpu_probes, *self._probes(plan))
         torch, port, *there = answers[len(gpu_probes) :]

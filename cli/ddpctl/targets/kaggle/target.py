@@ -336,7 +336,7 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """Return the status of an ended session, improved from its log; ``explained``: Kaggle has given a reason."""
+    """Return the status of an ended session with details from its log; ``explained``: Kaggle has given a reason."""
     text = plain(log)
     outcomes = _OUTCOME.findall(text)
     if outcomes:

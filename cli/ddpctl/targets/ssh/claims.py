@@ -53,7 +53,10 @@ def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
 
 
 def _functions(folder: str) -> str:
-    """Define ``$c``, the folder of claims, and ``held FILE``: whether a claim is valid (also if its engine fails)."""
+    """Return shell code that sets ``$c``, the claims' folder, and defines ``held FILE``: whether a claim is valid.
+
+    A claim is also valid if its container engine does not answer.
+    """
     return f"""\
 c={folder}
 held() {{
@@ -75,7 +78,7 @@ flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
 
 
 def list_claims(folder: str) -> str:
-    """Print each valid claim and ticket, with the function ``say`` of ``scripts.gpus_text``; change nothing."""
+    """Return shell code that only prints each valid claim and ticket, with ``say`` from ``scripts.gpus_text``."""
     return f"""\
 {_functions(folder)}if [ -e "$c/mutex" ]; then (
   exec 8>>"$c/mutex"
@@ -97,7 +100,7 @@ def claim_word(folder: str, run: str, node: int) -> str:
 
 
 def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
-    """Claim the GPUs for the node, unless another run has one of them. The script keeps the lock of the mutex.
+    """Return shell code that claims GPUs for a node, unless another run has one of them, and keeps the mutex locked.
 
     With the engine ``none``, descriptor 9 holds the claim.
     """
@@ -122,7 +125,7 @@ done
 
 
 def take_ticket(folder: str, run: str, uid: str) -> str:
-    """Take the next ticket, print its number, and hold it until stdin ends or the launch stops renewing it."""
+    """Return a script that takes the next ticket, prints its number and holds it until stdin ends or it expires."""
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
 last=0
@@ -145,5 +148,5 @@ exit 0
 
 
 def renew(folder: str, number: int) -> str:
-    """Renew a ticket: its launch still waits."""
+    """Return shell code that renews a ticket, because its launch still waits."""
     return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

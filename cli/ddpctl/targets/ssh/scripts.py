@@ -60,7 +60,7 @@ def _labelled(engine: str, run: str, node: int) -> str:
 
 
 def gpus_text(options: SshOptions, *, load: bool = False) -> str:
-    """Print which GPUs the host has, which runs claim them, and which launches wait; ``load``: also how busy it is."""
+    """Return shell code that prints a host's GPUs, claims and waiting launches; ``load``: also how busy it is."""
     smi = "timeout 10 nvidia-smi"
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
@@ -87,7 +87,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
 
 
 def facts_script(options: SshOptions, *, image: str, script: str | None, checkpoints: str | None = None) -> str:
-    """Print what the host has, one word and its value per line, for ``parse_facts``; change nothing."""
+    """Return a script that only prints what a host has, one word and its value per line, for ``parse_facts``."""
     home = path_word(options.home)
     engine = options.runtime
     lines = [
@@ -147,7 +147,7 @@ def start_container(
     checkpoints: str,
     owner: str | None,
 ) -> str:
-    """Start a node's container, unless another run has its GPUs. ``owner``: who gets the run's folders."""
+    """Return a script that starts a container unless another run has its GPUs. ``owner``: of the run's folders."""
     folder = path_word(run_path(home, run))
     # The name of the environment file is the only word that is not known here.
     words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
@@ -175,7 +175,7 @@ def start_process(
     folder: str,
     checkpoints: str,
 ) -> str:
-    """Start a node's ddprun in its own session; it holds the node's claim until it ends."""
+    """Return a script that starts a node's ddprun in its own session; ddprun holds the node's claim until it ends."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(home, run, node_name(node), NODE_LOG))
     python, *rest = argv
@@ -189,7 +189,7 @@ cd {path_word(folder)}
 
 
 def show(options: SshOptions, run: str, node: int) -> str:
-    """Print the same as ``nodectl show``, as one JSON text: alive, node.json, outcome.json and the history."""
+    """Return a script that prints JSON as ``nodectl show`` does: alive, node.json, outcome.json and the history."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     if options.runtime == "none":
         claim = claims.claim_word(claims_folder(options.home), run, node)
@@ -212,7 +212,7 @@ printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY};
 
 
 def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | None, follow: bool) -> str:
-    """Print the log of the node, or of some ranks; ``follow``: continue until its ddprun releases its lock."""
+    """Return a script that prints the log of a node or some ranks; ``follow``: until ddprun releases its lock."""
     folder = path_word(run_path(home, run, node_name(node)))
     begin = "+1" if tail is None else str(tail)
     files = {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
@@ -239,7 +239,7 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
 def signal_container(
     engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
 ) -> str:
-    """Signal a node's containers by their labels; print whether any is left, in nodectl's format.
+    """Return a script that signals a node's containers by label and prints whether any is left, as nodectl does.
 
     ``last_word``: the outcome to write if the node is killed before it has written one.
     """
@@ -262,7 +262,7 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Signal a node's ddprun by nodectl, which prints whether anything is left, and with KILL ends what is left."""
+    """Return a script that signals a node by nodectl, which prints whether anything is left (with KILL, kills it)."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
