@@ -225,7 +225,7 @@ def find_gpus() -> Verb[tuple[str, ...]]:
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """Return the GPUs of this machine: those that CUDA_VISIBLE_DEVICES lists if it is set, else nvidia-smi's list.
+    """Return the GPUs of this machine: those that CUDA_VISIBLE_DEVICES allows if it is set, else nvidia-smi's list.
 
     Raises UnavailableError if nvidia-smi is installed but fails, so that the GPUs are unknown.
     """

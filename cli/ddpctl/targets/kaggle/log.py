@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def wanted(log: str, tail: int | None, ranks: list[int], nodes: list[int]) -> list[str]:
-    """Return the lines that are asked for. A line of a rank or node begins with its number."""
+    """Return the lines that are asked for. Lines of nodes and ranks begin with their numbers."""
     lines = plain(log).splitlines()
     if ranks or nodes:
         any_rank = "|".join(map(str, ranks)) or "[0-9]+"

@@ -199,7 +199,7 @@ class KaggleTarget(Target):
         return True
 
     def exit_message(self, run: Run) -> str:
-        """Return that the session keeps running, and where a user can stop it."""
+        """Return a message that the session keeps running, and where a user can stop it."""
         return (
             f"it keeps running: the kaggle client cannot stop a session. Cancel is on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook with all that it has written"

@@ -59,7 +59,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Only the run's own pods may connect, as a rendezvous lets them run code; Prometheus may read the metrics."""
+    """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to the metrics."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     return {
         "apiVersion": "networking.k8s.io/v1",

@@ -307,7 +307,7 @@ def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
 
 # Validation: settings that the API server or a webhook refuses, or that nothing refuses but that fail when the job
 # runs. Each problem is a key of the file (``job.gpus``, ``target.restart``) and a sentence. A field's own rule checks
-# that field alone; the checks here are about combinations of fields.
+# that field alone; most checks here are about combinations of fields.
 
 
 def suffix(workload: str, max_nodes: int) -> int:

@@ -26,7 +26,7 @@ from ddpwire import names, run_files
 Object = dict[str, Any]
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./ ]*[A-Za-z0-9/]|[A-Za-z/]")
 
-# Words that a YAML 1.1 reader may not read as text (https://yaml.org/type/).
+# Words that a reader of YAML 1.1 may read as something other than text (https://yaml.org/type/).
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 USER = 10001  # the user ID of the image
 RUN_LABEL = "ddpctl.run"
@@ -278,7 +278,7 @@ def selector_of(run: str, uid: str) -> str:
 
 
 def is_ours(thing: Object, uid: str) -> bool:
-    """Return whether an object with the run's name does not belong to another launch."""
+    """Return whether an object with the run's name belongs to this launch, or has no uid to compare."""
     return not uid or thing["metadata"].get("labels", {}).get(UID_LABEL, uid) == uid
 
 

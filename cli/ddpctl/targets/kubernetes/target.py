@@ -320,7 +320,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Return the command with its output filtered: without ``only``, a record's lines (for programs) are left out."""
+    """Return the command with filtered output: the lines that match ``only``, or else all lines except records."""
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 

@@ -328,7 +328,7 @@ def _lost(found: RunStatus) -> RunStatus:
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
-    """Return that a waiting job has run before and up to which step, or an empty text if it has not."""
+    """Return a note that a waiting job has run before, and up to which step, or an empty text if it has not."""
     if not (found := run_files.read_starts(starts)):
         return ""
     reached = [one.outcome.step for one in reports if one.outcome] + [

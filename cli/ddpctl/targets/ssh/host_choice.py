@@ -42,7 +42,7 @@ def is_resumed(plan: Plan) -> bool:
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
-    """Return the numbers of the hosts that may be used, in order, starting with the one that has a resumed checkpoint.
+    """Return the numbers of the usable hosts, in order, starting with the one that has the checkpoints to resume from.
 
     Raises ConfigError.
     """

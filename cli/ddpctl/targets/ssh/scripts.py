@@ -341,7 +341,7 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """Return the GPU options and, only with GPUs, no limit on NCCL's locked memory: rootless engines cannot lift it."""
+    """Return the GPU options. Only with GPUs, the limit on memory that NCCL locks is lifted: rootless engines cannot."""
     if not node.gpus:
         return []
     if node.engine == "podman":
