@@ -341,7 +341,7 @@ def confined() -> tuple[str, ...]:
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """Return the GPU options. Only with GPUs, the limit on memory that NCCL locks is lifted: rootless engines cannot."""
+    """Return the GPU options. Only they lift the limit on locked memory (for NCCL): a rootless engine cannot do so."""
     if not node.gpus:
         return []
     if node.engine == "podman":
