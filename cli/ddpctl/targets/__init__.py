@@ -1,6 +1,6 @@
-"""The kinds of target: where a job's nodes may run. One package each, and one line in the registry below.
+"""The kinds of target: where a job's nodes may run. Each kind has a package and a line in the registry below.
 
-A target performs nothing: its verbs are generators of commands (``ddpctl.command``), its answers are values.
+A target runs nothing itself: its verbs are generators of commands (``ddpctl.command``) and return values.
 """
 
 from abc import ABC, abstractmethod
@@ -21,32 +21,32 @@ from ddpctl.text import quote
 
 @dataclass(frozen=True, kw_only=True)
 class Submission:
-    """What a target has to say of a job that it started."""
+    """What a target reports about a job that it started."""
 
     handle: Mapping[str, Any]  # kept in the run's record, for the other verbs
-    note: str = ""  # one line that a user should know: what was decided for them
-    table: tuple[str, ...] = ()  # what was found out about each machine, as lines
-    checkpoint_dir: str | None = None  # where the checkpoints are, if not where the plan has them
-    nodes: str | None = None  # how many nodes were started, if not as many as were requested
+    note: str = ""  # one line for the user: what was decided for them
+    table: tuple[str, ...] = ()  # lines that show what was found out about each machine
+    checkpoint_dir: str | None = None  # where the checkpoints are, if the plan has another place
+    nodes: str | None = None  # how many nodes were started, if not the requested number
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
     """Which lost nodes of a run were restarted on spare machines."""
 
-    handle: Mapping[str, Any]  # the run's, changed where there are any
+    handle: Mapping[str, Any]  # the run's handle, updated if any nodes were restarted
     nodes: tuple[int, ...] = ()
-    note: str = ""  # one line that a user should know; empty: no node is lost
+    note: str = ""  # one line for the user; empty if no node is lost
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuReport:
-    """A GPU of a machine; None: the machine does not say it."""
+    """A GPU of a machine. A field is None if the machine does not report it."""
 
     uuid: str
     computes: bool  # whether a program computes on it
-    run: str | None = None  # the run that has it
-    since: int | None = None  # seconds since the epoch, of the machine's clock
+    run: str | None = None  # the run that uses it
+    since: int | None = None  # by the machine's clock, in seconds since the epoch
     busy_percent: int | None = None
     memory_mib: int | None = None
     total_mib: int | None = None
@@ -54,7 +54,7 @@ class GpuReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuRun:
-    """A run without GPUs."""
+    """A run that uses no GPUs."""
 
     run: str
     since: int
@@ -62,16 +62,16 @@ class CpuRun:
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """A machine of a target: its GPUs, who has them, and who waits."""
+    """A machine of a target: its GPUs, which runs use them, and which launches wait for them."""
 
     host: str
-    failure: str = ""  # why it does not answer
-    time: int = 0  # its clock, in seconds since the epoch
-    load: float | None = None  # of the last minute, in processes
+    failure: str = ""  # why it does not answer; empty if it does
+    time: int = 0  # the time by its clock, in seconds since the epoch
+    load: float | None = None  # the average of the last minute, in processes
     cores: int | None = None
     gpus: tuple[GpuReport, ...] = ()
     cpu_runs: tuple[CpuRun, ...] = ()
-    waiting: tuple[str, ...] = ()  # the launches in line, the first one first
+    waiting: tuple[str, ...] = ()  # the launches that wait, in the order of the queue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +79,12 @@ class LogQuery:
     """Which lines of a run's logs are asked for."""
 
     follow: bool = False
-    nodes: tuple[int, ...] = ()  # empty: all
-    ranks: tuple[int, ...] = ()  # empty: everything that the nodes said
-    tail: int | None = None  # None: from the beginning
+    nodes: tuple[int, ...] = ()  # empty for all nodes
+    ranks: tuple[int, ...] = ()  # empty for the complete output of the nodes
+    tail: int | None = None  # how many of the last lines; None for all lines
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """Which node is asked for which of its ranks; none: for all that it said."""
+        """Return each node to ask, with the ranks to ask it for, or no ranks to ask for its complete output."""
         asked = (
             (node, tuple(r for r in self.ranks if r // run.job.local_world_size == node))
             for node in range(run.job.max_nodes)
@@ -97,7 +97,7 @@ class LogQuery:
 
 
 def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
-    """The error of a query for a node or a rank that the run has not; ``yet``: or that has said nothing so far."""
+    """Return the error for a query about a node or rank that the run lacks (``yet``: or that has no output yet)."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
         f"{run.name} has no such log{' yet' if yet else ''}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}"
@@ -105,24 +105,24 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
 
 
 Capability = Literal[
-    "discovery",  # its runs' nodes serve their metrics at addresses that they write into their files
-    "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` reach
-    "interrupt",  # ddpctl can send its runs' ranks SIGINT, as Ctrl-C does
-    "pull",  # what its runs write is fetched with `ddpctl pull`
+    "discovery",  # the nodes of its runs serve metrics, at addresses that they write into their files
+    "hosts",  # its options list machines, which `ddpctl image ship` and `ddpctl provision` can reach
+    "interrupt",  # ddpctl can send SIGINT to the ranks of its runs, as Ctrl-C does
+    "pull",  # `ddpctl pull` fetches what its runs write
     "queue",  # its runs wait in a queue before their nodes start
-    "remains",  # a run's status tells whether processes of one that was killed are left
+    "remains",  # a run's status shows whether processes of a killed run are left
     "stop",  # ddpctl can stop its runs
     "suspend",  # a run can be suspended and resumed
-    "sweep",  # what a run has left is found by its name, also where its record does not know of it
+    "sweep",  # what a run has left behind is found by the run's name, even if its record does not mention it
     "wait",  # a launch can wait for free GPUs before its nodes start
-    "tethered",  # the nodes of an attached launch end with its ddpctl
+    "tethered",  # the nodes of an attached launch end when its ddpctl ends
 ]
 
 StopSignal = Literal["INT", "TERM", "KILL"]
 
 
 class Target(ABC):
-    """One kind of target, with its options. A verb that a kind does not have raises ConfigError."""
+    """One kind of target, with its options. A verb that a kind does not support raises ConfigError."""
 
     kind: ClassVar[str]
     capabilities: ClassVar[frozenset[Capability]]
@@ -132,16 +132,16 @@ class Target(ABC):
 
     @abstractmethod
     def render(self, plan: Plan) -> str:
-        """Return a spec that runs the job as it stands, without ddpctl."""
+        """Return a spec that runs the job without ddpctl and without changes."""
 
     def resolve(self) -> Verb[Any]:
-        """Return the options with what they leave to the present environment written out, for later verbs."""
+        """Return the options, with values from the current environment filled in so that later verbs use the same."""
         yield ()
         return self.options
 
     @abstractmethod
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Start the job; ``attached``: it is to end when this ddpctl ends."""
+        """Start the job; ``attached``: whether it must end when this ddpctl ends."""
 
     @abstractmethod
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
@@ -153,92 +153,95 @@ class Target(ABC):
 
     @abstractmethod
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Let a run save and stop within its grace, or kill it; return whether nothing of it is left after the wait.
+        """Make a run save and stop within its grace period, or kill it; return whether nothing of it is left.
 
-        INT is asked only of a target with the capability "interrupt".
+        INT is sent only to a target with the capability "interrupt".
         """
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Return what every node's endpoint and folder say, by node."""
+        """Return what each node's metrics endpoint and folder contain, in the order of the nodes."""
         raise self._cannot(run, "show a run while it runs")
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
-        """Return what each machine has, and who has it. Of the capability "hosts"."""
+        """Return what each machine has and which runs use it. Needs the capability "hosts"."""
         raise NotImplementedError
 
     def without(self, run: Run, nodes: Collection[int]) -> tuple[Any, tuple[str, ...]]:
-        """Return options without the machines of these nodes of a run, and the machines; None: too few are left.
+        """Return options that exclude the machines of these nodes, and those machines. None: too few would be left.
 
-        A target that does not choose machines by itself leaves none out.
+        A target that does not choose machines itself excludes none.
         """
         return None, ()
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return the trainings of an array as runs of their own, named RUN.task-K; none: it is no array."""
+        """Return the trainings of an array as separate runs named RUN.task-K, or none if the run is not an array."""
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command where a node runs; return its exit code. ``tty``: with the terminal. No ``argv``: a shell."""
+        """Run a command, or a shell if ``argv`` is empty, where a node runs; return its exit code.
+
+        ``tty``: whether the command gets the terminal.
+        """
         raise self._cannot(run, "run a command where a node runs")
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield what ``submit`` would run. Where the machines are not ready, that is raised when all is shown."""
+        """Yield what ``submit`` would run. If machines are not ready, raise that error after all commands are shown."""
         return (yield from self.submit(plan, attached=True))
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """See that what the rendered spec refers to is in the project's folder. Raises NoInputError."""
+        """Check that the project's folder has what the rendered spec refers to. Raises NoInputError."""
         yield ()
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
-        """Return the spec's files, name → text, where it is several, and a line that a user should know.
+        """Return the files of a spec that has several, as name → text, and a line for the user.
 
-        No files: ``render`` is all.
+        Without files, the result of ``render`` is the complete spec.
         """
         yield ()
         return {}, ""
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """Remove what an ended run has left outside its record's folder; with ``dry_run`` only measure it."""
+        """Remove what an ended run has left outside its record's folder, or only measure it if ``dry_run``."""
         yield ()
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Keep here what its timeline and its report need, where that will go with its nodes. Raises no DdpctlError."""
+        """Copy here what the timeline and report need, if it would vanish with the nodes. Raises no DdpctlError."""
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch what a run has written into a folder of this machine; lines of what could not be had.
+        """Fetch what a run has written into a folder of this machine; return lines about what could not be fetched.
 
-        ``best``: of its checkpoints only the one of the highest accuracy. Of the capability "pull".
+        ``best``: fetch only the checkpoint with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
         raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
 
     def has_spares(self, run: Run) -> bool:
-        """Whether ``replace_lost`` may find a machine for a lost node."""
+        """Return whether ``replace_lost`` may find a machine for a lost node."""
         return False
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Start nodes on spare machines for which the run waits, and whose machines do not answer."""
+        """Restart, on spare machines, the nodes that the run waits for and whose machines do not answer."""
         raise NotImplementedError
 
     def suspend(self, run: Run) -> Verb[None]:
-        """End the nodes, which save first, and keep the run. Of the capability "suspend"."""
+        """Make the nodes save and end, but keep the run. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
 
     def resume(self, run: Run) -> Verb[None]:
-        """Start the nodes of a suspended run again. Of the capability "suspend"."""
+        """Start the nodes of a suspended run again. Needs the capability "suspend"."""
         raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
-        """Return how a user stops a run, where ddpctl cannot: without the capability "stop"."""
+        """Return how a user stops a run if ddpctl cannot, because the target lacks the capability "stop"."""
         raise NotImplementedError
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
         return ConfigError(f"{run.name}: a target of kind {self.kind} cannot {what}", hint=hint)
 
 
-# kind → (module, options dataclass, target class): imported when it is used.
+# kind → (module, options dataclass, target class). A module is imported when it is first used.
 _KINDS: Mapping[str, tuple[str, str, str]] = {
     "local": ("ddpctl.targets.local", "LocalOptions", "LocalTarget"),
     "ssh": ("ddpctl.targets.ssh", "SshOptions", "SshTarget"),
@@ -249,26 +252,26 @@ _KINDS: Mapping[str, tuple[str, str, str]] = {
 
 
 def default_kind(environ: Mapping[str, str]) -> tuple[str, str]:
-    """The kind that is meant where neither flag nor file names one, and why."""
+    """Return the kind to use if neither a flag nor a file names one, and the reason."""
     if job := environ.get("SLURM_JOB_ID"):
         return "slurm", f"inside Slurm's job {job}"
     return "local", "the default"
 
 
 def options_type(kind: str) -> type:
-    """The dataclass of a kind's own options."""
+    """Return the dataclass of a kind's own options."""
     module, options, _ = _KINDS[kind]
     found: type = getattr(import_module(module), options)
     return found
 
 
 def kinds() -> Mapping[str, Callable[[], type]]:
-    """Every kind, and how to get the dataclass of its options."""
+    """Return every kind, with a function that returns the dataclass of its options."""
     return {kind: lambda kind=kind: options_type(kind) for kind in _KINDS}  # type: ignore[misc]
 
 
 def fill_options(kind: str, record: Mapping[str, Any]) -> Any:
-    """A kind's options from a run's record; what this version does not know is skipped. Raises ConfigError."""
+    """Return a kind's options from a run's record; skip keys that this version does not know. Raises ConfigError."""
     return _fill(options_type(kind), record)
 
 
@@ -286,17 +289,17 @@ def _fill(cls: type, record: Mapping[str, Any]) -> Any:
 
 
 def capabilities(kind: str) -> frozenset[Capability]:
-    """What a kind can do besides the verbs that every kind has."""
+    """Return what a kind can do besides the verbs that every kind has."""
     return _type(kind).capabilities
 
 
 def may_leave(run: Run, state: RunStatus) -> bool:
-    """Whether something of a run that has ended may be left where it ran: objects, a job, its pods."""
+    """Return whether an ended run may have left something where it ran: processes, objects, a job or pods."""
     return state.ended and (state.remains or (run.kind in _KINDS and "sweep" in capabilities(run.kind)))
 
 
 def make(kind: str, options: Any) -> Target:
-    """The target of that kind, with its options dataclass."""
+    """Return the target of a kind with these options."""
     return _type(kind)(options)
 
 

@@ -1,7 +1,7 @@
-"""The target ``local``: every node is a ddprun of its own on this machine's loopback.
+"""The target ``local``: every node is a separate ddprun on this machine's loopback.
 
-With GPUs each node gets its own share of them; without, its ranks are CPU processes under gloo. The node's
-side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run as any other command.
+If there are GPUs, each node gets its own share of them; otherwise its ranks are CPU processes that use gloo. The
+node's side (locks, logs, signals, a free port) is ``python -m ddprun.nodectl``, run like any other command.
 """
 
 import json
@@ -38,9 +38,9 @@ from ddpwire.exits import Exit
 from ddpwire.machine import MIG, visible_devices
 from ddpwire.run_files import TARGETS
 
-MISSING = 66  # what the look for a module exits with; any other code is no answer
-YOUNG_S = 5.0  # how long a launch may take from its record to its first process
-STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
+MISSING = 66  # exit code if a module is not found; other codes are not an answer
+YOUNG_S = 5.0  # how long a launch may take between writing its record and starting its first process
+STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its ranks
 KILL_WAIT_S = 5.0
 _OF_CONTAINERS = ("image", "cpus", "memory", "shm", "mounts")
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -71,17 +71,17 @@ class LocalTarget(Target):
         self._python = options.python or sys.executable
 
     def render(self, plan: Plan) -> str:
-        """A bash script that does what ``submit`` does, attached to its terminal."""
+        """Return a bash script that does what ``submit`` does, attached to its terminal."""
         return render_script(plan, self.options.python or "python3")
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """The script runs where the project is."""
+        """Check that the project's folder has the training script, because the rendered script runs there."""
         return find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Look what this machine has, choose the port, start one ddprun a node."""
+        """Check what this machine has, choose the port, and start one ddprun per node."""
         job = plan.job
-        yield from read_secrets(job)  # they are in the environment that a node inherits, or it is an error
+        yield from read_secrets(job)  # only checks them: a node inherits them from the environment
         gpu_probes = () if job.device == "cpu" else GPU_PROBES
         answers = yield (*gpu_probes, *self._probes(plan))
         torch, port, *there = answers[len(gpu_probes) :]
@@ -140,7 +140,7 @@ class LocalTarget(Target):
         return (Command(argv=(self._python, "-c", find, package), env=plan.job.env, cwd=plan.cwd, probe=True),)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Ask every node's folder."""
+        """Read the folder of every node."""
         dirs = tuple(path for run in runs for path in node_dirs(run))
         (shown,) = yield (Command(argv=(self._python, "-P", "-m", "ddprun.nodectl", "show", *dirs)),)
         if shown.returncode:
@@ -155,7 +155,7 @@ class LocalTarget(Target):
         return tuple(found)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the nodes' logs, or some ranks'."""
+        """Print the logs of the nodes, or of some ranks."""
         options = ["--follow"] if query.follow else []
         options += [f"--node={node}" for node in query.nodes] + [f"--rank={rank}" for rank in query.ranks]
         options += [] if query.tail is None else [f"--tail={query.tail}"]
@@ -164,10 +164,10 @@ class LocalTarget(Target):
         if done.returncode == Exit.NO_INPUT:
             raise no_such_log(run)
         if done.returncode == Exit.CANNOT_WRITE:
-            raise CannotWriteError("")  # nodectl has said it
+            raise CannotWriteError("")  # nodectl has already reported it
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask nodectl: it reads the nodes' folders, and fetches."""
+        """Ask nodectl, which reads the nodes' folders and fetches their metrics."""
         options = ["--metrics"] if probe.metrics else []
         options += [f"--file={name}" for name in probe.files] + (
             [f"--request={probe.request}"] if probe.request else []
@@ -190,7 +190,7 @@ class LocalTarget(Target):
         return not any(answer["alive"] for answer in _answers(done, run.job.max_nodes))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run it in the run's project folder, with the run's variables; every node is this machine."""
+        """Run the command in the run's project folder, with the run's variables; every node is on this machine."""
         env = contract(run.plan, node=node, addr=LOOPBACK, port=str(run.handle.get("port", "")))
         command = Command(argv=argv or ("/bin/sh",), env={**run.job.env, **env}, cwd=run.cwd)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
@@ -198,9 +198,9 @@ class LocalTarget(Target):
 
 
 def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
-    """Return nodectl's answers, one JSON line each; other lines are those of a wrapper around Python.
+    """Return nodectl's answers, one per line of JSON; other lines come from a wrapper around Python and are skipped.
 
-    Raises UnavailableError where there are not ``count`` of them.
+    Raises UnavailableError if there are not exactly ``count`` answers.
     """
     answers = []
     for line in output.stdout.splitlines():
@@ -214,20 +214,20 @@ def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
 
 
 def node_dirs(run: Run) -> tuple[str, ...]:
-    """The folders of a run's nodes, by node."""
+    """Return the folders of a run's nodes, in the order of the nodes."""
     return tuple(str(PurePath(run.folder) / run_files.node_name(node)) for node in range(run.job.max_nodes))
 
 
 def find_gpus() -> Verb[tuple[str, ...]]:
-    """Which GPUs this machine has."""
+    """Return the GPUs of this machine."""
     visible, listing = yield GPU_PROBES
     return gpus_of(visible, listing)
 
 
 def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
-    """The GPUs of this machine: what CUDA_VISIBLE_DEVICES leaves, else nvidia-smi's list.
+    """Return the GPUs of this machine: those that CUDA_VISIBLE_DEVICES allows if it is set, else nvidia-smi's list.
 
-    Raises UnavailableError where that is unknown: nvidia-smi is there and failed.
+    Raises UnavailableError if nvidia-smi is installed but fails, so that the GPUs are unknown.
     """
     if visible.returncode == 0:
         return visible_devices(visible.stdout.rstrip("\n"))
@@ -239,10 +239,10 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
 
 
 def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
-    """Each node's own GPUs; empty: CPU ranks.
+    """Return each node's own GPUs, or nothing for CPU ranks.
 
-    Raises ConfigError for several ranks on MIG instances, and with the fields ``gpus_needed`` and ``gpus_found`` when
-    there are too few.
+    Raises ConfigError for several ranks on MIG instances. If there are too few GPUs, the ConfigError has the fields
+    ``gpus_needed`` and ``gpus_found``.
     """
     need = job.max_nodes * job.gpus
     if job.device == "cpu" or (job.device == "auto" and not gpus):
@@ -268,7 +268,7 @@ def _asked(job: JobSpec) -> str:
 
 
 def _no_torch(python: str, output: Output) -> UnavailableError:
-    """Why the ranks cannot be started with that Python, as far as its answer says."""
+    """Return the error that explains why this Python cannot start the ranks, as far as its answer shows."""
     if output.returncode == Exit.SCRIPT:
         return UnavailableError(
             f"{python} has no torch", hint=f"install it with {python} -m pip install 'ddpctl[train]'"
@@ -318,7 +318,7 @@ fi""",
 
 
 def render_script(plan: Plan, python: str) -> str:
-    """The job as a bash script that needs no ddpctl."""
+    """Return the job as a bash script that needs no ddpctl."""
     job = plan.job
     need = job.max_nodes * job.gpus
     exports = {

@@ -1,6 +1,6 @@
-"""The target ``kaggle``: a run is a version of a private notebook, pushed and asked by the official client.
+"""The target ``kaggle``: a run is a version of a private notebook. The official client pushes and queries it.
 
-A session there has one node, two GPUs and 12 hours; what it writes to its working folder is its output.
+A session there has one node, two GPUs and 12 hours; the files in its working folder are its output.
 """
 
 from ddpctl.targets.kaggle.options import KaggleOptions

@@ -1,6 +1,6 @@
-"""The notebook of a run, and the metadata that the client pushes it with: text from a plan. Pure.
+"""The notebook of a run, and the metadata that the client needs to push it: text from a plan. Pure.
 
-It holds no credentials, and the job's script as it is. It runs in any Jupyter: what is Kaggle's is asked for there.
+The notebook has no credentials. It has the job's script without changes, and also runs in any other Jupyter.
 """
 
 import json
@@ -13,39 +13,39 @@ from ddpctl.spec import JobSpec
 from ddpctl.targets.kaggle.options import INSIDE, NONE, KaggleOptions
 from ddpwire import kaggle
 
-METADATA = "kernel-metadata.json"  # the client's name for it
+METADATA = "kernel-metadata.json"  # the name that the client expects
 PREFIX = "ddpctl-"
-MAX_KB = 1000  # of a notebook
+MAX_KB = 1000  # the limit for a notebook
 _WIDTH = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cargo:
-    """What travels inside the notebook."""
+    """What the notebook contains besides its own code."""
 
-    wheel: str = ""  # in base64 of LZMA; empty: it comes another way
+    wheel: str = ""  # compressed with LZMA, in base64; empty if it is installed in another way
     wheel_name: str = "ddpctl-0-py3-none-any.whl"
-    files: Mapping[str, str] | None = None  # name → text; None: the job needs none
+    files: Mapping[str, str] | None = None  # name → text; None if the job needs no files
 
 
 def slug_of(run: str) -> str:
-    """The notebook's name on Kaggle, which is also what its title comes to."""
+    """Return the notebook's name on Kaggle, which is also the name that Kaggle makes from its title."""
     return PREFIX + run
 
 
 def notebook_file(run: str) -> str:
-    """The notebook's file, beside the metadata."""
+    """Return the name of the notebook's file, which is next to the metadata."""
     return f"{run}.ipynb"
 
 
 def former_kernel(plan: Plan) -> str | None:
-    """The notebook whose checkpoints a resumed run continues from: OWNER/NAME; None: it starts from the beginning."""
+    """Return the notebook (OWNER/NAME) whose checkpoints a run resumes from, or None if the run does not resume."""
     kernel, colon, _ = plan.checkpoint_dir.partition(":")
     return kernel if colon and not kernel.startswith("/") else None
 
 
 def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
-    """kernel-metadata.json, in the client's words."""
+    """Return the text of kernel-metadata.json, with the client's keys."""
     gpu = plan.job.device != "cpu"
     datasets = [*options.datasets, *([] if options.wheel in (INSIDE, NONE) else [options.wheel])]
     former = former_kernel(plan)
@@ -69,7 +69,7 @@ def metadata(plan: Plan, options: KaggleOptions, owner: str) -> str:
 
 
 def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
-    """What is in a notebook and its metadata, a line each."""
+    """Return one line about the notebook and one about its metadata."""
     book, about = (json.loads(texts[name]) for name in (notebook_file(plan.run), METADATA))
     sources = [cell["source"] for cell in book["cells"] if cell["cell_type"] == "code"]
     files = [source.split("\n")[0].removeprefix("%%writefile ") for source in sources if source.startswith("%%write")]
@@ -92,7 +92,7 @@ def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def notebook(plan: Plan, cargo: Cargo) -> str:
-    """The .ipynb."""
+    """Return the text of the .ipynb file."""
     cells = [_text(_about(plan))]
     if cargo.wheel:
         cells += [

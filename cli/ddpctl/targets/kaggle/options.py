@@ -12,7 +12,7 @@ from ddpwire import kaggle
 
 INSIDE, NONE = "inside", "none"
 T4 = "NvidiaTeslaT4"
-GPUS = {T4: 2}  # what a session gets; other accelerators are Kaggle's affair
+GPUS = {T4: 2}  # how many GPUs a session gets; not known for other accelerators
 SLUG = "[A-Za-z0-9][A-Za-z0-9_-]*"
 SOURCE = f"{SLUG}/{SLUG}(/[0-9]+)?"
 FILE = r"[A-Za-z0-9_.-]+(/[A-Za-z0-9_.-]+)*"
@@ -64,11 +64,11 @@ class KaggleOptions:
 
     @property
     def job_defaults(self) -> Mapping[str, Any]:
-        """The fields of a job that have another default on this target."""
+        """The fields of a job whose defaults differ on this target."""
         return {"gpus": GPUS[self.accelerator]} if self.accelerator in GPUS else {}
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """What cannot be: the key and a sentence."""
+        """Yield what is impossible: the key and a sentence."""
         if job.nodes != "1":
             yield "job.nodes", f"a Kaggle session is one node, not {job.nodes}"
         if job.device != "cpu" and job.gpus > GPUS.get(self.accelerator, job.gpus):

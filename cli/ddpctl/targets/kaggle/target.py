@@ -1,6 +1,6 @@
-"""The verbs of the target kaggle: what the official client is asked for, in which order, and what its answers mean.
+"""The verbs of the target kaggle: the commands for the official client, in order, and what its answers mean.
 
-Credentials are the client's own affair. It can push, ask, print and fetch; it cannot stop a session.
+The client itself handles credentials. It can push, query, print and fetch, but it cannot stop a session.
 """
 
 import json
@@ -26,9 +26,9 @@ from ddpwire.version import __version__
 ASK_S = 60.0
 PUSH_S = 300.0
 PULL_S = 3600.0
-MAX_WORDS = 400  # characters of the client's own words
-NOBODY = "your-name"  # in the place of an owner that is not known
-WAIT_S = 15  # between two looks at a session that waits, or has not ended with its log
+MAX_WORDS = 400  # the most characters of the client's own message
+NOBODY = "your-name"  # stands for an owner that is not known
+WAIT_S = 15  # between two checks of a session that waits, or that has not ended when its log has
 _WRITE = 'umask 077; mkdir -p "$1" && cat >"$1/$2"'
 _PRINT = (
     'text=$(kaggle kernels logs "$1") || exit; shift; printf %s "$text" | "$0" -P -m ddpctl.targets.kaggle.log "$@"'
@@ -37,7 +37,7 @@ PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
 
 
 class KaggleTarget(Target):
-    """Versions of private notebooks."""
+    """Runs as versions of private notebooks."""
 
     kind = "kaggle"
     capabilities = frozenset[Capability]({"pull"})
@@ -45,7 +45,7 @@ class KaggleTarget(Target):
     options: KaggleOptions
 
     def render(self, plan: Plan) -> str:
-        """The notebook, of a job that needs no file. Raises ConfigError for one that does."""
+        """Return the notebook of a job that needs no files. Raises ConfigError if the job needs files."""
         if needed := self._needs(plan):
             travel, are = ("travel", "are") if len(needed) > 1 else ("travels", "is")
             raise ConfigError(
@@ -55,9 +55,9 @@ class KaggleTarget(Target):
         return kaggle_notebook.notebook(plan, Cargo())
 
     def files(self, plan: Plan) -> Verb[tuple[dict[str, str], str]]:
-        """The notebook and its metadata, as ``kaggle kernels push`` takes them: name → text.
+        """Return the notebook and its metadata for ``kaggle kernels push`` (name → text), and a note.
 
-        They are written also where no client says whose notebook it is to be.
+        If no client can name the owner of the notebook, the metadata has a placeholder, which the note explains.
         """
         owner, note = self.options.owner, ""
         if not owner:
@@ -79,15 +79,15 @@ class KaggleTarget(Target):
         }
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """Yield the push; the notebook and its metadata are summarized. Without a client it fails as a launch does."""
+        """Yield the push, and return a summary of notebook and metadata. Without a client this fails like a launch."""
         user = yield from self._user()
         texts = yield from self._texts(plan, self.options.owner or user)
         yield (_push(plan),)
         return Submission(handle={}, table=(f"into {_folder(plan)}", *kaggle_notebook.summary(plan, texts)))
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Write both beside the run's record, and push them."""
-        del attached  # a session continues without this ddpctl in any case
+        """Write the notebook and its metadata next to the run's record, and push them."""
+        del attached  # a session always continues without this ddpctl
         try:
             owner = self.options.owner or (yield from self._user())
             texts = yield from self._texts(plan, owner)
@@ -113,7 +113,7 @@ class KaggleTarget(Target):
         )
 
     def _user(self) -> Verb[str]:
-        """Whom the client is logged in as. Raises UnavailableError."""
+        """Return the user that the client is logged in as. Raises UnavailableError."""
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
         if why := kaggle_error(output, "ask the kaggle client for its user"):
             raise why
@@ -127,7 +127,7 @@ class KaggleTarget(Target):
         return (*([script] if script else []), *self.options.files)
 
     def _load(self, plan: Plan) -> Verb[Cargo]:
-        """What travels in the notebook. Raises NoInputError."""
+        """Return what the notebook contains besides its code. Raises NoInputError, ConfigError, UnavailableError."""
         names = self._needs(plan)
         texts = (yield tuple(Command(argv=("cat", name), cwd=plan.cwd, probe=True) for name in names)) if names else ()
         for name, text in zip(names, texts, strict=True):
@@ -147,7 +147,7 @@ class KaggleTarget(Target):
         return Cargo(wheel=wheel.stdout.strip(), wheel_name=f"ddpctl-{__version__}-py3-none-any.whl", files=files)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Ask Kaggle for each session, and those that have ended for their last words."""
+        """Query Kaggle for each session, and read the logs of those that have ended."""
         del now
         asked = tuple(run for run in runs if run.handle)
         answers = yield tuple(_status(run) for run in asked)
@@ -163,7 +163,7 @@ class KaggleTarget(Target):
         return tuple(found.get(run.name) or RunStatus(run=run.name, state="lost", message=lost, code=1) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print what the notebook said, or some ranks; followed, from when its session has begun until it has ended."""
+        """Print the notebook's log, or some ranks' lines; ``follow``: from the start of its session until its end."""
         words = [] if query.tail is None else [f"--tail={query.tail}"]
         if run.job.world_size > 1:  # the lines of a run's only rank have no prefix
             words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
@@ -181,7 +181,7 @@ class KaggleTarget(Target):
         yield from self._wait(run, ("pending", "training", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
-        """Look now and then until it is in another state."""
+        """Check the run every ``WAIT_S`` seconds until it is in another state, or unknown for more than 5 checks."""
         tries = 0
         while True:
             (found,) = yield from self.status((run,), now=0.0)
@@ -191,7 +191,7 @@ class KaggleTarget(Target):
             yield (Command(argv=("sleep", str(WAIT_S)), timeout_s=2.0 * WAIT_S),)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Nothing but the website stops a session. Raises UnavailableError, unless it was never pushed."""
+        """Raise UnavailableError, because only the website can stop a session, unless the run was never pushed."""
         del signal, wait
         if run.handle:
             raise UnavailableError(f"{run.name}: {self.exit_message(run)}")
@@ -199,7 +199,7 @@ class KaggleTarget(Target):
         return True
 
     def exit_message(self, run: Run) -> str:
-        """That it keeps running, and where a user stops it."""
+        """Return a message that the session keeps running, and where a user can stop it."""
         return (
             f"it keeps running: the kaggle client cannot stop a session. Cancel it on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
@@ -216,12 +216,12 @@ class KaggleTarget(Target):
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
-        """Nothing can be run in a session from outside. Raises ConfigError."""
+        """Raise ConfigError: nothing can be run in a session from outside."""
         raise ConfigError(f"{run.name}: nothing can be run in a Kaggle session from outside")
 
 
 def _folder(plan: Plan) -> str:
-    """Where what is pushed is written."""
+    """Return the folder for the files that are pushed."""
     return str(PurePath(plan.run_dir) / "kaggle")
 
 
@@ -247,10 +247,10 @@ def _read(run: Run, answer: Output) -> RunStatus:
     return RunStatus(run=run.name, state="unknown", message=str(why))
 
 
-# The client's answers: Kaggle knows how its session fares, the log how the ranks ended
+# The client's answers: Kaggle knows the state of its session, and the log shows how the ranks ended
 
 
-# kagglesdk's KernelWorkerStatus, without its underscores; what older clients print differs in that and in case.
+# kagglesdk's KernelWorkerStatus, in lower case and without underscores, because older clients differ in both.
 STATES: dict[str, State] = {
     "queued": "pending",
     "newscript": "pending",
@@ -268,7 +268,7 @@ _USER = re.compile(r"^- username: (\S+)$", re.MULTILINE)
 _OUTCOME = re.compile(r"^ddpctl outcome (\{.*\})$", re.MULTILINE)
 _RAISED = re.compile(r"^((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 
-# What Kaggle says of a session that it ended itself.
+# Kaggle's messages about sessions that it ended itself.
 _FAILURES = (
     (r"memory", "the session ran out of memory: use a smaller batch, or --input loader"),
     (
@@ -282,21 +282,21 @@ _FAILURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What came of a push."""
+    """The result of a push."""
 
     version: str
     url: str
-    without: tuple[str, ...]  # what was requested and is not among the inputs, a line each
+    without: tuple[str, ...]  # one line per requested input that is missing
 
 
 def read_user(text: str) -> str | None:
-    """Whom ``kaggle config view`` names; None: nobody is logged in."""
+    """Return the user that ``kaggle config view`` names, or None if nobody is logged in."""
     match = _USER.search(text)
     return match[1] if match and match[1] != "None" else None
 
 
 def read_push(text: str) -> Pushed:
-    """What ``kaggle kernels push`` printed. Raises DdpctlError."""
+    """Read the output of ``kaggle kernels push``. Raises DdpctlError."""
     match = _PUSHED.search(text)
     if match is None:
         raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {text.strip()[:200]!r}")
@@ -308,7 +308,7 @@ def read_push(text: str) -> Pushed:
 
 
 def read_status(run: str, text: str) -> RunStatus:
-    """What ``kaggle kernels status`` printed."""
+    """Read the output of ``kaggle kernels status``."""
     match = _STATUS.search(text)
     word = match[1] if match else ""
     state = STATES.get(word.replace("_", "").lower(), "unknown")
@@ -337,7 +337,7 @@ def _explained(failure: str) -> str:
 
 
 def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatus:
-    """The status of a session that has ended, with what its log says; ``explained``: Kaggle has said why it failed."""
+    """Return the status of an ended session with details from its log; ``explained``: Kaggle has given a reason."""
     text = plain(log)
     outcomes = _OUTCOME.findall(text)
     if outcomes:
@@ -353,7 +353,7 @@ def with_log(found: RunStatus, log: str, *, explained: bool = False) -> RunStatu
 
 
 def plain(log: str) -> str:
-    """A session's log as text: the client prints it as Kaggle keeps it, a JSON list of parts."""
+    """Return a session's log as text. The client prints it in Kaggle's form: a JSON list of parts."""
     try:
         parts = json.loads(log)
         return "".join(str(part.get("data", "")) for part in parts)
@@ -361,14 +361,14 @@ def plain(log: str) -> str:
         return log
 
 
-# Errors of the client or of Kaggle whose own words do not say what to do; all others are passed on. The client exits
-# with 0 when a push is refused ("Kernel push error: ..."), and with 1 and a word on stdout or stderr for all else. The
-# words are those of kaggle 2.2.4 and 2.2.5, and of Kaggle's servers as its users quote them.
+# Errors of the client or of Kaggle whose messages do not explain what to do; all others are passed on. The client exits
+# with 0 if a push is refused ("Kernel push error: ..."), and with 1 and a message on stdout or stderr for all other
+# errors. The messages come from kaggle 2.2.4 and 2.2.5, and from Kaggle's servers as users have quoted them.
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownError:
-    """A pattern in what was said, and what it means."""
+    """A pattern in a message, and what it means."""
 
     pattern: str
     sentence: str  # {0} is the pattern's first group
@@ -421,7 +421,7 @@ _KNOWN_ERRORS = (
 
 
 def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
-    """Why the client could not do it; None: it could."""
+    """Return why the client failed, or None if it succeeded."""
     pushed = PUSH_ERROR.search(output.stdout)
     if output.returncode == 0 and pushed is None:
         return None

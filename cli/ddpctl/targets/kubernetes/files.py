@@ -1,6 +1,6 @@
-"""What a run's nodes have written: in their pods, in the logs of those that have ended, on claims, and as kept here.
+"""What a run's nodes have written: in their pods, in the logs of ended pods, on claims, and in copies on this machine.
 
-``python -m ddpctl.targets.kubernetes.files FOLDER`` keeps what it reads from stdin in a run's folder.
+``python -m ddpctl.targets.kubernetes.files FOLDER`` saves what it reads from stdin in a run's folder.
 """
 
 import json
@@ -26,16 +26,16 @@ from ddpwire.run_files import CHECKPOINTS, NODE_LOG, node_name
 
 Pods = Mapping[int, Mapping[str, Any]]  # the pod of each node
 LOG_LINES = 2000
-PLACED = "placed"  # beside a node's files: when it first got a machine
-READER_S = 180  # until the pod that reads a claim runs
+PLACED = "placed"  # a file next to a node's files: when the node first got a machine
+READER_S = 180  # how long the pod that reads a claim may take to start
 NO_POD = "it has no pod"
 
 
-# Probing: by a shell in each pod that runs
+# Probing: with a shell in each running pod
 
 
 def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tuple[ProbeResult, ...]]:
-    """What every node's pod answers, by node; of one that has ended what its log and this machine have."""
+    """Return each node's answer, in order. For a pod that has ended, use its log and the files kept on this machine."""
     nodes, workload = range(run.job.max_nodes), workload_of(run.handle)
     running = [node for node in nodes if node in pods and _runs(pods[node])]
     ended = [node for node in nodes if node in pods and node not in running]
@@ -61,7 +61,7 @@ def probe_pods(run: Run, probe: Probe, kubectl: Kubectl, pods: Pods) -> Verb[tup
 def _probe_kept(
     run: Run, probe: Probe, nodes: list[int], seen: Mapping[int, ProbeResult]
 ) -> Verb[tuple[ProbeResult, ...]]:
-    """What is kept here of nodes whose pods are gone or have ended, under what their logs have (``seen``)."""
+    """Return what is kept here of nodes without a running pod; files from their logs (``seen``) take precedence."""
     words = [shlex.quote(str(Path(run.folder, node_name(node)))) for node in nodes]
     files = (*(name for name in probe.files if name in log_record.FILES), PLACED)
     text = probe_script(replace(probe, metrics=False, placed=False, files=files), words)
@@ -94,18 +94,18 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 
 def _scheduled(pod: Mapping[str, Any]) -> tuple[float, ...]:
-    """When it got its machine; what follows is the pull of its image."""
+    """Return when a pod got its machine; after that, its image is pulled."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "True":
             return (datetime.fromisoformat(condition["lastTransitionTime"]).timestamp(),)
     return ()
 
 
-# Keeping what a timeline and a report need, before it is deleted
+# Saving what a timeline and a report need, before it is deleted
 
 
 def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
-    """Keep it in the run's folder here."""
+    """Save what a timeline and a report need in the run's folder on this machine."""
     seen = yield from probe_pods(run, Probe(metrics=False, files=log_record.FILES), kubectl, pods)
     nodes = {one.node: {name: text for name, text in one.files.items() if name in log_record.FILES} for one in seen}
     asked = json.dumps({"nodes": nodes, "placed": {one.node: one.placed for one in seen}})
@@ -114,7 +114,7 @@ def keep_files(run: Run, kubectl: Kubectl, pods: Pods) -> Verb[None]:
 
 
 def keep_placed(folder: Path, pods: Pods) -> None:
-    """Keep when each node first got a machine. Raises OSError."""
+    """Save when each node first got a machine. Raises OSError."""
     for node, pod in pods.items():
         _keep_placed(folder / node_name(node), _scheduled(pod))
 
@@ -125,7 +125,7 @@ def _keep_placed(node_dir: Path, placed: tuple[float, ...]) -> None:
 
 
 def main() -> int:
-    """The program."""
+    """Run the program: save the files that are on stdin."""
     asked, folder = json.load(sys.stdin), Path(sys.argv[1])
     for node, files in asked["nodes"].items():
         if files:
@@ -134,13 +134,13 @@ def main() -> int:
     return 0
 
 
-# Pulling: from pods that run; else from the claim, through a pod that does nothing else
+# Pulling: from running pods, or else from the claim, through a pod that has no other purpose
 
 
 def pull_files(
     run: Run, options: KubernetesOptions, kubectl: Kubectl, pods: Pods, into: str, *, best: bool
 ) -> Verb[tuple[str, ...]]:
-    """Fetch what the run has written; lines of what could not be had. Raises NoInputError where it is gone."""
+    """Fetch what the run has written; return lines about what is missing. Raises NoInputError if all of it is gone."""
     container = workload_of(run.handle).container
     running = {pod["metadata"]["name"]: node for node, pod in pods.items() if _runs(pod)}
     mount = holds(run.job, run.checkpoint_dir)
@@ -157,7 +157,7 @@ def pull_files(
     pod = reader(run.name, run.uid, run.job, options, run.checkpoint_dir)
     name = pod["metadata"]["name"]
     delete = kubectl.run("delete", "pod", name, "--ignore-not-found", "--grace-period=1")
-    yield (delete,)  # of a pull that was interrupted
+    yield (delete,)  # the pod of an interrupted pull
     check(*(yield (kubectl.create(dump((pod,))),)))
     try:
         wait = ("wait", f"pod/{name}", "--for=condition=Ready", f"--timeout={READER_S}s")

@@ -21,7 +21,7 @@ _SINCE_2_2 = "runtimePatches"  # 2.0 had podSpecOverrides, 2.1 podTemplateOverri
 
 @dataclass(frozen=True, kw_only=True)
 class Kubectl:
-    """kubectl, for one namespace of one cluster; None: as kubectl has it."""
+    """kubectl for one namespace of one cluster. None means kubectl's own setting."""
 
     context: str | None = None
     namespace: str | None = None
@@ -33,20 +33,20 @@ class Kubectl:
         return ("kubectl", *context, *(("--namespace", self.namespace) if self.namespace else ()))
 
     def run(self, *arguments: str, timeout_s: float | None = TIMEOUT_S, **rest: Any) -> Command:
-        """A command that asks the cluster."""
+        """Return a command that queries or changes the cluster."""
         return Command(argv=(*self.argv, REQUEST_TIMEOUT, *arguments), timeout_s=timeout_s, **rest)
 
     def view(self) -> Command:
-        """What kubectl's configuration says of this context; asks nobody."""
+        """Return the command that prints kubectl's configuration of this context. It does not contact the cluster."""
         context = ("--context", self.context) if self.context else ()
         return Command(argv=("kubectl", *context, "config", "view", "--minify", "-o", "json"), probe=True)
 
     def raw(self, path: str) -> Command:
-        """Whether the cluster serves an API."""
+        """Return the command that checks whether the cluster serves an API."""
         return self.run("get", "--raw", path, probe=True)
 
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
-        """Make the objects of a text; ``dry_run``: only let the cluster judge them, strictly."""
+        """Return the command that creates objects from text; ``dry_run``: the cluster only validates them, strictly."""
         judged = ("--dry-run=server",) if dry_run else ()
         return self.run(
             "create",
@@ -62,11 +62,11 @@ class Kubectl:
         )
 
     def get(self, what: str, *rest: str) -> Command:
-        """Objects as JSON; what is not there is an empty answer."""
+        """Return the command that prints objects as JSON, or nothing if there are none."""
         return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
 
     def chosen(self, output: Output) -> "Kubectl":
-        """The same, with the context and the namespace written out, so that later verbs ask the same cluster."""
+        """Return a copy with explicit context and namespace, so that later verbs use the same cluster."""
         try:
             config = json.loads(output.stdout) if output.returncode == 0 else {}
             context = config["contexts"][0]
@@ -77,7 +77,7 @@ class Kubectl:
 
 
 def items(output: Output) -> list[dict[str, Any]]:
-    """The objects of an answer: of a list, of one, of none."""
+    """Return the objects of an answer, which is a list, one object or empty."""
     if not output.stdout.strip():
         return []
     answer = json.loads(output.stdout)
@@ -85,12 +85,12 @@ def items(output: Output) -> list[dict[str, Any]]:
     return found
 
 
-# Errors: what kubectl prints when a cluster cannot be asked or refuses, as one sentence with what to do. The patterns
-# are those of kubectl 1.32 and Kubernetes 1.32 (tests/data/kubernetes/bad).
+# Errors: what kubectl prints if a cluster does not answer or refuses, as one sentence with what to do. The patterns
+# match kubectl 1.32 and Kubernetes 1.32 (tests/data/kubernetes/bad).
 
 
 def _quota(asked: str, used: str, allowed: str) -> str:
-    """Each exhausted resource of a quota; ``asked``, ``used``, ``allowed``: ``pods=1,requests.cpu=2``."""
+    """Describe each exhausted resource of a quota. ``asked``, ``used``, ``allowed``: ``pods=1,requests.cpu=2``."""
     numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
     return ", ".join(
         f"{name}: {number} asked for, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
@@ -134,7 +134,7 @@ _AWAY: tuple[tuple[str, _Make], ...] = (
     (r"context deadline exceeded|Client\.Timeout", lambda _: _SLOW),
 )
 
-# It was asked, and said no; or kubectl did, to what it was told.
+# The cluster refused the request, or kubectl refused its arguments.
 _REFUSED: tuple[tuple[str, _Make], ...] = (
     (
         r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
@@ -198,7 +198,7 @@ _REFUSED: tuple[tuple[str, _Make], ...] = (
 
 
 def error_of(output: Output) -> DdpctlError:
-    """A command that failed, as an error: of the cluster that cannot be asked, or of what it was asked."""
+    """Return the error of a failed command: the cluster cannot be asked, or it refuses the request."""
     if output.returncode == NOT_FOUND:
         return UnavailableError("kubectl is not installed: install it (https://kubernetes.io/docs/tasks/tools)")
     if output.returncode == TIMED_OUT:
@@ -213,7 +213,7 @@ def error_of(output: Output) -> DdpctlError:
 
 
 def check(*outputs: Output) -> None:
-    """Raise what the first failed command says."""
+    """Raise the error of the first command that failed."""
     for output in outputs:
         if output.returncode:
             raise error_of(output)
@@ -224,19 +224,19 @@ def check(*outputs: Output) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What runs the job, and why."""
+    """The workload that runs the job, and why it was chosen."""
 
     workload: Workload
     why: str
 
 
 def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
-    """kubectl, with its context and its namespace written out."""
+    """Return kubectl with explicit context and namespace. Raises ConfigError, UnavailableError."""
     asked = Kubectl(context=options.context, namespace=options.namespace)
     (view,) = yield (asked.view(),)
     if view.returncode == NOT_FOUND or (view.returncode and options.context):
         error = error_of(view)
-        if isinstance(error, ConfigError):  # the context is not there
+        if isinstance(error, ConfigError):  # the context does not exist
             (listed,) = yield (Command(argv=("kubectl", "config", "get-contexts", "-o", "name"), probe=True),)
             known = ", ".join(listed.stdout.split()) if listed.returncode == 0 else ""
             raise ConfigError(f"context: kubectl has no {quote(options.context)}; known: {known or 'none'}")
@@ -245,7 +245,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
 
 
 def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice]:
-    """The workload of the options, or the first that the cluster serves. Raises ConfigError, UnavailableError."""
+    """Return the options' workload, or the first that the cluster serves. Raises ConfigError, UnavailableError."""
     if options.workload != "auto":
         return (yield from _as_said(kubectl, WORKLOADS[options.workload]))
     asked = [WORKLOADS["pytorchjob"], WORKLOADS["trainjob"]]
@@ -264,7 +264,7 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice
 
 
 def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
-    """The workload that was named; a cluster that cannot be asked now refuses a launch, and a dry run says it."""
+    """Return the named workload. If the cluster cannot be asked, the choice's reason says so. Raises ConfigError."""
     (answer,) = yield (kubectl.raw(workload.api),)
     if is_absent(answer):
         raise ConfigError(f"the cluster has no {workload.kind}: its operator is not installed; --kind job needs none")
@@ -273,12 +273,12 @@ def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
 
 
 def workload_of(handle: Mapping[str, str]) -> Workload:
-    """The workload of a run that was started."""
+    """Return the workload of a run that was started."""
     return WORKLOADS[handle["workload"]]
 
 
 def _serves(workload: Workload, answer: Output) -> bool:
-    """Whether the API group has the resource. Raises what the cluster says where it cannot be asked."""
+    """Return whether the API group has the resource. Raises DdpctlError if the cluster cannot be asked."""
     if is_absent(answer):
         return False
     if answer.returncode:
@@ -288,17 +288,17 @@ def _serves(workload: Workload, answer: Output) -> bool:
 
 
 def is_absent(answer: Output) -> bool:
-    """Whether the cluster says that it has no such object or API."""
+    """Return whether the cluster has answered that it has no such object or API."""
     absent = "NotFound" in answer.stderr or "could not find the requested resource" in answer.stderr
     return answer.returncode != 0 and absent
 
 
 def misses_runtime(answer: Output) -> bool:
-    """Whether the webhook of Kubeflow Trainer does not see yet the TrainingRuntime that a TrainJob names."""
+    """Return whether the webhook of Kubeflow Trainer does not yet see the TrainingRuntime that a TrainJob names."""
     return answer.returncode != 0 and "trainingRuntime must be created before" in answer.stderr
 
 
 def keeps_secrets(answer: Output) -> bool:
-    """Whether all that was refused is to delete a Secret: a user without that right has made none."""
+    """Return whether only access to Secrets was refused. A user without that right cannot have made any."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
     return bool(lines) and all('resource "secrets"' in line for line in lines)

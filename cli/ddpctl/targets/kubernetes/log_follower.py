@@ -1,8 +1,8 @@
-"""Prints the logs of a run's pods as they come, also of those that are replaced, until its job has ended.
+"""Prints the logs of a run's pods while they are written, including replacement pods, until the run's job has ended.
 
-A program of its own (``python -m ddpctl.targets.kubernetes.log_follower TASK``), started by the target's verb ``logs``:
-one `kubectl logs --follow` a container, since one for all of them stops following when a pod is replaced. What it
-prints are the nodes' own lines, which begin with node and rank; its own messages go to stderr.
+The target's verb ``logs`` starts this separate program (``python -m ddpctl.targets.kubernetes.log_follower TASK``). It
+runs one `kubectl logs --follow` per container, because a single one for all containers stops when a pod is replaced. It
+prints the nodes' own lines, which begin with node and rank; its own messages go to stderr.
 """
 
 import json
@@ -31,25 +31,25 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
 POLL_S = 2.0
-UNREACHABLE_S = 120.0  # how long a cluster may not answer before this ends
+UNREACHABLE_S = 120.0  # how long the cluster may fail to answer before the program ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be followed: JSON on the command line."""
+    """What to follow, passed as JSON on the command line."""
 
     run: str
-    uid: str  # of its launch
-    nodes: int  # of the job
+    uid: str  # the uid of the run's launch
+    nodes: int  # the number of nodes of the job
     created: float
     workload: str
     master: bool
     context: str | None
     namespace: str | None
     only: str | None  # a regular expression that a line must match
-    only_nodes: tuple[int, ...]  # empty: all
+    only_nodes: tuple[int, ...]  # empty for all nodes
     tail: int | None
-    folder: str  # the run's, which keeps the records of the nodes' logs
+    folder: str  # the run's folder, in which the records from the nodes' logs are saved
     replace_lost: bool = False
     poll_s: float = POLL_S
     unreachable_s: float = UNREACHABLE_S
@@ -57,17 +57,17 @@ class Task:
 
 @dataclass
 class Follower:
-    """One thread a container; a line is written whole."""
+    """Copies logs to stdout with one thread per container; lines of different containers are never mixed."""
 
     task: Task
     kubectl: Kubectl
-    _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, the restarts of its container
+    _seen: set[tuple[str, int]] = field(default_factory=set)  # a pod's uid, how often its container was restarted
     _ended: dict[tuple[str, int], str] = field(default_factory=dict)  # when its stream ended, in UTC
     _threads: list[threading.Thread] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def follow_started(self, pods: dict[int, Any]) -> None:
-        """Follow every container that has started and is not followed yet; and what it said before it started again."""
+        """Follow each started container that is not followed yet, and print its log from before its last restart."""
         container = WORKLOADS[self.task.workload].container
         for node, pod in pods.items():
             if self.task.only_nodes and node not in self.task.only_nodes:
@@ -85,7 +85,7 @@ class Follower:
                 self._start(name, (uid, restarts), "--follow", "--since-time", since)  # the connection was lost
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until the last line is out."""
+        """Wait until the last line is printed, but not longer than ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -122,14 +122,14 @@ class Follower:
             self._ended[key] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
     def _keep(self, node: int, record: str) -> None:
-        """What cannot be written keeps nobody from reading the log."""
+        """Save the files of a node's record. If they cannot be written, the log is printed all the same."""
         if node < self.task.nodes and (files := log_record.unpack(record)):
             with self._lock, suppress(OSError):
                 log_record.keep(Path(self.task.folder, node_name(node)), files)
 
 
 def main() -> int:
-    """The program."""
+    """Run the program; return its exit code."""
     task = Task(**{**(record := json.loads(sys.argv[1])), "only_nodes": tuple(record["only_nodes"])})
     workload = WORKLOADS[task.workload]
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
@@ -137,7 +137,7 @@ def main() -> int:
     follower = Follower(task=task, kubectl=kubectl)
     replaced: set[str] = set()  # uids of pods
     said_last, answered, parent = "", time.monotonic(), os.getppid()
-    while os.getppid() == parent:  # where the system does not end it with its ddpctl
+    while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
         found = _ask(kubectl.get(f"{workload.resource}/{task.run}"))
         pods_found = found if found.returncode else _ask(_pods_of(kubectl, task))
         if pods_found.returncode:
@@ -173,7 +173,7 @@ def main() -> int:
 
 
 def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
-    """Delete the pods of machines that are gone, and return their uids: one that may not be deleted is tried once."""
+    """Delete the pods of lost machines; return the uids of all that were tried, so that each is tried only once."""
     lost = [pod["metadata"] for pod in pods if is_lost(pod, time.time())]
     for pod in lost:
         done = _ask(kubectl.run("delete", "pod", pod["name"], "--force", "--grace-period=0", "--wait=false"))
@@ -183,7 +183,7 @@ def _replace_lost(kubectl: Kubectl, pods: list[Any]) -> set[str]:
 
 
 def _run_of(task: Task) -> Run:
-    """As much of the run's record as a status needs."""
+    """Return a run record with only the fields that a status needs."""
     return Run(
         name=task.run,
         created=task.created,

@@ -1,7 +1,7 @@
-"""The objects of a run: its job, as each kind of workload writes it, and the objects beside the job. Pure.
+"""The objects of a run: its job, in the form of each kind of workload, and the objects beside the job. Pure.
 
 PyTorchJob: kubeflow.org/v1 of the training-operator; TrainJob: trainer.kubeflow.org/v1alpha1 of Kubeflow Trainer;
-Job: batch/v1, Indexed. The contract is the same in all three: what an operator does not set, the manifest sets.
+Job: batch/v1, Indexed. All three fulfil the same contract: the manifest sets what the operator does not set.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,21 +19,21 @@ KUEUE = "kueue.x-k8s.io/queue-name"
 _ROLE = "training.kubeflow.org/replica-type"
 _REPLICA = "training.kubeflow.org/replica-index"
 _INDEX = "batch.kubernetes.io/job-completion-index"
-TRAINJOB_PORT = 29500  # that the operator says, whatever a job wants
+TRAINJOB_PORT = 29500  # the operator always sets this port, even if the job asks for another
 
-# What may go better the next time (docs/restarts.md): killed, absent, hung, saved; aborted, as by NCCL's watchdog. All
-# else, a crash as well, ends the job.
+# Exit codes after which a retry may succeed (docs/restarts.md): killed, absent, hung, saved; aborted, for example by
+# NCCL's watchdog. All other codes, including those of crashes, end the job.
 RETRIED = tuple(sorted([128 + SIGHUP, 128 + SIGABRT, *(int(code) for code in Exit if code.retry)]))
 
 
 def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
-    """The project's files; ``files``: path → content."""
+    """Return the ConfigMap with the project's files; ``files``: path → content."""
     data = {key: files[path] for key, path in draft.project.items()}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": draft.metadata, "data": data}
 
 
 def secret(draft: Draft, values: Mapping[str, str]) -> Object:
-    """The values of the job's secrets. It goes to kubectl's stdin and nowhere else."""
+    """Return the Secret with the values of the job's secrets. It is sent only to kubectl's stdin."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -44,7 +44,7 @@ def secret(draft: Draft, values: Mapping[str, str]) -> Object:
 
 
 def service(draft: Draft) -> Object:
-    """The headless Service that gives the pods of a Job their names, also before they are ready."""
+    """Return the headless Service that gives the pods of a Job their names, even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -59,7 +59,7 @@ def service(draft: Draft) -> Object:
 
 
 def network_policy(draft: Draft) -> Object:
-    """Who reaches a rendezvous can run code: the run's own pods alone; the metrics are for Prometheus as well."""
+    """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to the metrics."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -79,42 +79,42 @@ def network_policy(draft: Draft) -> Object:
     }
 
 
-# Workloads: what each is called, how it is written down, how its pods are told apart
+# Workloads: their names, their manifests, and how the pods of each are mapped to nodes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """One kind of workload."""
 
-    word: Word  # in the options
+    word: Word  # its name in the options
     kind: str
-    operator: str  # who makes pods of it
-    resource: str  # for kubectl
-    api: str  # its path, which the cluster answers if it serves it
-    container: str  # the name that the operator looks for
-    suspend: str  # the merge patch with %s for true or false
+    operator: str  # what must be in the cluster to make its pods
+    resource: str  # its name for kubectl
+    api: str  # the API's path, which the cluster answers if it serves the API
+    container: str  # the container's name that the operator expects
+    suspend: str  # a merge patch, with %s for true or false
     job: Callable[[Draft], Object]
-    before: Callable[[Draft], tuple[Object, ...]]  # what must be there when the job comes
-    pod: Callable[[Draft], Object]  # the template, for a dry run of it as a bare Pod
-    node: Callable[[Mapping[str, Any], bool], int]  # from a pod's metadata, and whether there is a Master: its node
-    cascade: str = "foreground"  # of kubectl delete: the job is there until its pods have ended
+    before: Callable[[Draft], tuple[Object, ...]]  # the objects that must exist before the job
+    pod: Callable[[Draft], Object]  # the pod template, for a dry run as a bare Pod
+    node: Callable[[Mapping[str, Any], bool], int]  # a pod's node, from its metadata and whether there is a Master
+    cascade: str = "foreground"  # for kubectl delete: the job exists until its pods have ended
 
 
 def metadata_of(draft: Draft) -> Object:
-    """The job's own metadata: with its queue."""
+    """Return the job's own metadata, which includes its queue."""
     queue = {KUEUE: draft.options.queue} if draft.options.queue else {}
     return {**draft.metadata, "labels": {**draft.labels, **queue}}
 
 
 def backoff_limit(draft: Draft) -> int:
-    """Restarts of all pods together."""
+    """Return how many restarts all pods together may have."""
     return 0 if draft.options.restart == "Never" else draft.plan.job.max_nodes * draft.options.failures
 
 
 def _pytorch_pod(draft: Draft) -> Object:
     job = draft.plan.job
     place: list[Object] = []
-    if not draft.options.master:  # with a Master the operator says all of it
+    if not draft.options.master:  # with a Master, the operator sets all these variables
         rank = {"fieldRef": {"fieldPath": f"metadata.labels['{_REPLICA}']"}}
         place = [
             *variables({names.NNODES: str(job.max_nodes), names.NPROC_PER_NODE: str(job.local_world_size)}),
@@ -169,7 +169,7 @@ def _job_pod(draft: Draft) -> Object:
 
 def _train_pod(draft: Draft) -> Object:
     port = ("rendezvous", TRAINJOB_PORT)
-    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # it says the place
+    return template(draft, container="node", port=port, place=[], restart=_job_restart(draft))  # operator sets place
 
 
 def _job_restart(draft: Draft) -> str:
@@ -177,7 +177,7 @@ def _job_restart(draft: Draft) -> str:
 
 
 def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
-    """What a Job does when a pod fails; a pod that was evicted or deleted costs nothing."""
+    """Return what a Job does when a pod fails; pods that were evicted or deleted do not count as failures."""
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
@@ -283,8 +283,8 @@ WORKLOADS: Mapping[str, Workload] = {
             before=lambda draft: (_training_runtime(draft),),
             pod=_train_pod,
             node=_index,
-            # In the foreground its runtime goes first, and the webhook then refuses each update of the TrainJob, also
-            # the one that removes its finalizer: it would stay for ever.
+            # A foreground deletion deletes the runtime first. Then the webhook refuses every update of the TrainJob,
+            # including the one that removes its finalizer, so that the TrainJob would stay forever.
             cascade="background",
         ),
         Workload(

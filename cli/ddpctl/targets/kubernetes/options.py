@@ -16,44 +16,44 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
 DEFAULT_PROJECT = ("*.py",)
-RUNS = "/runs"  # the run's folder is in it
+RUNS = "/runs"  # contains the run's folder
 WORKSPACE = "/workspace"
 Kind = Literal["pvc", "secret", "configmap", "path"]
 KINDS: dict[Kind, str] = {"pvc": "claim", "secret": "Secret", "configmap": "ConfigMap", "path": "path"}
-LONGEST = 63  # a DNS label: a pod's hostname, a Service
-LONGEST_WORD = 9  # what a run's name has beside its job's: -saffron
+LONGEST = 63  # the limit of a DNS label, for a pod's hostname or a Service
+LONGEST_WORD = 9  # what a run's name adds to its job's name, such as -saffron
 OURS = ("/dev/shm", "/tmp")  # noqa: S108 -- paths in the container
 _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run", "ddpctl.uid")
 
 
 def is_object_name(name: str) -> bool:
-    """Whether an object may be called so: a DNS subdomain (RFC 1123)."""
+    """Return whether an object may have this name: a DNS subdomain (RFC 1123)."""
     return len(name) <= 253 and bool(_SUBDOMAIN.fullmatch(name))
 
 
 def check_object_name(name: str) -> str:
-    """The name of a Secret, a PriorityClass and so on."""
+    """Check the name of a Secret, a PriorityClass or another object. Raises ValueError."""
     if not is_object_name(name):
         raise ValueError("lower-case letters, digits, '-' and '.', as Kubernetes names its objects")
     return name
 
 
 def check_namespace(name: str) -> str:
-    """A namespace: a DNS label."""
+    """Check the name of a namespace, which is a DNS label. Raises ValueError."""
     if not _LABEL.fullmatch(name):
         raise ValueError("lower-case letters, digits and '-', a letter first, at most 63 characters")
     return name
 
 
 def check_text(text: str) -> str:
-    """The name of a context: anything that fits on one line."""
+    """Check the name of a context, which is any text on one line. Raises ValueError."""
     if not text or not text.isprintable() or text.startswith("-"):
         raise ValueError("one line of text that does not begin with '-'")
     return text
 
 
 def check_key(key: str) -> str:
-    """The key of a label, or the name of a resource: ``example.com/name``."""
+    """Check the key of a label or the name of a resource, such as ``example.com/name``. Raises ValueError."""
     prefix, slash, name = key.rpartition("/")
     if not _LABEL_NAME.fullmatch(name) or (slash and not is_object_name(prefix)):
         raise ValueError("NAME or DOMAIN/NAME, as nvidia.com/gpu")
@@ -61,7 +61,7 @@ def check_key(key: str) -> str:
 
 
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
-    """Keys and values that Kubernetes takes as labels."""
+    """Check that Kubernetes accepts these keys and values as labels. Raises ValueError."""
     for key, value in labels.items():
         try:
             check_key(key)
@@ -73,14 +73,14 @@ def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of objects."""
+    """Check names of objects. Raises ValueError."""
     for name in names:
         check_object_name(name)
     return names
 
 
 def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
-    """``VARIABLE: SECRET/KEY``."""
+    """Check a table with entries ``VARIABLE: SECRET/KEY``. Raises ValueError."""
     check_env(table)
     for variable, place in table.items():
         secret, slash, key = place.partition("/")
@@ -90,7 +90,7 @@ def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
-    """``KEY``, ``KEY=VALUE``, each with ``:EFFECT`` or without."""
+    """Check tolerations: ``KEY`` or ``KEY=VALUE``, each with or without ``:EFFECT``. Raises ValueError."""
     for text in texts:
         match = _TOLERATION.fullmatch(text)
         if not match:
@@ -100,19 +100,19 @@ def check_tolerations(texts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def toleration(text: str) -> dict[str, str]:
-    """A toleration as Kubernetes spells it."""
+    """Return a toleration in the form that Kubernetes uses."""
     key, value, effect = _TOLERATION.fullmatch(text).groups()  # type: ignore[union-attr]
     spelled = {"key": key, "operator": "Exists"} if value is None else {"key": key, "value": value}
     return spelled | ({"effect": effect} if effect else {})
 
 
 def check_keep(text: str) -> str:
-    """``1d``."""
+    """Check a time such as ``1d``. Raises ValueError."""
     return check_time(text, example="1d")
 
 
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
-    """Patterns of files inside the project."""
+    """Check patterns of files inside the project. Raises ValueError."""
     for glob in globs:
         if not glob or glob.startswith(("/", "-", "..")) or "\0" in glob or "\n" in glob:
             raise ValueError(f"{glob!r} is not a pattern of files inside the project, such as '*.py' or 'conf/*.yaml'")
@@ -242,11 +242,11 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """What a cluster would swallow, and that breaks as soon as it runs."""
+        """Yield problems that the cluster may accept but that fail when the job runs: the key and a sentence."""
         return find_problems(job, self)
 
 
-# A job's mounts as Kubernetes' volumes: paths of the machine, claims, Secrets and ConfigMaps
+# A job's mounts as Kubernetes volumes: paths on the machine, claims, Secrets and ConfigMaps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +260,7 @@ class Mount:
 
 
 def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
-    """The job's mounts; ``JobSpec`` and ``find_problems`` check them."""
+    """Return the job's mounts, which ``JobSpec`` and ``find_problems`` check."""
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
@@ -279,18 +279,18 @@ def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
 
 
 def is_claim(name: str) -> bool:
-    """Whether a claim, a Secret or a ConfigMap may be called so."""
+    """Return whether a claim, a Secret or a ConfigMap may have this name."""
     return is_object_name(name)
 
 
 def holds(job: JobSpec, path: str) -> Mount | None:
-    """The mount that what is written to ``path`` goes to; the deepest of them."""
+    """Return the deepest mount that contains ``path``, or None if ``path`` is not in a mount."""
     found = [mount for mount in mounts_of(job) if PurePosixPath(path).is_relative_to(mount.path)]
     return max(found, key=lambda mount: len(PurePosixPath(mount.path).parts), default=None)
 
 
 def volume(name: str, mount: Mount) -> dict[str, Any]:
-    """The volume of a mount."""
+    """Return the volume of a mount."""
     sources: dict[Kind, dict[str, Any]] = {
         "pvc": {"persistentVolumeClaim": {"claimName": mount.source}},
         "secret": {"secret": {"secretName": mount.source, "defaultMode": 0o440}},
@@ -301,23 +301,23 @@ def volume(name: str, mount: Mount) -> dict[str, Any]:
 
 
 def volume_mount(name: str, mount: Mount) -> dict[str, Any]:
-    """Where the container has it."""
+    """Return the mount of a volume in the container."""
     return {"name": name, "mountPath": mount.path, **({"readOnly": True} if mount.read_only else {})}
 
 
-# Validation: what the API server, a webhook or nobody refuses, and what breaks as soon as the job runs. Each is a key
-# of the file (``job.gpus``, ``target.restart``) and a sentence. A field by itself is checked by its rule; here stands
-# what only two of them together make wrong.
+# Validation: settings that the API server or a webhook refuses, or that nothing refuses but that fail when the job
+# runs. Each problem is a key of the file (``job.gpus``, ``target.restart``) and a sentence. A field's own rule checks
+# that field alone; most checks here are about combinations of fields.
 
 
 def suffix(workload: str, max_nodes: int) -> int:
-    """How many characters a workload adds to the run's name for its longest pod."""
+    """Return how many characters a workload adds to the run's name in the longest name of a pod."""
     last = len(str(max_nodes - 1))
     return last + {"trainjob": len("-node-0--xxxxx"), "job": len("--xxxxx")}.get(workload, len("-worker-"))
 
 
 def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
-    """Why this name is too long, if it is."""
+    """Return why this name is too long, or None if it is not."""
     most = LONGEST - suffix(workload, max_nodes)
     if len(name) <= most:
         return None
@@ -328,7 +328,7 @@ def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
 
 
 def find_problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
-    """All that is wrong, in the order of the file's keys."""
+    """Yield all problems, each with its key."""
     most = LONGEST - suffix(options.workload, job.max_nodes) - LONGEST_WORD
     if len(job.name) > most:
         yield (

@@ -26,21 +26,21 @@ from ddpwire import names, run_files
 Object = dict[str, Any]
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./ ]*[A-Za-z0-9/]|[A-Za-z/]")
 
-# What a reader of YAML 1.1 may take for something else than text (https://yaml.org/type/).
+# Words that a reader of YAML 1.1 may read as something other than text (https://yaml.org/type/).
 _WORDS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
-USER = 10001  # of the image
+USER = 10001  # the user ID of the image
 RUN_LABEL = "ddpctl.run"
-UID_LABEL = "ddpctl.uid"  # tells launches of one name apart
+UID_LABEL = "ddpctl.uid"  # distinguishes launches with the same name
 _DISK = "ephemeral-storage"
-PORT = 23456  # the operators' own, where the job says none
-SCRATCH = "1Gi"  # that is reserved
-SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still on its way to a slow disk
+PORT = 23456  # the operators' default, if the job sets none
+SCRATCH = "1Gi"  # the disk space that is reserved
+SAVE_S = 30  # beyond the ranks' grace: ddprun's margin, and a checkpoint that is still being written to a slow disk
 READER_LIVES_S = 6 * 3600
 _LOST = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes every text that is not plainly text; never writes an alias."""
+    """Quotes every text that could be read as another type; never writes an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002
         return True
@@ -57,22 +57,22 @@ _Dumper.add_representer(str, _text)
 
 
 def dump(objects: Iterable[Object]) -> str:
-    """Objects as one stream of YAML documents."""
+    """Return objects as one stream of YAML documents."""
     return yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, default_flow_style=False, width=4096)
 
 
 def literal(text: str) -> str:
-    """Text of an argument or a variable that Kubernetes hands on as it is: ``$(NAME)`` is not expanded."""
+    """Escape the text of an argument or variable, so that Kubernetes does not expand ``$(NAME)``."""
     return text.replace("$", "$$") if "$(" in text or "$$" in text else text
 
 
 def variables(values: Mapping[str, str]) -> list[Object]:
-    """An environment as Kubernetes spells it."""
+    """Return an environment in the form that Kubernetes uses."""
     return [{"name": name, "value": literal(value)} for name, value in values.items()]
 
 
 def drop_empty(value: Object) -> Object:
-    """Without the keys that hold nothing."""
+    """Return the object without keys whose values are empty."""
     return {key: item for key, item in value.items() if item not in (None, {}, [], "")}
 
 
@@ -81,7 +81,7 @@ def drop_empty(value: Object) -> Object:
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """What is to be written down: a run, its cluster's options, and what goes along."""
+    """What the manifests are made from: a run, its cluster's options, and the files to send."""
 
     plan: Plan
     options: KubernetesOptions
@@ -89,7 +89,7 @@ class Draft:
 
     @property
     def name(self) -> str:
-        """Of the job, and of all that belongs to it."""
+        """The name of the job and of every object that belongs to it."""
         return self.plan.run
 
     @property
@@ -99,7 +99,7 @@ class Draft:
 
     @property
     def selector(self) -> dict[str, str]:
-        """What selects the run's pods: they have each other's name, whichever launch has made them."""
+        """The labels that select the run's pods: by the run's name, whichever launch has made them."""
         return {RUN_LABEL: self.name}
 
     @property
@@ -116,7 +116,7 @@ class Draft:
 
 
 def needs_project(job: JobSpec) -> bool:
-    """Whether the ranks run code of the project's folder, which no image of ours has."""
+    """Return whether the ranks run code from the project's folder, which our own image does not have."""
     words = program(job.command)
     if words[0] == "-m":
         return words[1] != "ddptrain"
@@ -124,7 +124,7 @@ def needs_project(job: JobSpec) -> bool:
 
 
 def checkpoint_dir(plan: Plan) -> str:
-    """Where the container has the checkpoints: a resumed run's are in the folder of the run it continues from."""
+    """Return the container's folder of checkpoints: a resumed run uses the folder of the run that it continues."""
     run = PurePath(plan.checkpoint_dir).parent.name or plan.run
     return f"{RUNS}/{run}/{run_files.CHECKPOINTS}"
 
@@ -132,7 +132,7 @@ def checkpoint_dir(plan: Plan) -> str:
 def template(
     draft: Draft, *, container: str, port: tuple[str, int], place: list[Object], restart: str | None
 ) -> Object:
-    """The pod template. ``place``: the variables that say which node this is; ``restart``: None: the operator's."""
+    """Return the pod template. ``place``: variables that identify the node; ``restart``: None for the operator's."""
     options, job = draft.options, draft.plan.job
     return {
         "metadata": {"labels": draft.labels, "annotations": _scraped(options)},
@@ -153,7 +153,7 @@ def template(
 
 
 def _scraped(options: KubernetesOptions) -> dict[str, str]:
-    """What a Prometheus without the operator goes by."""
+    """Return the annotations that a Prometheus without its operator uses."""
     return {
         "prometheus.io/scrape": "true",
         "prometheus.io/port": str(options.metrics_port),
@@ -163,7 +163,7 @@ def _scraped(options: KubernetesOptions) -> dict[str, str]:
 
 def _container(draft: Draft, name: str, port: tuple[str, int], place: list[Object]) -> Object:
     options, job = draft.options, draft.plan.job
-    # Said on the command line, which wins: an operator that knows one number of replicas alone appends PET_NNODES.
+    # An operator knows only one number of replicas and appends PET_NNODES, but the command line wins over it.
     elastic = ("--nnodes", job.nodes) if job.min_nodes != job.max_nodes else ()
     return {
         "name": name,
@@ -191,11 +191,11 @@ def _environment(draft: Draft) -> list[Object]:
         names.RUN_DIR: f"{RUNS}/{draft.name}",
         names.CHECKPOINT_DIR: checkpoint_dir(draft.plan),
         names.METRICS_PORT: str(options.metrics_port),
-        **({names.IMAGE: job.image} if draft.plan.uid else {}),  # of a spec by itself, kustomize may change the image
+        **({names.IMAGE: job.image} if draft.plan.uid else {}),  # in a rendered spec, kustomize may change the image
         **({names.NODE_REPLACED: "1"} if job.max_nodes > 1 and options.restart != "Never" else {}),
         **({names.DEVICE: job.device} if job.device != "auto" else {}),
     }
-    theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the one folder of its own that every user may write to
+    theirs = {"HOME": "/tmp", **job.env}  # noqa: S108 -- the container's only folder that every user may write to
     kept = {name: (draft.name, name) for name in job.secrets}
     kept |= {name: tuple(place.split("/", 1)) for name, place in options.env_secrets.items()}  # type: ignore[misc]
     secrets = [
@@ -206,7 +206,7 @@ def _environment(draft: Draft) -> list[Object]:
 
 
 def resources(job: JobSpec, options: KubernetesOptions) -> Object:
-    """What is reserved, and what is the most."""
+    """Return the reserved resources and their limits."""
     limits: dict[str, Any] = {"cpu": str(job.cpus) if job.cpus else None, "memory": job.memory}
     requests: dict[str, Any] = {
         "cpu": str(options.request_cpus or job.cpus or job.gpus),
@@ -220,13 +220,13 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
-    """What only some machines have, and keep for those who ask for it."""
+    """Return the resources that only some machines have, and reserve for pods that request them."""
     gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 
 
 def _pod_security(options: KubernetesOptions) -> Object:
-    if options.profile == "rdma":  # Kubernetes gives an added capability to root alone
+    if options.profile == "rdma":  # Kubernetes gives an added capability only to root
         return {"runAsUser": 0, "runAsGroup": 0, "seccompProfile": {"type": "RuntimeDefault"}}
     return {
         "runAsNonRoot": True,
@@ -248,7 +248,7 @@ def _security(options: KubernetesOptions) -> Object:
 
 
 def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
-    """Every volume, and where the container has it."""
+    """Return every volume with its mount in the container."""
     job = draft.plan.job
     disk = {"sizeLimit": draft.options.scratch} if draft.options.scratch else {}
     shm = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm_size}}
@@ -273,22 +273,22 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
 
 
 def selector_of(run: str, uid: str) -> str:
-    """What selects the pods of a launch: another of the same name has another uid. One of no uid is by its name."""
+    """Return the selector of a launch's pods: by the run's name and by the launch's uid, if it has one."""
     return f"{RUN_LABEL}={run}" + (f",{UID_LABEL}={uid}" if uid else "")
 
 
 def is_ours(thing: Object, uid: str) -> bool:
-    """Whether an object of a run's name is not of another launch."""
+    """Return whether an object with the run's name belongs to this launch, or has no uid to compare."""
     return not uid or thing["metadata"].get("labels", {}).get(UID_LABEL, uid) == uid
 
 
 def reader_name(run: str, uid: str) -> str:
-    """What the pod is called that reads the claim of a launch."""
+    """Return the name of the pod that reads the claim of a launch."""
     return f"{run}-pull" + (f"-{uid}" if uid else "")
 
 
 def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpoints: str) -> Object:
-    """A pod that does nothing: through it the volumes of a run are read that has no pod. It ends by itself."""
+    """Return an idle pod through which the volumes of a run without pods are read. It ends by itself."""
     labels = {**options.labels, "app.kubernetes.io/managed-by": "ddpctl"}
     metadata = drop_empty({"name": reader_name(run, uid), "namespace": options.namespace, "labels": labels})
     claims = [(f"mount-{number}", mount) for number, mount in enumerate(mounts_of(job)) if mount.kind == "pvc"]
@@ -316,11 +316,11 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": drop_empty(spec)}
 
 
-# Placement: which machines a pod goes to, and for how long a lost one is waited for
+# Placement: which machines a pod goes to, and how long a lost machine is waited for
 
 
 def placement(options: KubernetesOptions, selector: dict[str, str], *, taken: list[str]) -> Object:
-    """The fields of a pod's spec; ``selector``: the labels of all its run's pods; ``taken``: scarce resources."""
+    """Return fields of a pod's spec. ``selector``: the labels of all pods of its run; ``taken``: scarce resources."""
     return drop_empty(
         {
             "schedulerName": options.scheduler,

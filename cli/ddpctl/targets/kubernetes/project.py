@@ -1,8 +1,8 @@
-"""Which files of a project go along, and what is in them: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
+"""Which files of a project are sent, and their texts: ``python -m ddpctl.targets.kubernetes.project GLOB...``.
 
-A program of its own, since a target touches nothing: it reads the folder in which it is started and prints JSON,
-``files``: path → text, ``left_out``: paths that a pattern fits and that look like secrets. Its stdin may name the files
-to choose from, each ended by NUL, as git lists them; else it looks.
+This is a separate program, because a target does no I/O itself. It reads the folder in which it is started and prints
+JSON: ``files`` (path → text) and ``left_out`` (paths that match a pattern but look like secrets). Its stdin may list
+the files to choose from, each ended by NUL, as git lists them; if stdin is empty, it searches the folder.
 """
 
 import json
@@ -20,7 +20,7 @@ from ddpwire.exits import Exit
 
 MOST_BYTES = 900 * 1024  # a ConfigMap holds 1 MiB
 MOST_FILES = 500
-# What goes along only if it is named itself: a ConfigMap hides nothing from whoever may read the namespace.
+# These files are sent only if they are named exactly: everyone who may read the namespace can read a ConfigMap.
 SECRETIVE = (
     "*credential*", "*secret*", "*password*", "*token*.json", "*kubeconfig*", ".env", ".env.*", "*.env", ".netrc",
     ".npmrc", ".pypirc", "*.key", "*.pem", "*.p12", "*.pfx", "*.jks", "*.keytab", "id_rsa*", "id_dsa*", "id_ecdsa*",
@@ -29,28 +29,28 @@ SECRETIVE = (
 
 
 class Found(TypedDict):
-    """What is printed."""
+    """What the program prints."""
 
     files: dict[str, str]
     left_out: list[str]
 
 
-class TooMuch(Exception):  # noqa: N818 -- no fault: a project that has to go into an image
-    """A project that does not fit; its text is for the user."""
+class TooMuch(Exception):  # noqa: N818 -- not an error: such a project has to go into an image
+    """A project does not fit into a ConfigMap. The message is for the user."""
 
 
 def matches(path: str, globs: tuple[str, ...]) -> bool:
-    """Whether a pattern fits the path, or the file's own name."""
+    """Return whether a pattern matches the path or the file's name."""
     return path in globs or any(fnmatch(path, glob) or fnmatch(path.rpartition("/")[2], glob) for glob in globs)
 
 
 def is_secretive(path: str) -> bool:
-    """Whether the name of the file, or of a folder on its way, says that it holds a secret."""
+    """Return whether the name of the file, or of one of its folders, suggests that it holds a secret."""
     return any(fnmatch(part.lower(), glob) for part in path.split("/") for glob in SECRETIVE)
 
 
 def is_configuration(name: str, text: str) -> bool:
-    """Whether it is a configuration of ddpctl: it names machines and accounts, and no rank reads it."""
+    """Return whether it is a configuration of ddpctl, which names machines and accounts and is not read by ranks."""
     if not name.lower().endswith((".yaml", ".yml")):
         return False
     if name.rpartition("/")[2] == FILE_NAME:
@@ -63,7 +63,7 @@ def is_configuration(name: str, text: str) -> bool:
 
 
 def files_below(folder: Path) -> Iterator[str]:
-    """All files, without those of hidden folders, caches and virtual environments."""
+    """Yield all files, except those in hidden folders, caches and virtual environments."""
     for top, folders, files in os.walk(folder):
         if "pyvenv.cfg" in files:
             folders.clear()
@@ -73,7 +73,7 @@ def files_below(folder: Path) -> Iterator[str]:
 
 
 def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
-    """The files that go along. Raises TooMuch."""
+    """Return the files to send. Raises TooMuch."""
     names = listed.split("\0") if listed else files_below(folder)
     found = Found(files={}, left_out=[])
     size = 0
@@ -100,7 +100,7 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
 
 
 def main() -> int:
-    """The program."""
+    """Run the program; return its exit code."""
     try:
         print(json.dumps(read(Path.cwd(), sys.stdin.read(), tuple(sys.argv[1:]))))
     except TooMuch as error:

@@ -1,6 +1,6 @@
-"""A run's status, from its job's conditions, its pods and their events; for each state of a pod one sentence why. Pure.
+"""A run's status, from its job's conditions, its pods and their events; one sentence explains each state. Pure.
 
-The states are those that Kubernetes 1.32 answered (tests/data/kubernetes/pods and events).
+The states are taken from answers of Kubernetes 1.32 (tests/data/kubernetes/pods and events).
 """
 
 import re
@@ -22,10 +22,10 @@ from ddpwire.exits import Exit
 Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
 _Make = Callable[[re.Match[str]], str]
-LONGEST = 240  # of what the cluster says itself
-YOUNG_S = 10.0  # how long a launch may take from its record to its job
-OVERDUE_S = 60.0  # a pod that still exists so long after its grace is on a machine that does not answer, or hangs
-# What a code means that is not ddprun's own.
+LONGEST = 240  # the most characters of a message from the cluster
+YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
+OVERDUE_S = 60.0  # a pod that exists this long after its grace period hangs, or its machine does not answer
+# The meanings of exit codes that do not come from the script.
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
 _UNSCHEDULABLE: tuple[tuple[str, _Make], ...] = (
@@ -54,7 +54,7 @@ _UNSCHEDULABLE: tuple[tuple[str, _Make], ...] = (
         lambda _: "there are fewer free machines than nodes: spread prefer puts two on one",
     ),
 )
-# What the kubelet and its runtime were doing, before the cause.
+# What the kubelet and its runtime write before the cause.
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
     r'(?: image)? (?:Head |Get )?"[^"]*"(?:: |$)|ErrImagePull: |rpc error: code = \w+ desc = )+'
@@ -71,19 +71,19 @@ _UNPULLED: tuple[tuple[str, _Make], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class PodReport:
-    """What there is to say of one pod."""
+    """The state of one pod."""
 
     name: str
     phase: Phase
     words: str  # one sentence
-    code: int | None = None  # of its container, the last time that it ended
+    code: int | None = None  # the exit code of its container the last time that it ended
     restarts: int = 0
-    ill: bool = False  # something that does not go away by itself
-    unexplained: bool = False  # only its events can say why
+    ill: bool = False  # there is a problem that does not go away by itself
+    unexplained: bool = False  # only its events can explain the state
 
 
 def report(pod: Object, container: str, events: Sequence[Object] = (), now: float = 0.0) -> PodReport:
-    """A pod, in one sentence, at the time ``now``."""
+    """Return the state of a pod at the time ``now``, with one sentence."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     found: Object = next((one for one in status.get("containerStatuses", ()) if one["name"] == container), {})
     state, last = found.get("state", {}), found.get("lastState", {}).get("terminated")
@@ -101,7 +101,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
         return _ending(pod, now, result)
     if "waiting" in state:
         words = _waiting(state["waiting"], last, found, events)
-        unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # an old kubelet's has no cause
+        unexplained = not words or state["waiting"].get("reason") == "ImagePullBackOff"  # old kubelets give no cause
         return result("waiting", words or "its container is being made", ill=bool(words), unexplained=unexplained)
     if "terminated" in state:
         ended = state["terminated"]
@@ -117,7 +117,7 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
 
 
 def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodReport:
-    """A pod that was deleted: the deletion's time stamp is when its grace ends."""
+    """Return the state of a deleted pod. The deletion's time stamp is the end of its grace period."""
     name, end = pod["metadata"]["name"], pod["metadata"]["deletionTimestamp"]
     if not is_lost(pod, now):
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
@@ -130,11 +130,11 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
 
 
 def is_lost(pod: Object, now: float) -> bool:
-    """Whether a pod is there though its deletion should be over: its machine does not answer, or it hangs."""
+    """Return whether a pod exists after its deletion should have ended: it hangs, or its machine does not answer."""
     if "deletionTimestamp" not in pod["metadata"]:
         return False
     reasons = {one.get("reason") for one in pod.get("status", {}).get("conditions", ())}
-    limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine has been silent for lost_node
+    limit_s = 0.0 if "DeletionByTaintManager" in reasons else OVERDUE_S  # its machine has not answered for lost_node
     return now - datetime.fromisoformat(pod["metadata"]["deletionTimestamp"]).timestamp() >= limit_s
 
 
@@ -168,7 +168,7 @@ def _evicted(message: str) -> str:
 
 
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
-    """Empty where only time, or an event, can tell."""
+    """Return why a container waits, or an empty text if only time or an event can show it."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     image = found.get("image", "")
     match reason:
@@ -197,7 +197,7 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
 
 
 def _unpulled(message: str, events: Sequence[Object]) -> str:
-    """The cause alone, in the same words whether the kubelet tries or waits before it tries again."""
+    """Return only the cause, in the same words whether the kubelet is pulling or waiting to retry."""
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():
@@ -219,7 +219,7 @@ def _unconfigured(message: str) -> str:
 
 
 def _ended(ended: Object) -> str:
-    """How a container ended: what it said last, else what its code means."""
+    """Return how a container ended: its last line of output, or else the meaning of its exit code."""
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
         return "killed, out of memory: give it more memory, or less to do (a smaller batch, fewer workers)"
@@ -231,7 +231,7 @@ def _ended(ended: Object) -> str:
 
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
-    """What the newest event says of pods or Services that could not be made; None: nothing."""
+    """Return why pods or Services could not be made, from the newest such event, or None if there is none."""
     for event in sorted(events, key=_when, reverse=True):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = re.sub(r"^Error creating: ", "", event["message"])
@@ -245,7 +245,7 @@ def why_no_pod(events: Sequence[Object]) -> str | None:
 
 
 def newest_first(events: Sequence[Object]) -> list[Object]:
-    """Events by the time of their last occurrence."""
+    """Return events with the most recent first."""
     return sorted(events, key=_when, reverse=True)
 
 
@@ -266,18 +266,18 @@ def _short(text: str) -> str:
 
 
 def conditions(job: Object) -> dict[str, Object]:
-    """The conditions that hold, by type."""
+    """Return the conditions that are true, keyed by type."""
     found = job.get("status", {}).get("conditions", ())
     return {condition["type"]: condition for condition in found if condition["status"] == "True"}
 
 
 def has_ended(job: Object | None) -> bool:
-    """Whether nothing more will come of it."""
+    """Return whether a job has ended or does not exist."""
     return job is None or bool({"Succeeded", "Complete", "Failed"} & conditions(job).keys())
 
 
 def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> dict[int, Object]:
-    """The pod of each node: the newest, where one was replaced."""
+    """Return the pod of each node: the newest one if a pod was replaced."""
     found: dict[int, Object] = {}
     for pod in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
         found[workload.node(pod["metadata"], master)] = pod
@@ -285,7 +285,7 @@ def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> 
 
 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
-    """The objects whose events are worth a look: a job that lacks pods, a pod that does not say what it waits for."""
+    """Return the names of objects whose events are needed: a job without all its pods, a pod with an unclear wait."""
     names = [pod["metadata"]["name"] for pod in pods if report(pod, workload.container).unexplained]
     if job is not None and not has_ended(job) and len(pods) < nodes and "Suspended" not in conditions(job):
         name = job["metadata"]["name"]
@@ -296,7 +296,7 @@ def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], 
 def fold(
     run: Run, workload: Workload, job: Object | None, pods: Sequence[Object], events: Sequence[Object], *, now: float
 ) -> RunStatus:
-    """One run's status at the time ``now``."""
+    """Return a run's status at the time ``now``."""
     master = bool(run.options.get("master"))
     by_pod = {
         node: report(pod, workload.container, [one for one in events if _is_of(one, pod)], now)
@@ -308,7 +308,7 @@ def fold(
         status = RunStatus(
             run=run.name, state=state, message=one_line(message), code=code, nodes=nodes, remains=remains
         )
-        if status.ended:  # a pod that is still being cleaned away does not count
+        if status.ended:  # a pod that is still being deleted does not count
             kept = holds(run.job, run.checkpoint_dir) is not None
             ended = tuple(replace(node, alive=False) for node in nodes)
             return replace(status, nodes=ended, has_logs=bool(by_pod), has_files=kept)
@@ -337,7 +337,7 @@ def fold(
 def _going(
     workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run
 ) -> tuple[State, str]:
-    """The state of a job that has not ended, and why."""
+    """Return the state of a job that has not ended, and the reason."""
     if "Suspended" in conditions(job):
         return "suspended", f"suspended: it has no pods, and keeps its checkpoints; ddpctl resume {run.name}"
     if _wants_suspension(job):
@@ -367,7 +367,7 @@ def _counted(pods: Mapping[int, PodReport], run: Run) -> str:
 
 def _state(pods: Mapping[int, PodReport], nodes: int) -> State:
     running = sum(pod.phase == "running" for pod in pods.values())
-    if _num_succeeded(pods):  # all nodes end with one outcome
+    if _num_succeeded(pods):  # all nodes end with the same outcome
         return "stopping"
     return "training" if running == nodes else "rendezvous" if running else "starting"
 
@@ -377,7 +377,7 @@ def _num_succeeded(pods: Mapping[int, PodReport]) -> int:
 
 
 def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events: Sequence[Object], run: Run) -> str:
-    """The worst that there is to say of a job that is active."""
+    """Return the most serious fact about an active job."""
     done, nodes = _num_succeeded(pods), run.job.max_nodes
     if done == nodes:
         return f"all pods have ended with exit code 0; the {workload.kind} has not yet"

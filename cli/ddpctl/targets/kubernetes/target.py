@@ -58,17 +58,17 @@ from ddpctl.targets.kubernetes.status import YOUNG_S, fold, newest_pods, unexpla
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
 
-STOP_MARGIN_S = 40  # beyond the grace: what a pod's own grace has beyond it, and the cluster's own time
+STOP_MARGIN_S = 40  # beyond the ranks' grace: what the pod adds to that period, and what the cluster needs
 KILL_WAIT_S = 30
 COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpolicies.networking.k8s.io")
 RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
-RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to make a TrainJob whose runtime was made a moment before
+RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to create a TrainJob whose runtime was created a moment before
 MOST_NAMES = 10
 RECORD_LINE = r"^\[node[0-9]+\] ddprun-record "
 
 
 class KubernetesTarget(Target):
-    """Nodes as pods of a cluster."""
+    """Nodes as pods in a cluster."""
 
     kind = "kubernetes"
     capabilities = frozenset[Capability]({"pull", "queue", "stop", "suspend", "sweep"})
@@ -76,25 +76,25 @@ class KubernetesTarget(Target):
     options: KubernetesOptions
 
     def render(self, plan: Plan) -> str:
-        """The manifests: kubectl apply -f."""
+        """Return the manifests, for kubectl apply -f."""
         return render(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """The script is in the project, unless the image has it: by its full path, or where ``project`` is empty."""
+        """Check that the project has the script, unless the image has it (full path, or empty ``project``)."""
         if needs_project(plan.job) and self.options.project:
             yield from find_script(plan)
 
     def resolve(self) -> Verb[KubernetesOptions]:
-        """The context and the namespace: kubectl's own may be others when an interrupted launch is cleared away."""
+        """Fill in context and namespace: kubectl's own may change before an interrupted launch is cleaned up."""
         kubectl = yield from find_cluster(self.options)
         return replace(self.options, context=kubectl.context, namespace=kubectl.namespace)
 
-    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- others end with it
-        """Let the cluster judge the job and its pod, then make them. The run never ends with its ddpctl."""
+    def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- other targets end with it
+        """Let the cluster check the job and its pod, then create them. The run never ends with its ddpctl."""
         return submit(plan, self.options)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Ask for the jobs and the pods of each namespace, and where these do not explain themselves for events."""
+        """Query the jobs and pods of each namespace, and also events if the answers do not explain a state."""
         found: dict[str, RunStatus] = {}
         for handle in {json.dumps(_place(run.handle), sort_keys=True) for run in runs if run.handle}:
             group = [run for run in runs if run.handle and json.dumps(_place(run.handle), sort_keys=True) == handle]
@@ -131,12 +131,12 @@ class KubernetesTarget(Target):
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the pods' logs, from before a restart as well; follow them through restarts to the job's end."""
+        """Print the pods' logs, also from before a restart; ``follow``: across restarts, until the job ends."""
         _check_query(run, query)
         kubectl, workload = _kubectl(run), workload_of(run.handle)
         only = _pattern(run, query)
         if query.follow:
-            # Here, so that the package does not import what runs as a program of its own.
+            # Imported here, so that the package does not import what also runs as a separate program.
             from ddpctl.targets.kubernetes.log_follower import Task
 
             task = Task(
@@ -176,28 +176,28 @@ class KubernetesTarget(Target):
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask in every pod that runs; of one that has ended there is its log, and what is kept here."""
+        """Query every running pod; for an ended pod, use its log and the files kept on this machine."""
         pods = yield from self._pods(run)
         return (yield from probe_pods(run, probe, _kubectl(run), pods))
 
     def keep(self, run: Run) -> Verb[None]:
-        """Keep the nodes' events and history in the run's folder; what cannot be kept holds up nothing."""
+        """Save the nodes' events and history in the run's folder; a failure to save them is ignored."""
         with suppress(DdpctlError):
             pods = (yield from self._pods(run)) if run.handle else {}
             if pods:
                 yield from keep_files(run, _kubectl(run), pods)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """Fetch from the pods that run; else from the claim that the run has written to."""
+        """Fetch from the running pods, or else from the claim that the run has written to."""
         if not run.handle:
             raise NoInputError(f"{run.name} has written nothing: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
         return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Delete the job, whose pods then have their grace, and all that belongs to it.
+        """Delete the job and everything that belongs to it; its pods then have their grace period to save.
 
-        What has its name and not its uid is of another launch, which may be another user's.
+        Objects with the run's name but another uid belong to another launch, perhaps of another user, and stay.
         """
         kubectl = _kubectl(run) if run.handle else (yield from find_cluster(self.options))
         quietly = ("--ignore-not-found", "--wait=false")
@@ -207,7 +207,7 @@ class KubernetesTarget(Target):
         if run.uid:
             jobs_of = tuple(workload.resource for workload in found)
             kinds = (*COMPANIONS, *((RUNTIMES,) if runtimes else ()), *jobs_of)
-            needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # which kind it had is not known without
+            needed = (*COMPANIONS, *(jobs_of if run.handle else ()))  # without a handle the kind is not known
             made = yield from _made(kubectl, kinds, run.name, run.uid, needed=needed)
             found = [workload for workload in found if workload.resource in made]
             companions, runtimes = tuple(kind for kind in COMPANIONS if kind in made), RUNTIMES in made
@@ -236,7 +236,7 @@ class KubernetesTarget(Target):
         return not items(left)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command in a node's container: its exit code. No arguments: a shell."""
+        """Run a command, or a shell if ``argv`` is empty, in a node's container; return its exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
             raise NoInputError(f"{run.name} has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
@@ -249,7 +249,7 @@ class KubernetesTarget(Target):
         return done.returncode
 
     def suspend(self, run: Run) -> Verb[None]:
-        """End the pods, which save first, and keep the job."""
+        """Make the pods save and end, but keep the job."""
         yield from self._patch_suspend(run, "true")
 
     def resume(self, run: Run) -> Verb[None]:
@@ -268,7 +268,7 @@ class KubernetesTarget(Target):
         check(done)
 
     def _pods(self, run: Run) -> Verb[dict[int, Any]]:
-        """The pod of each node."""
+        """Return the pod of each node."""
         (answer,) = yield (_kubectl(run).get("pods", "--selector", selector_of(run.name, run.uid)),)
         check(answer)
         return newest_pods(workload_of(run.handle), items(answer), master=self.options.master)
@@ -281,9 +281,10 @@ def _kubectl(run: Run) -> Kubectl:
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """The kinds whose object of that name the launch with this uid has made. Raises what is said of a ``needed`` one.
+    """Return the kinds of which the launch with this uid has made an object of that name.
 
-    Each is asked for by name, since a deletion by label needs the right to list, which for Secrets is to read them all.
+    Objects are queried by name, because a deletion by label needs the right to list, and a user who may list Secrets
+    may read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.
     """
     label = "jsonpath={.metadata.labels." + UID_LABEL.replace(".", r"\.") + "}"
     answers = yield tuple(kubectl.run("get", kind, name, "--ignore-not-found", "-o", label) for kind in kinds)
@@ -309,9 +310,9 @@ def _check_query(run: Run, query: LogQuery) -> None:
 
 
 def _pattern(run: Run, query: LogQuery) -> str | None:
-    """What a line of these ranks begins with, after the carriage return of a progress bar; None: every line counts.
+    """Return a pattern for the beginning of these ranks' lines, or None for all lines.
 
-    A node's own lines have no rank; the lines of a run's only rank have no prefix.
+    A progress bar may add a carriage return. A node's own lines have no rank; a run's only rank prints no prefix.
     """
     if not query.ranks or run.job.world_size == 1:
         return None
@@ -319,16 +320,16 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:
-    """Without the lines of a record (ddpwire.log_record), which are for programs."""
+    """Return the command with filtered output: the lines that match ``only``, or else all lines except records."""
     keeps, pattern = ("-E", only) if only else ("-vE", RECORD_LINE)
     return ("sh", "-c", 'how=$1 only=$2; shift 2; "$@" | grep "$how" -e "$only" || true', "sh", keeps, pattern, *argv)
 
 
-# Notes: what a user should know of a run or a spec and nobody refuses, one sentence each
+# Notes: what a user should know about a run or a spec that nothing refuses, one sentence each
 
 
 def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
-    """What a spec that is applied without ddpctl needs beside it; ``operator``: what makes pods of its job."""
+    """Yield what a spec that is applied without ddpctl also needs; ``operator``: what creates its job's pods."""
     job, options = draft.plan.job, draft.options
     yield from (f"Needs {thing}." for thing in (operator, *_needs(draft)))
     if needs_project(job):
@@ -345,7 +346,7 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
 
 
 def _needs(draft: Draft) -> Iterator[str]:
-    """What must be in the cluster, and is not in the spec."""
+    """Yield what must be in the cluster but is not in the spec."""
     job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
     yield f"the image {job.image}, where every machine can pull it"
     for mount in mounts:
@@ -367,7 +368,7 @@ def _needs(draft: Draft) -> Iterator[str]:
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
-    """What was decided for the user who launches."""
+    """Yield what was decided for the user who launches."""
     if files:
         size = sum(len(text.encode()) for text in files.values())
         yield f"sends {counted(len(files), 'file')}, {-(-size // 1000)} kB: {_some(list(files))}"
@@ -403,11 +404,11 @@ def _some(names: Sequence[str]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-# Submission: checked first, by ddpctl and by the cluster itself, then created
+# Submission: first checked by ddpctl and by the cluster itself, then created
 
 
 def render(plan: Plan, options: KubernetesOptions) -> str:
-    """The manifests of a job that runs without ddpctl."""
+    """Return the manifests of a job that runs without ddpctl."""
     workload = WORKLOADS["pytorchjob" if options.workload == "auto" else options.workload]
     draft = Draft(plan=plan, options=options, project={})
     _check(draft, workload)
@@ -421,7 +422,7 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
 
 
 def bare_pod(draft: Draft, workload: Workload) -> Object:
-    """The pod template as a Pod: what the API server says of it, it does not say of the template in a job."""
+    """Return the pod template as a Pod, which the API server checks more strictly than a template in a job."""
     pod = workload.pod(draft)
     name = {"name": f"{draft.name}-probe", "namespace": draft.options.namespace}
     metadata = {**{key: value for key, value in name.items() if value}, **pod["metadata"]}
@@ -430,7 +431,7 @@ def bare_pod(draft: Draft, workload: Workload) -> Object:
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
-    """Look, judge, make; what is refused leaves nothing. Raises NotStartedError, or what left it half made."""
+    """Prepare, check and create the run. Raises NotStartedError, or the error itself if the job may exist."""
     try:
         kubectl, choice, draft, files, values, left_out = yield from _prepare(plan, options)
     except DdpctlError as error:
@@ -447,7 +448,7 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
             check(*(yield tuple(kubectl.run("delete", *words) for words in named)))
         except DdpctlError:
             raise error from None
-        if isinstance(error, UnavailableError):  # then the cluster may have made the job
+        if isinstance(error, UnavailableError):  # in this case the cluster may have created the job
             raise
         raise NotStartedError(error) from None
     handle = {"workload": choice.workload.word, "context": kubectl.context, "namespace": kubectl.namespace}
@@ -459,7 +460,7 @@ def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
 def _prepare(
     plan: Plan, options: KubernetesOptions
 ) -> Verb[tuple[Kubectl, Choice, Draft, Mapping[str, str], Mapping[str, str], tuple[str, ...]]]:
-    """Everything before the first object: also the files, the secrets' values, and what is left out."""
+    """Do everything before the first object is created; also return the files, secret values and left-out files."""
     kubectl = yield from find_cluster(options)
     options = replace(options, namespace=kubectl.namespace)
     choice = yield from choose_workload(kubectl, options)
@@ -484,7 +485,7 @@ def _companions(draft: Draft) -> tuple[Object, ...]:
 
 
 def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
-    """A TrainJob's own webhook wants its runtime to be there, so it is judged when it is made."""
+    """Let the cluster check the objects. A TrainJob is checked at creation: its webhook needs the runtime to exist."""
     judged = [bare_pod(draft, workload), *workload.before(draft), *_companions(draft)]
     if workload.word != "trainjob":
         judged.append(workload.job(draft))
@@ -495,7 +496,7 @@ def _judge(kubectl: Kubectl, draft: Draft, workload: Workload) -> Verb[None]:
 def _make(
     kubectl: Kubectl, draft: Draft, workload: Workload, files: Mapping[str, str], values: Mapping[str, str]
 ) -> Verb[None]:
-    """What the job needs, then the job, then the job's name in what it needs, so that all go with it."""
+    """Create what the job needs, then the job, and make the job their owner so that they are deleted with it."""
     needed = [*_companions(draft), *workload.before(draft)]
     if files:
         needed.append(manifests.config_map(draft, files))
@@ -522,12 +523,12 @@ def _make(
 
 
 def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
-    """The project's files that go along, none where the image has the code; and those left out for their names."""
+    """Return the files to send (none if the image has the code), and the files left out because of their names."""
     if not needs_project(plan.job) or not options.project:
         return {}, ()
     script = script_of(plan.job.command)
     path = re.sub(r"^(\./)+", "", script or "")
-    named = (path,) if script else ()  # whatever its name
+    named = (path,) if script else ()  # sent whatever its name is
     listing = ("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     (listed,) = yield (Command(argv=listing, cwd=plan.cwd, probe=True),)
     reader = (sys.executable, "-P", "-m", "ddpctl.targets.kubernetes.project", *options.project, *named)
@@ -545,7 +546,7 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
 
 
 def _keys(files: Mapping[str, str]) -> Mapping[str, str]:
-    """A key of a ConfigMap for each file."""
+    """Return a ConfigMap key for each file."""
     return {
         f"{number:03}-{re.sub('[^-._A-Za-z0-9]', '_', path.rpartition('/')[2])[:200]}": path
         for number, path in enumerate(files)

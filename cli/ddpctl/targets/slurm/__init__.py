@@ -1,7 +1,8 @@
-"""The target ``slurm``: a batch script that Slurm runs, and the verbs that ask Slurm about it. Performs nothing.
+"""The target ``slurm``: a batch script that Slurm runs, and the verbs that ask Slurm about it. Runs nothing itself.
 
-``options`` what a user may set · ``batch_script`` its #SBATCH lines, its body, its requeue · ``containers`` what a node
-starts, for each runtime · ``queue`` the queries for the login node, and what their answers mean · ``target`` the verbs.
+``options``: what a user may set · ``batch_script``: its #SBATCH lines, its body and its requeue · ``containers``: what
+a node starts with each runtime · ``queue``: queries for the login node, and what the answers mean · ``target``: the
+verbs.
 """
 
 from ddpctl.targets.slurm.options import SlurmOptions

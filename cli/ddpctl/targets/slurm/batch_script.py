@@ -1,8 +1,8 @@
 """The batch script: what Slurm runs on the first node of a job. Pure text from a plan.
 
-It does what must happen outside a container: where the nodes meet, signals, the requeue. The rest is ddprun's. It
-contains no number that Slurm knows, so that options of sbatch win, and no constant of a site. slurm/README.md explains
-every line of it.
+It does what must happen outside a container: choose where the nodes meet, and handle signals and the requeue. ddprun
+does the rest. It has no number that Slurm provides, so that options of sbatch win, and nothing specific to a site.
+slurm/README.md explains every line of it.
 """
 
 import shlex
@@ -16,13 +16,13 @@ from ddpwire import job_env, names
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, STARTS, TARGETS
 
-# Left over from whoever submitted from inside another job, they would be taken for options of our srun.
+# If the job was submitted from inside another job, our srun would read these leftover variables as its options.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
   SLURM_{TRES_PER_TASK,CPUS_PER_GPU,GPU_BIND,DISTRIBUTION,EXPORT_ENV,HINT,KILL_BAD_EXIT,LABELIO,OVERCOMMIT,WAIT,EXACT}"""
 
 
 def render_script(plan: Plan, options: SlurmOptions) -> str:
-    """The whole script. With a relative run_dir it finds its folders by itself, when it runs."""
+    """Return the complete script. With a relative run_dir, the script finds its folders itself when it runs."""
     runtime = runtime_of(plan.job, options)
     parts = (
         _header(plan, options),
@@ -59,14 +59,14 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     if rendered:
         name, run_dir = f"run={plan.run}", f"run_dir={shlex.quote(plan.run_dir)}"
     checkpoints = f"$run_dir/{CHECKPOINTS}"
-    if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's
+    if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's checkpoints
         checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
     targets = shlex.quote(options.prometheus) if options.prometheus else f"${{run_dir%/*}}/{TARGETS}"
     device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
     image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
     modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
-    if modules:  # their functions were not written for a strict shell
+    if modules:  # the functions of modules may fail under set -eu
         modules = f"set +eu\n{modules}set -eu\n"
     return f"""\
 set -euo pipefail
@@ -150,7 +150,7 @@ fi
 
 
 def _rendezvous(job: JobSpec) -> str:
-    fixed = job.ranks is not None or job.device == "cpu"  # else one for each GPU that sbatch was given
+    fixed = job.ranks is not None or job.device == "cpu"  # otherwise one per GPU that sbatch was given
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     if job.min_nodes < job.max_nodes:
@@ -176,7 +176,7 @@ step=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --inpu
 
 def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
     script = script_of(job.command)
-    if script is None or (options.runtime != "none" and PurePath(script).is_absolute()):  # it may be in the image
+    if script is None or (options.runtime != "none" and PurePath(script).is_absolute()):  # the image may have it
         test, words = "", ""
     else:
         words = f' "$workdir" {shlex.quote(script)}'
@@ -265,11 +265,11 @@ exit "$code"
 """
 
 
-# The lines of sbatch's options. They are inputs: sbatch's own options win over them.
+# The lines with options of sbatch. They are defaults: options on the command line win over them.
 
 
 def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
-    """The options of sbatch, without ``#SBATCH``."""
+    """Return the options of sbatch, without ``#SBATCH``."""
     lines = [
         f"--job-name={job.name}",
         f"--nodes={job.nodes.replace(':', '-')}",
@@ -289,7 +289,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
     if options.exclusive:
         lines.append("--exclusive")
     if job.min_nodes < job.max_nodes:
-        lines.append("--no-kill")  # the others continue without a node that is lost
+        lines.append("--no-kill")  # if a node is lost, the others continue without it
     lines += [
         f"--signal=B:USR1@{lead_s(job)}",
         "--requeue" if options.requeues else "--no-requeue",
@@ -300,7 +300,7 @@ def directives(job: JobSpec, options: SlurmOptions) -> tuple[str, ...]:
 
 
 def _time(seconds: int) -> str:
-    """``1-06:00:00``."""
+    """Return a time as Slurm writes it, such as ``1-06:00:00``."""
     days, rest = divmod(seconds, 86400)
     clock = f"{rest // 3600:02d}:{rest // 60 % 60:02d}:{rest % 60:02d}"
     return f"{days}-{clock}" if days else clock

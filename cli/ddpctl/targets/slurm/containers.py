@@ -1,7 +1,7 @@
-"""What a node runs, for each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script; pure text.
+"""What a node runs with each runtime: none, pyxis, apptainer, podman, docker. Parts of the batch script; pure text.
 
-A container sees the project as /workspace and the run's folders under their own paths; its network is the node's. Every
-variable that it needs is named: an image's own environment may win, and no value may stand in an argument.
+A container has the project at /workspace and the run's folders at their own paths, and uses the node's network. Each
+variable that it needs is passed by name: otherwise the image's own value might win. No value may be in an argument.
 """
 
 import re
@@ -30,10 +30,10 @@ WIDTH = 96
 PLAIN = """\
 [ "$SLURM_PROCID" != 0 ] || echo "$SLURM_STEP_ID" >"$DDP_RUN_DIR/step"
 """
-# A process of the node sees ddprun's own number also where that is in a container of pyxis or apptainer.
+# A process of the node can use ddprun's recorded PID even if ddprun is in a container of pyxis or apptainer.
 INTERRUPT = """kill -INT "$(sed -n 's/^ "pid": \\([0-9]*\\),.*/\\1/p' "$DDP_RUN_DIR/node-$SLURM_NODEID/node.json")\""""
 PULL_S = 3600
-# What a container of the engine may have: docker's daemon starts it outside the job's cgroup.
+# The memory limit of a container: docker's daemon starts it outside the job's cgroup.
 _MEMORY = """\
 memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
 export memory
@@ -44,28 +44,28 @@ export memory
 class Runtime:
     """The parts of a batch script that differ between runtimes."""
 
-    setup: str = ""  # on the head node, before all
-    needs: str = ""  # on every node: a test that says what is missing
-    on_node: str  # what a task of srun does with its arguments
+    setup: str = ""  # on the head node, before everything else
+    needs: str = ""  # on every node: a test that reports what is missing
+    on_node: str  # what each srun task does with its arguments
     srun: str = ""  # further options of srun
-    words: str  # what stands before ddprun's own arguments
-    reader: str = "bash"  # what reads on_node
-    interrupt: str = INTERRUPT  # on a node: sends its ddprun SIGINT
+    words: str  # the words before ddprun's own arguments
+    reader: str = "bash"  # the shell that runs on_node
+    interrupt: str = INTERRUPT  # on a node: sends SIGINT to its ddprun
 
 
 def handed_in(job: JobSpec) -> tuple[str, ...]:
-    """The names of all variables that a container is given."""
+    """Return the names of all variables that a container gets."""
     carried = (names.JOB_ENV,) if job.env else ()
     return tuple(dict.fromkeys((*HANDED_IN, *carried, *job.secrets)))
 
 
 def mounts(job: JobSpec) -> tuple[str, ...]:
-    """Words for bash, which fills in what is its own; what follows needs no quotes beside them."""
+    """Return the mounts, quoted for bash, which fills in the variables of our own mounts."""
     return (*(f'"{mount}"' for mount in OWN_MOUNTS), *map(shlex.quote, job.mounts))
 
 
 def lines(words: Iterable[str]) -> tuple[str, ...]:
-    """Words as lines of a bearable length."""
+    """Join words into lines of a moderate length."""
     made = [""]
     for word in words:
         if made[-1] and len(made[-1]) + len(word) > WIDTH:
@@ -78,7 +78,7 @@ def lines(words: Iterable[str]) -> tuple[str, ...]:
 
 
 def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """The runtime's parts of a job's batch script."""
+    """Return the parts of a job's batch script that depend on the runtime."""
     return {"none": _none, "pyxis": _pyxis, "apptainer": _apptainer, "podman": engine_of, "docker": engine_of}[
         options.runtime
     ](job, options)
@@ -110,7 +110,7 @@ def _pyxis(job: JobSpec, options: SlurmOptions) -> Runtime:
 
 
 def enroot_image(image: str) -> str:
-    """``ghcr.io/a/b:1`` as enroot has it: ``ghcr.io#a/b:1``."""
+    """Return an image's name as enroot writes it: ``ghcr.io/a/b:1`` becomes ``ghcr.io#a/b:1``."""
     registry, slash, rest = image.partition("/")
     is_registry = bool(slash) and re.search(r"[.:]|^localhost$", registry) is not None
     return f"{registry}#{rest}" if is_registry else image
@@ -157,7 +157,7 @@ exec "$@"
 
 
 def _sif(job: JobSpec, options: SlurmOptions) -> str:
-    """The image's file, as a word for bash."""
+    """Return the image's file, as a word for bash."""
     if options.sif:
         return shlex.quote(options.sif)
     return f"${{DDPCTL_IMAGES:-$HOME/.cache/ddpctl/images}}/{re.sub('[^A-Za-z0-9.-]', '_', job.image)}.sif"
@@ -167,17 +167,17 @@ def beside(
     job: JobSpec, options: SlurmOptions, *, number: str, node: int, workdir: str, run_dir: str,
     argv: tuple[str, ...], tty: bool,
 ) -> tuple[str, ...]:  # fmt: skip
-    """What a further step runs for a command beside a node's ranks; no arguments: a shell."""
+    """Return the command line that runs ``argv``, or a shell if it is empty, next to a node's ranks."""
     argv = argv or ("bash",)
     match options.runtime:
         case "docker" | "podman":
             env = (f"--env={name}={value}" for name, value in job.env.items())
             return (options.runtime, "exec", "-it" if tty else "-i", *env, f"ddpctl-{number}-{node}", *argv)
-        case "pyxis":  # its containers have no name, but processes that the node sees
+        case "pyxis":  # its containers have no name, but the node sees their processes
             find = """'s/^ "pid": \\([0-9]*\\),.*/\\1/p'"""
             text = f'exec enroot exec "$(sed -n {find} "$0")" "$@"'
             return ("bash", "-c", text, f"{run_dir}/{run_files.node_name(node)}/{run_files.NODE}", *argv)
-        case "apptainer":  # the same image and folders, in a container of its own
+        case "apptainer":  # another container, with the same image and folders
             binds = (f"--bind {shlex.quote(mount)}" for mount in job.mounts)
             flags = [
                 "--cleanenv",
@@ -212,7 +212,7 @@ more=() # in the job's own cgroup, with its limits, where the engine's runtime c
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Podman and docker: the container is not the task's child, so it is given a pipe that ends when the task does."""
+    """Return the parts for podman and docker. A pipe ends the container with the task, which is not its parent."""
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
     each = 'gpus+=(--device "nvidia.com/gpu=$id")' if engine == "podman" else 'ids+="$id,"'

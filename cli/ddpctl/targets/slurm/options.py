@@ -1,6 +1,6 @@
 """The options of a target of kind slurm. Every value goes into a script or a command line, so each has an allow-list.
 
-Quoting cannot protect against a line's end in a ``#SBATCH`` line, so what stands there is checked by pattern.
+Quoting cannot protect against a line break in a ``#SBATCH`` line, so patterns check the values of such lines.
 """
 
 import re
@@ -14,7 +14,7 @@ from ddpctl.spec import Doc, JobSpec, Rule, matching
 
 Runtime = Literal["none", "pyxis", "apptainer", "podman", "docker"]
 
-WORD = matching(  # a name of the cluster's, or several with commas
+WORD = matching(  # a name in the cluster, or several with commas
     r"(?=.{1,256}$)[A-Za-z0-9][A-Za-z0-9_.@+,:-]*", "letters, digits and _ . @ + - : , are allowed"
 )
 FEATURES = matching(
@@ -24,24 +24,24 @@ FEATURES = matching(
 PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "an absolute path without comma, colon or a line's end")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
 LOGIN = matching(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*", "HOST or USER@HOST, as ssh takes it")
-# What begins otherwise would be taken for the image.
+# A word with another beginning would be read as the image.
 ARGUMENTS = matching(r"--[a-z][^\0\n]*", "an option of the runtime is --NAME or --NAME=VALUE, on one line")
 ARRAY_PATTERN = re.compile(r"[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?(,[0-9]+(-[0-9]+(:[1-9][0-9]*)?)?)*(%[1-9][0-9]*)?")
 EXTRA_PATTERN = re.compile(r"--([a-z][a-z0-9-]*)(=[\w./@+,:|&*()\[\]%=-]+)?", re.ASCII)
-# What the script is built on; --wrap and the like would replace it.
+# Options that the script depends on, and options such as --wrap, which would replace it.
 TAKEN = (
     "array", "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-task", "gpus-per-node", "gres",
     "mem", "time", "job-name", "signal", "requeue", "no-requeue", "open-mode", "output", "error", "chdir", "export",
     "export-file", "wrap", "parsable", "test-only", "wait", "partition", "account", "qos", "reservation", "constraint",
     "exclusive", "overlap",
 )  # fmt: skip
-LEAD_S = 60  # Slurm sends its warning up to a minute early, and a script needs a moment to requeue
+LEAD_S = 60  # Slurm may send its warning up to a minute early, and a script needs a moment to requeue
 MAX_TEXT = 256
-MAX_TASK = 4_000_000  # the greatest MaxArraySize that Slurm takes is one more
+MAX_TASK = 4_000_000  # one less than the largest MaxArraySize that Slurm accepts
 
 
 def check_array(text: str) -> str:
-    """``0-3%2``."""
+    """Check a job array such as ``0-3%2``. Raises ValueError."""
     if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
         raise ValueError("numbers and ranges as sbatch takes them, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
     for first, last in re.findall(r"([0-9]+)-([0-9]+)", text):
@@ -55,7 +55,7 @@ def check_array(text: str) -> str:
 
 
 def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of sbatch, one each."""
+    """Check options of sbatch, one per entry. Raises ValueError."""
     for line in lines:
         match = EXTRA_PATTERN.fullmatch(line)
         if not match or len(line) > MAX_TEXT:
@@ -67,7 +67,7 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmOptions:
-    """The options of a target of kind slurm. null: the cluster decides, or it is not used."""
+    """The options of a target of kind slurm. If one is null, the cluster decides or the option is not used."""
 
     login: Annotated[
         str | None,
@@ -132,7 +132,7 @@ class SlurmOptions:
     extra: Annotated[tuple[str, ...], Doc("Further options of sbatch, one each: --NAME=VALUE."), Rule(check_extra)] = ()
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """What cannot be: the key and a sentence."""
+        """Yield what is impossible: the key and a sentence."""
         if job.time_limit_s is not None and job.time_limit_s <= 2 * lead_s(job):
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
@@ -152,5 +152,5 @@ class SlurmOptions:
 
 
 def lead_s(job: JobSpec) -> int:
-    """When Slurm is to warn a job before the end of its time: the ranks' grace, and what Slurm and a requeue take."""
+    """Return how many seconds before its end Slurm warns a job: the ranks' grace period plus time for a requeue."""
     return int(job.grace) + LEAD_S

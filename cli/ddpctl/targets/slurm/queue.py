@@ -1,7 +1,7 @@
-"""Slurm's queue: what is asked on the login node, what the answers say of a run, and Slurm's states in ours. Pure.
+"""Slurm's queue: the queries for the login node, what the answers mean for a run, and Slurm's states as ours. Pure.
 
-The states are all those of squeue, scontrol and sacct (22.05 to 25.05). What is asked is POSIX shell that needs nothing
-of ours there, as arguments of ``sh -c``; a job is its number, or ``@PID:JOB`` for a script inside an allocation.
+The states include every state of squeue, scontrol and sacct (22.05 to 25.05). The queries are POSIX shell scripts for
+``sh -c`` that need none of our programs. A job is its number, or ``@PID:JOB`` for a script inside an allocation.
 """
 
 import json
@@ -40,12 +40,12 @@ STATES: dict[str, State] = {
     "REQUEUE_HOLD": "pending",
     "RESIZING": "training",
     "RESV_DEL_HOLD": "pending",
-    "REVOKED": "failed",  # another cluster of the federation has it
+    "REVOKED": "failed",  # another cluster of the federation runs it
     "RUNNING": "training",
     "SIGNALING": "training",
     "SPECIAL_EXIT": "pending",  # requeued and held
     "STAGE_OUT": "stopping",
-    "STOPPED": "training",  # by SIGSTOP; it keeps its cores
+    "STOPPED": "training",  # by SIGSTOP; the job keeps its cores
     "SUSPENDED": "training",
     "TIMEOUT": "failed",
     "UPDATE_DB": "stopping",
@@ -54,11 +54,11 @@ HEADER = re.compile(r"^==> (.*) <==$", re.MULTILINE)
 
 
 def state_of(word: str) -> State:
-    """The state that Slurm's ``word`` says: ``CANCELLED by 1000`` and ``CANCELLED+`` are CANCELLED."""
+    """Return the state for Slurm's ``word``: ``CANCELLED by 1000`` and ``CANCELLED+`` count as CANCELLED."""
     return STATES.get(word.split(" ")[0].rstrip("+"), "unknown")
 
 
-# Why a job that waits may wait for ever (squeue's reasons), and what to do.
+# Why a waiting job may wait forever (squeue's reasons), and what to do.
 HOPELESS = {
     "PartitionNodeLimit": "it asks for more nodes than its partition allows: ask for fewer, or another partition",
     "PartitionTimeLimit": "it asks for more time than its partition allows: a shorter time_limit, or another partition",
@@ -74,12 +74,12 @@ HOPELESS = {
 }
 
 
-# What is asked
+# The queries
 
 
 GOES_ON = "|".join(word for word, state in STATES.items() if state not in ENDED)
 
-# A process that has ended may still be somebody's to wait for.
+# A process in state Z has ended, but its parent has not yet waited for it.
 LIVES = """\
 lives() { # @PID:JOB
   pid=${1#@}
@@ -87,9 +87,9 @@ lives() { # @PID:JOB
   case $(ps -o stat= -p "$pid" 2>/dev/null) in '' | Z*) return 1 ;; esac
 }
 """
-FORMAT = "%F|%K|%T|%r|%S|%N"  # array's or job's number, index in the array, state, reason, start, nodes
+FORMAT = "%F|%K|%T|%r|%S|%N"  # number of the array or job, index in the array, state, reason, start, nodes
 
-# $1: the jobs, with commas; then files. Every answer after a line of its own. sacct knows what squeue has forgotten.
+# $1: the jobs, with commas; then files. A header line precedes every answer. sacct knows jobs that squeue forgot.
 ASK = f"""\
 {LIVES}jobs=$1
 shift
@@ -122,7 +122,7 @@ done
 exit 0
 """
 
-# $1: the job, $2: lines of the past, then PREFIX FILE pairs: what is in the files. 66: none is there.
+# $1: the job, $2: how many of the last lines, then pairs of PREFIX and FILE. Prints the files. Exit 66: none exists.
 PRINT = """\
 tail=$2
 shift 2
@@ -134,7 +134,7 @@ done
 exit $code
 """
 
-# The same files as they grow, and while the job waits, why and until when; until Slurm has seen the last of it.
+# Follows the same files until Slurm reports that the job has ended. While the job waits, prints why and until when.
 FOLLOW = f"""\
 {LIVES}job=$1 tail=$2
 shift 2
@@ -172,8 +172,8 @@ exit 0
 """
 
 _KILLED = json.dumps(asdict(KILLED_ON_REQUEST))
-# $1: the job, $2: INT, TERM or KILL, $3: seconds to wait for its end, then folders of runs. 1: it is still there.
-# A run that is killed is left no time for a last word: it is written here.
+# $1: the job, $2: INT, TERM or KILL, $3: seconds to wait for its end, then folders of runs. Exit 1: it still exists.
+# A killed run has no time to write its outcome, so this script writes it.
 STOP = f"""\
 {LIVES}job=$1 given=$1 how=$2 wait=$3
 shift 3
@@ -224,12 +224,12 @@ exec srun --jobid="$job" --overlap --nodes=1 --ntasks=1 --nodelist="$name" --mpi
 """
 
 
-# What the answers say: Slurm knows whether a run is active, the nodes' files how
+# What the answers mean: Slurm knows whether a run is active, and the nodes' files show how it is doing
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What Slurm says of a job, or of one of an array."""
+    """What Slurm reports about a job, or about one task of an array."""
 
     id: str
     task: str | None  # its index in the array
@@ -239,26 +239,26 @@ class Job:
 
     @property
     def state(self) -> State:
-        """In our words."""
+        """Slurm's state as one of our states."""
         return state_of(self.word)
 
     @property
     def number(self) -> str:
-        """What ``run.handle`` calls it: of a task of an array, JOB_TASK."""
+        """The job's number as in ``run.handle``; JOB_TASK for a task of an array."""
         return self.id if self.task is None else f"{self.id}_{self.task}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """All that was found out."""
+    """Everything that a query found out."""
 
     jobs: tuple[Job, ...]
     files: Mapping[str, str]
-    error: str = ""  # Slurm's, when it did not answer
+    error: str = ""  # Slurm's error if it did not answer
 
 
 def read_answers(text: str) -> Answers:
-    """What ``ASK`` wrote."""
+    """Read the output of ``ASK``."""
     _, *parts = HEADER.split(text)
     sections = dict(zip(parts[::2], (text.removeprefix("\n") for text in parts[1::2]), strict=True))
     jobs, error = [], ""
@@ -274,18 +274,18 @@ def read_answers(text: str) -> Answers:
 
 
 def node_files(run_dir: str, nodes: int) -> tuple[str, ...]:
-    """The files that say how the nodes of a job fare."""
+    """Return the files that show how the nodes of a job are doing."""
     dirs = [PurePath(run_dir) / run_files.node_name(node) for node in range(nodes)]
     return tuple(str(path / name) for path in dirs for name in (run_files.NODE, run_files.OUTCOME, HISTORY))
 
 
 def starts_file(run_dir: str) -> str:
-    """The file that says how often a job was started."""
+    """Return the file that has a line for each start of a job."""
     return str(PurePath(run_dir) / run_files.STARTS)
 
 
 def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, young: bool) -> RunStatus:
-    """How one job of a run fares: Slurm knows whether it runs, the nodes' files how, and how it ended."""
+    """Return the status of one job of a run: Slurm knows if it runs; the nodes' files show how it is doing or ended."""
     reports = tuple(_report(node, run_dir, job, answers) for node in range(run.job.max_nodes))
     if answers.error and job is None:
         return RunStatus(run=run.name, state="unknown", message=f"Slurm does not answer: {answers.error}")
@@ -306,7 +306,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
 
 
 def _ended(found: RunStatus, job: Job) -> RunStatus:
-    """It has ended: what its nodes agreed on says more than Slurm does, unless they had no word left."""
+    """Return the status of an ended job: its nodes' outcome if they wrote one, else what Slurm reports."""
     if found.outcome:
         return found
     code = {"succeeded": Exit.OK, "stopped": Exit.SAVED_TERM}.get(job.state, Exit.KILLED)
@@ -328,7 +328,7 @@ def _lost(found: RunStatus) -> RunStatus:
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
-    """That a job which waits has run before, and until where; empty: it has not."""
+    """Return a note that a waiting job has run before, and up to which step, or an empty text if it has not."""
     if not (found := run_files.read_starts(starts)):
         return ""
     reached = [one.outcome.step for one in reports if one.outcome] + [
@@ -336,12 +336,12 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
     ]
     step = max((step for step in reached if step is not None), default=None)
     number, limit = found[-1].requeues + 1, found[-1].limit
-    of = f" of {limit}" if number <= limit else ""  # an administrator may requeue it more often
+    of = f" of {limit}" if number <= limit else ""  # an administrator may requeue the job more often
     return f"requeued{'' if step is None else f' at step {step}'}, {number}{of}: "
 
 
 def waits(job: Job) -> str:
-    """Why a job waits, and until when."""
+    """Return why a job waits, and until when."""
     why = HOPELESS.get(job.reason)
     if why:
         return f"job {job.id} waits ({job.reason}): {why}"
@@ -364,7 +364,7 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 
 
 def together(run: Run, states: tuple[RunStatus, ...], tasks: tuple[str, ...]) -> RunStatus:
-    """An array as one run: it is active while one of them is, and has ended as the worst of them."""
+    """Return an array's status as one run: active while any task is, and then ended like its worst task."""
     words = [state.state for state in states]
     counts = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     going = next((state for state in states if not state.ended and state.state != "pending"), None)

@@ -1,6 +1,6 @@
-"""The verbs of the target slurm: what the login node is asked, in which order.
+"""The verbs of the target slurm: the commands for the login node, in order.
 
-A run is one job, or an array of them; inside an allocation (salloc) it is a script that uses its nodes.
+A run is one job or an array of jobs. Inside an allocation (salloc), a run is a script that uses the allocation's nodes.
 """
 
 import json
@@ -29,16 +29,16 @@ from ddpwire import run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import node_name
 
-YOUNG_S = 20.0  # how long Slurm may not know a job that it has just taken
-KILL_WAIT_S = 60.0  # its own KillWait is 30 s at most sites
+YOUNG_S = 20.0  # how long Slurm may not know a job that it has just accepted
+KILL_WAIT_S = 60.0  # Slurm's own KillWait is 30 s at most sites
 STOP_MARGIN_S = 15.0
-# What sbatch says where it finds no slurm.conf, no controller or no munge (22.05).
+# What sbatch prints if it finds no slurm.conf, no controller or no munge (22.05).
 NO_SLURM = re.compile(
     r"configuration source|process configuration file|contact slurm controller|control machine address"
     r"|Munge \w+ failed|authentication error|Zero Bytes were transmitted|Socket timed out",
     re.IGNORECASE,
 )
-# Where sbatch takes a job that --test-only does not: it waits (job_allocate in slurmctld's job_mgr.c, 22.05 to 25.05).
+# sbatch accepts a job that --test-only refuses for these reasons: it waits (slurmctld's job_allocate, 22.05 to 25.05).
 MAY_WAIT = re.compile(
     r"nodes are busy|reservation is in use|held state|node not available|accounting/QOS policy"
     r"|not available now|inactive or drain|inactive state|licenses",
@@ -48,12 +48,12 @@ PREFIX = re.compile(r"^(sbatch: )?((error|fatal|allocation failure): )?(Batch jo
 RUNS = ".local/state/ddpctl/runs"
 STARTS = re.compile(r"to start at (\S+) using .* on nodes (\S+) in partition (\S+)")
 SINFO = ("sinfo", "--noheader", "--format=%P %D %c %m %G")
-DRY_RUN = "<job>"  # a dry run's
+DRY_RUN = "<job>"  # stands for the job's number in a dry run
 WRITE = 'umask 077; mkdir -p "${1%/*}" && cat >"$1"'
 
 
 class SlurmTarget(Target):
-    """Jobs of a Slurm cluster."""
+    """Jobs in a Slurm cluster."""
 
     kind = "slurm"
     capabilities = frozenset[Capability]({"discovery", "interrupt", "pull", "queue", "stop"})
@@ -63,20 +63,20 @@ class SlurmTarget(Target):
         self._host = host_of(options)
 
     def render(self, plan: Plan) -> str:
-        """A script for sbatch."""
+        """Return a script for sbatch."""
         self._check(plan)
         return render_script(plan, self.options)
 
     def expect(self, plan: Plan) -> Verb[None]:
-        """The script is in the folder that sbatch is called in; one with a full path may be in the image, or there."""
+        """Look for the training script here, unless there is a login node or the image may have it (at a full path)."""
         path = PurePath(script_of(plan.job.command) or "")
         in_image = self.options.runtime != "none" and path.is_absolute()
         if self._host is None and not in_image:
             yield from find_script(plan)
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:
-        """Look where the run may be, then give the script to sbatch; inside an allocation, to bash."""
-        del attached  # Slurm's job continues without this ddpctl in any case
+        """Find the run's folders on the cluster, then give the script to sbatch, or to bash inside an allocation."""
+        del attached  # the Slurm job always continues without this ddpctl
         self._check(plan)
         secrets = yield from read_secrets(plan.job)
         records = str(PurePath(plan.run_dir).parent)
@@ -84,7 +84,7 @@ class SlurmTarget(Target):
         yield from find_script_on_host(plan, self._host)
         if self._host is None and not self.options.array:
             (inside,) = yield (Command(argv=("printenv", "SLURM_JOB_ID"), probe=True),)
-            if inside.returncode not in (0, 1):  # 1: it is not set
+            if inside.returncode not in (0, 1):  # 1: the variable is not set
                 raise UnavailableError(
                     "whether this is inside a Slurm job is unknown", hint=inside.last_line("no answer")
                 )
@@ -97,7 +97,7 @@ class SlurmTarget(Target):
             raise ConfigError(f"a container cannot have the folder {plan.cwd!r}: no comma, colon or line's end")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
-        """Ask Slurm, and every node's folder."""
+        """Query Slurm and read every node's folder."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
         places = [(folder_of(part), _nodes(part)) for part in every]
@@ -118,11 +118,11 @@ class SlurmTarget(Target):
         return tuple(found)
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """The tasks of a job array."""
+        """Return the tasks of a job array as separate runs."""
         return task_runs(run)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print what the job said, or some nodes or ranks; while it waits, why."""
+        """Print the log of the job, or of some nodes or ranks. While the job waits, ``follow`` also prints why."""
         files = log_files(run, query)
         text = queue.FOLLOW if query.follow else queue.PRINT
         tail = "+1" if query.tail is None else str(query.tail)
@@ -131,7 +131,7 @@ class SlurmTarget(Target):
             raise no_such_log(run, yet=True)
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask the login node, which has the nodes' folders and reaches their endpoints."""
+        """Query the login node, which can read the nodes' folders and reach their metrics endpoints."""
         if tasks := tasks_of(run):
             raise ConfigError(
                 f"{run.name} is an array of {len(tasks)} trainings",
@@ -146,7 +146,7 @@ class SlurmTarget(Target):
         return read_probe(output, nodes)
 
     def stop(self, run: Run, *, signal: StopSignal, wait: bool = True) -> Verb[bool]:
-        """Tell the batch script, which tells the ranks; with KILL cancel the job as well."""
+        """Signal the batch script, which signals the ranks; with KILL, also cancel the job."""
         if not job_of(run):
             return True
         wait_s = 0 if not wait else KILL_WAIT_S if signal == "KILL" else run.job.grace + STOP_MARGIN_S
@@ -157,17 +157,22 @@ class SlurmTarget(Target):
         return done.returncode == 0
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """The run's folder on the cluster, where it is not that of its record."""
+        """Remove the run's folder on the cluster, unless its record is in the same folder."""
         path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
         if path == run.folder and not host:
             return ()
+<<<<<<< HEAD
         if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # a record that was renamed, or worse
             raise ConfigError(f"{run.name} was not removed: its record names the folder {path}: rename the folder back")
+=======
+        if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # the record was renamed, or is damaged
+            raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
+>>>>>>> h-d3
         (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
         return (run_store.read_disk_usage(output, path, host),)
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """The run's folder on the cluster, by the login node. Raises ConfigError where that is this machine."""
+        """Fetch the run's folder through the login node. Raises ConfigError if the run's files are on this machine."""
         if not run.elsewhere:
             return (yield from super().pull(run, into, best=best))
         own = folder_of(run)
@@ -178,7 +183,7 @@ class SlurmTarget(Target):
         return (yield from pull_places(run.name, [place], into, best=best))
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """Run a command beside the ranks of a node, by a further step of their job."""
+        """Run a command next to the ranks of a node, as an additional step of their job."""
         if tasks_of(run):
             raise ConfigError(f"{run.name} is an array of jobs: no command can be run beside one of them")
         if node >= run.job.max_nodes:
@@ -206,11 +211,11 @@ def _nodes(run: Run) -> int:
     return run.job.max_nodes
 
 
-# Checks before a job is sent: that there is a Slurm, and that the script is where the ranks look for it
+# Checks before a job is sent: that Slurm can be reached, and that the script is where the ranks look for it
 
 
 def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
-    """Why sbatch's answer is none of Slurm's; None: it is."""
+    """Return an error if sbatch's answer shows that Slurm was not reached, or None if Slurm has answered."""
     if output.returncode == UNREACHED and host is not None:
         return UnavailableError(f"{host}: {output.last_line('no answer')}")
     if output.returncode == NOT_FOUND:
@@ -234,7 +239,7 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
 
 
 def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
-    """Look for the script in the project's folder. Raises NoInputError; UnavailableError for a lost login node."""
+    """Look for the script in the project's folder. Raises NoInputError, or UnavailableError for a lost login node."""
     if commands := look_for_script(plan, host):
         (found,) = yield commands
         if found.returncode == UNREACHED and (error := unreachable(found, host)):
@@ -242,11 +247,11 @@ def find_script_on_host(plan: Plan, host: Host | None) -> Verb[None]:
         check_script(plan, found, host=host)
 
 
-# Where a run's folders and logs are on the cluster, and what its handle says
+# Where a run's folders and logs are on the cluster, and what its handle contains
 
 
 def host_of(options: SlurmOptions) -> Host | None:
-    """The login node; None: this machine."""
+    """Return the login node, or None if it is this machine."""
     if options.login is None:
         return None
     user, _, address = options.login.rpartition("@")
@@ -254,7 +259,7 @@ def host_of(options: SlurmOptions) -> Host | None:
 
 
 def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Verb[Plan]:
-    """The plan with the cluster's folders in place of this machine's."""
+    """Return the plan with the cluster's folders instead of this machine's."""
     workdir, runs = options.workdir, options.runs
     if host is not None and not (workdir and runs):
         (home,) = yield (Command(argv=("printenv", "HOME"), host=host, probe=True),)
@@ -265,7 +270,7 @@ def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Ver
     if workdir:
         plan = replace(plan, cwd=workdir)
     if runs:
-        # A run that continues from another has that one's checkpoints.
+        # A run that continues from another run uses the checkpoints of that run.
         of = PurePath(plan.checkpoint_dir).parent.name if plan.checkpoint_dir else plan.run
         run_dir = PurePath(runs) / plan.run
         checkpoints = PurePath(plan.checkpoint_dir)
@@ -276,7 +281,7 @@ def plan_on_cluster(plan: Plan, options: SlurmOptions, host: Host | None) -> Ver
 
 
 def expand(array: str) -> tuple[str, ...]:
-    """The indices of a job array: ``0-6:3,9%2`` is 0, 3, 6, 9."""
+    """Return the indices of a job array: ``0-6:3,9%2`` is 0, 3, 6, 9."""
 
     def numbers() -> Iterator[int]:
         for part in array.split("%")[0].split(","):
@@ -288,18 +293,18 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """The job's number, or ``@PID:JOB`` of a script inside an allocation; empty: it was never sent."""
+    """Return the job's number, ``@PID:JOB`` for a script inside an allocation, or nothing if it was never sent."""
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
 
 def tasks_of(run: Run) -> tuple[str, ...]:
-    """The indices of an array; empty: it is none."""
+    """Return the indices of an array, or nothing if the run is not an array."""
     return tuple(run.handle.get("tasks", ()))
 
 
 def task_runs(run: Run) -> tuple[Run, ...]:
-    """The tasks of an array as runs of their own."""
+    """Return the tasks of an array as separate runs."""
     return tuple(_task_run(run, task) for task in tasks_of(run))
 
 
@@ -321,22 +326,22 @@ def _task_run(run: Run, task: str) -> Run:
 
 
 def folder_of(run: Run) -> str:
-    """The run's folder on the cluster; of an array the one above those of its tasks."""
+    """Return the run's folder on the cluster; for an array, the folder that contains its tasks' folders."""
     return str(run.handle.get("dir", run.folder))
 
 
 def run_folders(run: Run) -> tuple[str, ...]:
-    """The folders of a run on the cluster: one, or one for each of an array."""
+    """Return the folders of a run on the cluster: one, or one for each task of an array."""
     return tuple(folder_of(task) for task in task_runs(run)) or (folder_of(run),)
 
 
 def workdir_of(run: Run) -> str:
-    """The project's folder on the cluster."""
+    """Return the project's folder on the cluster."""
     return str(run.handle.get("workdir", run.cwd))
 
 
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
-    """The files that a query asks for, each after what stands before its lines."""
+    """Return the files that a query asks for, each preceded by the prefix of its lines."""
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
     if not query.nodes and not query.ranks:
         if not tasks:
@@ -355,13 +360,13 @@ def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     return tuple(words)
 
 
-# Submission: by sbatch's stdin, or as a script inside an allocation
+# Submission: through sbatch's stdin, or as a script inside an allocation
 
 
 def submit_to_sbatch(
     plan: Plan, options: SlurmOptions, host: Host | None, secrets: Mapping[str, str], records: str
 ) -> Verb[Submission]:
-    """Ask when it would start, make its folder, submit."""
+    """Ask when the job would start, make its folder and submit it."""
     script = render_script(plan, options)
     depends = yield from _dependency(options, records)
     log = f"{plan.run_dir}/job{'-%a' if options.array else ''}.log"
@@ -401,7 +406,7 @@ def submit_to_sbatch(
 def start_in_allocation(
     plan: Plan, options: SlurmOptions, secrets: Mapping[str, str], allocation: str
 ) -> Verb[Submission]:
-    """Run the script here, on the nodes that this shell has been given."""
+    """Run the script here, on the nodes of this shell's allocation."""
     yield from _write_secrets(plan, None, secrets)
     path = f"{plan.run_dir}/job.sh"
     (made,) = yield (Command(argv=("sh", "-c", WRITE, "ddpctl", path), stdin=render_script(plan, options)),)
@@ -431,7 +436,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
 def _write_secrets(
     plan: Plan, host: Host | None, secrets: Mapping[str, str], tasks: tuple[str, ...] = ()
 ) -> Verb[None]:
-    """Into the run's folder, or the folders of an array's jobs: each job removes its own."""
+    """Write the secrets into the run's folder, or each task's folder: each job removes its own secrets."""
     if not secrets:
         return
     text = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in secrets.items())
@@ -446,8 +451,13 @@ def _note(job: str, tested: Output) -> str:
     what = "Slurm would accept it" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
         return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
+<<<<<<< HEAD
     if tested.returncode:  # it may be taken all the same: nodes that are down come back
         what = "Slurm may reject it" if job == DRY_RUN else what
+=======
+    if tested.returncode:  # Slurm may still accept the job: nodes that are down may return
+        what = "Slurm may not take it" if job == DRY_RUN else what
+>>>>>>> h-d3
         return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
     return what
 

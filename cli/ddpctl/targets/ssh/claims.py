@@ -1,18 +1,18 @@
-"""Who has which GPUs of a host, and who waits for them: shell text, and the parser of what it says. Pure.
+"""Which runs have which GPUs of a host, and which launches wait: shell scripts, and the parser of their output. Pure.
 
-A host has a folder of claims. ``run-NAME.NODE`` says which GPUs a node has; it counts while the node's ddprun holds a
-lock on it, by a descriptor that it inherits, or while the node's container runs. ``ticket-N`` is a launch that waits,
-in the order of the numbers; it counts while a session of that launch's ddpctl holds a lock on it. Whoever reads or
-changes claims holds the lock of ``mutex`` for a moment. What no longer counts is removed by the next launch.
+A host has a folder of claims. The file ``run-NAME.NODE`` lists the GPUs of a node; it is valid while the node's ddprun
+holds a lock on it, through an inherited descriptor, or while the node's container runs. The file ``ticket-N`` is for a
+waiting launch, in the order of the numbers; it is valid while a session of that launch's ddpctl holds a lock on it.
+Every script that reads or changes claims briefly locks ``mutex``. The next launch removes files that are not valid.
 """
 
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BUSY = 75  # the code of a script that found a GPU taken
-MUTEX_S = 60  # how long an engine may take to start the container of another launch
-TICKET_S = 60  # a ticket that its launch has not renewed for so long is given up; find(1) counts in minutes
+BUSY = 75  # exit code of a script that finds a GPU taken
+MUTEX_S = 60  # how long to wait while another launch starts its container
+TICKET_S = 60  # a ticket expires if its launch does not renew it for this long; find(1) counts in minutes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +21,9 @@ class Claim:
 
     run: str
     node: int
-    since: int  # seconds since the epoch, of the host's clock
+    since: int  # by the host's clock, in seconds since the epoch
     engine: str
-    gpus: tuple[str, ...]  # UUIDs; none: CPU ranks
+    gpus: tuple[str, ...]  # UUIDs; empty for CPU ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Ticket:
 
     number: int
     run: str
-    uid: str  # tells launches of one name apart
+    uid: str  # distinguishes launches with the same name
 
 
 def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
-    """The claims that ``list_claims`` has printed; a line of another form is skipped."""
+    """Return the claims that ``list_claims`` has printed; skip lines in any other form."""
     words = [line.split() for line in lines]
     return tuple(
         Claim(run=run, node=int(node), since=int(since), engine=engine, gpus=tuple(gpus))
@@ -46,14 +46,17 @@ def parse_claims(lines: Sequence[str]) -> tuple[Claim, ...]:
 
 
 def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
-    """The tickets that ``list_claims`` has printed, in their order."""
+    """Return the tickets that ``list_claims`` has printed, in the order of their numbers."""
     words = [line.split() for line in lines]
     found = [one for one in words if len(one) == 3 and one[0].isdecimal()]
     return tuple(Ticket(number=int(number), run=run, uid=uid) for number, run, uid in sorted(found))
 
 
 def _functions(folder: str) -> str:
-    """``$c``: the folder of claims; ``held FILE``: whether a claim counts, as it does if its engine does not answer."""
+    """Return shell code that sets ``$c``, the claims' folder, and defines ``held FILE``: whether a claim is valid.
+
+    A claim is also valid if its container engine does not answer.
+    """
     return f"""\
 c={folder}
 held() {{
@@ -75,7 +78,7 @@ flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
 
 
 def list_claims(folder: str) -> str:
-    """Say each claim and each ticket that counts, with the ``say`` of ``scripts.facts_script``; changes nothing."""
+    """Return shell code that only prints each valid claim and ticket, with ``say`` from ``scripts.gpus_text``."""
     return f"""\
 {_functions(folder)}if [ -e "$c/mutex" ]; then (
   exec 8>>"$c/mutex"
@@ -92,14 +95,14 @@ def list_claims(folder: str) -> str:
 
 
 def claim_word(folder: str, run: str, node: int) -> str:
-    """The file of a node's claim, as a word of the host's shell."""
+    """Return the path of a node's claim, quoted for the host's shell."""
     return f"{folder}/{shlex.quote(f'run-{run}.{node}')}"
 
 
 def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) -> str:
-    """Claim the GPUs for the node, unless another run has one of them. The lock of the mutex is left to the script.
+    """Return shell code that claims GPUs for a node, unless another run has one of them, and keeps the mutex locked.
 
-    Of engine ``none`` the claim is held by descriptor 9.
+    With the engine ``none``, descriptor 9 holds the claim.
     """
     check = ""
     if gpus:
@@ -122,7 +125,7 @@ done
 
 
 def take_ticket(folder: str, run: str, uid: str) -> str:
-    """Take the next ticket, say its number, and hold it until stdin ends or the launch no longer renews it."""
+    """Return a script that takes the next ticket, prints its number and holds it until stdin ends or it expires."""
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
 last=0
@@ -145,5 +148,5 @@ exit 0
 
 
 def renew(folder: str, number: int) -> str:
-    """Say that the launch of a ticket still waits."""
+    """Return shell code that renews a ticket, because its launch still waits."""
     return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

@@ -1,4 +1,4 @@
-"""Which hosts a launch takes: those that are ready, in the target's order; the others are spares. Yields commands."""
+"""Chooses a launch's hosts: those that are ready, in the target's order. The others are spares. Yields commands."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,16 +14,16 @@ from ddpctl.targets.ssh.preflight import Facts, GpusTakenError, Judgement, judge
 from ddpctl.text import format_duration, one_line
 from ddpwire.run_files import CHECKPOINTS
 
-TICKET_S = 90.0  # what taking a ticket may take: longer than claims.MUTEX_S
+TICKET_S = 90.0  # how long taking a ticket may take: longer than claims.MUTEX_S
 POLL_S = 45.0
 Look = Callable[[Sequence[SshHost]], Verb[tuple[Facts, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The hosts of a launch, one a node."""
+    """The hosts of a launch, one per node."""
 
-    numbers: tuple[int, ...]  # of the target's hosts
+    numbers: tuple[int, ...]  # positions in the target's list of hosts
     hosts: tuple[SshHost, ...]
     facts: tuple[Facts, ...]
     cuda: bool
@@ -31,18 +31,18 @@ class Choice:
     notes: tuple[str, ...] = ()
 
     def nodes(self, job: JobSpec) -> str:
-        """``N`` or ``MIN:MAX``, with as many at most as there are hosts."""
+        """Return the node count as ``N`` or ``MIN:MAX``, where the maximum is the number of hosts."""
         most = len(self.hosts)
         return str(most) if job.min_nodes >= most else f"{job.min_nodes}:{most}"
 
 
 def is_resumed(plan: Plan) -> bool:
-    """Whether another run has said where the checkpoints are: ``HOST:PATH``."""
+    """Return whether the checkpoints are from another run, which recorded their place as ``HOST:PATH``."""
     return plan.checkpoint_dir != str(PurePath(plan.run_dir) / CHECKPOINTS)
 
 
 def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
-    """The numbers of the hosts that may be taken, in order; first the one that has a resumed run's checkpoints.
+    """Return the numbers of the usable hosts, in order, starting with the one that has the checkpoints to resume from.
 
     Raises ConfigError.
     """
@@ -53,7 +53,7 @@ def candidates(options: SshOptions, plan: Plan) -> tuple[int, ...]:
 
 
 def _holder(options: SshOptions, plan: Plan) -> int | None:
-    """The number of the host in whose own folder a resumed run's checkpoints are; None: it is no such run."""
+    """Return the number of the host whose own folder has the checkpoints to resume from, or None if there is none."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return None
     found = (n for n, host in enumerate(options.hosts) if plan.checkpoint_dir.startswith(f"{host.address}:"))
@@ -61,9 +61,9 @@ def _holder(options: SshOptions, plan: Plan) -> int | None:
 
 
 def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False) -> Verb[Choice]:
-    """Look at as many hosts as there are nodes, at the spares where one is not ready, and wait where that is asked.
+    """Check as many hosts as there are nodes, and the spares if one is not ready. Wait for GPUs if the plan allows it.
 
-    Raises DdpctlError where too few are ready.
+    Raises DdpctlError if too few hosts are ready.
     """
     order, job, script = candidates(options, plan), plan.job, script_of(plan.job.command)
 
@@ -112,7 +112,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 def _with_checkpoints(
     options: SshOptions, plan: Plan, found: Judgement, usable: list[int], *, holder_first: bool
 ) -> tuple[list[int], list[str]]:
-    """The places with one first that has a resumed run's checkpoints, and a note. Raises UnavailableError."""
+    """Return the places, starting with one that has the checkpoints to resume, and notes. Raises UnavailableError."""
     if not is_resumed(plan) or options.checkpoint_dir:
         return usable, []
     if holder_first and usable[0] == 0:
@@ -131,8 +131,9 @@ def _with_checkpoints(
     return [best, *(place for place in usable if place != best)], [note]
 
 
-# Waiting: a launch queues on one host after another, in the order of the hosts' own names, and is first on all that
-# come before. So no two launches wait for each other, whatever the order and the names in their files.
+# Waiting: a launch queues on one host after another, in the order of the names that the hosts themselves report. It
+# queues on the next host only when it is first in line on all hosts before. So no two launches wait for each other,
+# whatever names and order their files use.
 
 
 def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Verb[None]:
@@ -177,7 +178,7 @@ def _poll(options: SshOptions, number: int) -> str:
 
 
 def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
-    """What a launch waits for on a host; nothing: it is its turn. Raises UnavailableError."""
+    """Return what a launch waits for on a host, or nothing if it is its turn. Raises UnavailableError."""
     fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
         why = fact.failure or "the host gave it up"

@@ -11,38 +11,38 @@ from ddpctl.command import Host
 from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_size, is_port
 
 _SHORT = re.compile(r"(?:(?P<user>[\w.-]+)@)?(?P<address>\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(?P<port>[0-9]{1,5}))?")
-_ADDRESS = re.compile(r"[\w.:-]+")  # a name, or an IP address of either kind
+_ADDRESS = re.compile(r"[\w.:-]+")  # a name, an IPv4 address or an IPv6 address
 _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
 
 
 def check_address(address: str) -> str:
-    """What ssh takes, and never an option."""
+    """Check that ssh accepts the address and cannot read it as an option. Raises ValueError."""
     if not _ADDRESS.fullmatch(address) or address.startswith("-"):
         raise ValueError("a name of ~/.ssh/config, a host name or an IP address")
     return address
 
 
 def check_user(user: str) -> str:
-    """A log-in name."""
+    """Check that this is a log-in name. Raises ValueError."""
     if not re.fullmatch(r"[\w.][\w.-]*", user):
         raise ValueError("a log-in name")
     return user
 
 
 def check_path(path: str) -> str:
-    """``/…`` or ``~/…`` of the hosts."""
+    """Check that a path on the hosts begins with ``/`` or ``~/``. Raises ValueError."""
     if not _PATH.fullmatch(path):
         raise ValueError("a path that begins with / or ~/, without ':' or ','")
     return path
 
 
 def check_project(project: str) -> str:
-    """``none``, ``sync`` or a path."""
+    """Check that this is ``none``, ``sync`` or a path. Raises ValueError."""
     return project if project in ("none", "sync") else check_path(project)
 
 
 def check_network(network: str) -> str:
-    """A network's name."""
+    """Check that this is a network's name. Raises ValueError."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", network):
         raise ValueError("host, or a network's name")
     return network
@@ -68,7 +68,7 @@ class SshHost:
 
     @classmethod
     def from_text(cls, text: str) -> "SshHost":
-        """``alice@box1:2222``. Raises ValueError."""
+        """Read a host from text such as ``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
         if not match or text.startswith("-") or not is_port(match["port"] or "22"):
             raise ValueError("an entry is [USER@]ADDRESS[:PORT], or keys and values")
@@ -77,12 +77,12 @@ class SshHost:
 
     @property
     def host(self) -> Host:
-        """Where commands for it go."""
+        """The address to which commands for this machine are sent."""
         return Host(address=self.address, user=self.user, port=self.port, key=self.key)
 
 
 def check_hosts(hosts: tuple[SshHost, ...]) -> tuple[SshHost, ...]:
-    """At least one, and none twice."""
+    """Check that there is at least one host and that none is listed twice. Raises ValueError."""
     if not hosts:
         raise ValueError("at least one host")
     places = [(host.address, host.port) for host in hosts]
@@ -131,7 +131,7 @@ class SshOptions:
     ] = "1Gi"  # fmt: skip
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """What cannot be: the key and a sentence."""
+        """Yield what is impossible: the key and a sentence."""
         addresses = [host.address for host in self.hosts]
         for address in self.exclude:
             if address not in addresses:

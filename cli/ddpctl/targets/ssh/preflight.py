@@ -1,4 +1,4 @@
-"""What was found out about every host, and whether a run may start: checked for all hosts at once. Pure."""
+"""What every host has, and whether a run may start: all hosts are checked together. Pure."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,18 +17,18 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 from ddpctl.text import format_duration, one_line, table
 from ddpwire.exits import Exit
 
-CLOCK_S = 5.0  # a larger offset is told; what it breaks is the order of log lines, not the training
+CLOCK_S = 5.0  # a larger offset is reported: it disturbs the order of log lines, but not the training
 GIB = 1 << 30
-Wrong = tuple[int, type[DdpctlError], str]  # which host, what kind of error, the sentence
+Wrong = tuple[int, type[DdpctlError], str]  # the host's number, the kind of error, the sentence
 
 
 class GpusTakenError(UnavailableError):
-    """A host has the GPUs, but not now."""
+    """A host has enough GPUs, but they are not free now."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What is to be said of hosts before a launch."""
+    """What was found out about the hosts before a launch."""
 
     hosts: tuple[SshHost, ...]
     facts: tuple["Facts", ...]
@@ -37,15 +37,15 @@ class Judgement:
     rows: tuple[str, ...]  # a table
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
-        """What is wrong with one host; nothing: it is ready."""
+        """Return the kinds of errors of one host, or none if it is ready."""
         return {kind for one, kind, _ in self.wrong if one == number}
 
     def why(self, number: int) -> str:
-        """The same in a sentence."""
+        """Return what is wrong with one host, as one line."""
         return "; ".join(text for one, _, text in self.wrong if one == number)
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
-        """The error that says all of it. ``need``: so many hosts; ``dry_run``: nothing was to be started."""
+        """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
         bad = len({number for number, _, _ in self.wrong})
         kind = ConfigError if all(kind is ConfigError for _, kind, _ in self.wrong) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
@@ -56,7 +56,7 @@ class Judgement:
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]))
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
-        """A line for each of the chosen hosts whose clock is off."""
+        """Return a line for each of the chosen hosts whose clock is wrong."""
         return tuple(
             f"{self.hosts[number].address}: its clock is {ahead:+.0f} s off this machine's"
             for number in chosen
@@ -66,14 +66,14 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What one host said of itself."""
+    """What one host reported about itself."""
 
-    words: dict[str, tuple[str, ...]]  # each word's values, as scripts.facts_script prints them
-    failure: str = ""  # why it printed nothing
-    clock_s: float | None = None  # ahead of this machine
+    words: dict[str, tuple[str, ...]]  # the values of each word that scripts.facts_script prints
+    failure: str = ""  # why the script failed; empty if it did not
+    clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
-        """The first value, or nothing."""
+        """Return the first value of a word, or an empty text."""
         return self.words.get(word, ("",))[0]
 
     @property
@@ -83,32 +83,32 @@ class Facts:
 
     @property
     def free_gpus(self) -> tuple[str, ...]:
-        """Those on which nothing computes, and which no run has."""
+        """The UUIDs of the GPUs on which nothing computes and which no run has."""
         taken = {*self.words.get("busy", ()), *(gpu for claim in self.claims for gpu in claim.gpus)}
         return tuple(gpu for gpu in self.gpus if gpu not in taken)
 
     @property
     def claims(self) -> tuple[Claim, ...]:
-        """The runs that are there."""
+        """The claims of the runs on this host."""
         return parse_claims(self.words.get("claim", ()))
 
     @property
     def tickets(self) -> tuple[Ticket, ...]:
-        """The launches that wait there, in their order."""
+        """The launches that wait on this host, in order."""
         return parse_tickets(self.words.get("ticket", ()))
 
     def ahead(self, uid: str) -> tuple[str, ...]:
-        """The launches that come before this one, which may have no ticket."""
+        """Return the launches that are in line before the launch ``uid``, or all launches if it has no ticket."""
         return tuple(ticket.run for ticket in takewhile(lambda ticket: ticket.uid != uid, self.tickets))
 
     @property
     def now(self) -> int:
-        """The host's time; 0: it did not say it."""
+        """The host's time in seconds since the epoch, or 0 if it is unknown."""
         return int(self.get("now")) if self.get("now").isdecimal() else 0
 
     @property
     def image(self) -> Image | None:
-        """The job's image as the engine there has it, or None where it does not."""
+        """The job's image as the host's engine reports it, or None if the host does not have it."""
         try:
             return read_inspect(self.get("asked"), self.get("image")) if self.get("image") else None
         except ValueError:
@@ -116,17 +116,17 @@ class Facts:
 
     @property
     def image_id(self) -> str:
-        """``sha256:…`` of the image, or nothing where it is not there."""
+        """The image's ID (``sha256:…``), or an empty text if the host does not have the image."""
         return self.image.id if self.image else ""
 
     @property
     def address(self) -> str:
-        """The address at which this machine has reached it."""
+        """The address at which this machine has reached the host, or an empty text if it is unknown."""
         return (self.get("ssh").split() or ["", "", ""])[2] if len(self.get("ssh").split()) > 2 else ""
 
 
 def parse_facts(output: Output) -> Facts:
-    """What ``scripts.facts_script`` printed; a host that did not come to its end has failed."""
+    """Read the output of ``scripts.facts_script``; a host whose script did not reach its end has failed."""
     words: dict[str, tuple[str, ...]] = {}
     for line in output.stdout.splitlines():
         word, _, value = line.partition(" ")
@@ -137,7 +137,7 @@ def parse_facts(output: Output) -> Facts:
 
 
 def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tuple[Facts, ...]:
-    """The facts with how far each clock is ahead of this machine's, where both said their time."""
+    """Return the facts with ``clock_s`` filled in for each host whose time is known, if this machine's is known too."""
 
     def seconds(output: Output) -> float | None:
         try:
@@ -156,7 +156,7 @@ def clocks(facts: Sequence[Facts], here: Output, there: Sequence[Output]) -> tup
 def judge(
     options: SshOptions, job: JobSpec, hosts: Sequence[SshHost], facts: Sequence[Facts], script: str | None, uid: str
 ) -> Judgement:
-    """What is wrong with each host. ``uid``: of the launch, whose own ticket is not in its way."""
+    """Find what is wrong with each host. ``uid``: of the launch; its own ticket is no obstacle."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
     wrong: list[Wrong] = []
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
@@ -176,7 +176,7 @@ def judge(
 def _alone(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
 ) -> Iterator[tuple[type[DdpctlError], str]]:
-    """What is wrong with one host."""
+    """Yield what is wrong with one host, apart from its image."""
     if fact.get("engine_error"):
         what = f"{options.python} there" if options.runtime == "none" else options.runtime
         yield UnavailableError, f"{what}: {fact.get('engine_error')}"
@@ -227,7 +227,7 @@ def _gpus(
 
 
 def _taken(job: JobSpec, fact: Facts) -> str:
-    """Who has the GPUs."""
+    """Return a sentence about which runs have the GPUs."""
     verb = "is" if len(fact.free_gpus) == 1 else "are"
     who = [
         f"the run {claim.run} has {len(claim.gpus)}, for {format_duration(fact.now - claim.since)}"
@@ -243,7 +243,7 @@ def _taken(job: JobSpec, fact: Facts) -> str:
 
 
 def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Iterator[tuple[int, str]]:
-    """All hosts must hold one image: the same ID, or a digest in common. Yields each host that does not."""
+    """Yield each host without the image, or whose image has neither the ID nor a digest of the first host's image."""
     first: tuple[str, Image] | None = None
     for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
         if fact.failure or not fact.get("engine"):
@@ -279,7 +279,7 @@ def _rows(
 
 
 def host_report(host: SshHost, output: Output) -> HostReport:
-    """What a host answered to ``scripts.hosts_script``."""
+    """Return the report of a host from its output of ``scripts.gpus_text``."""
     fact = parse_facts(output)
     if failure := fact.failure or fact.get("gpu_error") or fact.get("claims_error"):
         return HostReport(host=host.address, failure=failure)
@@ -314,7 +314,7 @@ def host_report(host: SshHost, output: Output) -> HostReport:
 
 
 def report(output: Output) -> Any:
-    """What scripts.show printed, or None where the host could not say it."""
+    """Return what ``scripts.show`` printed, or None if the host did not answer properly."""
     try:
         return json.loads(output.stdout) if output.returncode == Exit.OK else None
     except ValueError:

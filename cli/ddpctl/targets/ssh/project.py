@@ -1,9 +1,10 @@
 """Sends the project's folder to hosts: only the files that changed, as one archive.
 
-Of large files that changed only the changed parts go, by rsync where both ends have it. New files go as an archive,
-which is compressed once for all hosts: bench/sync.py shows it to be quicker than rsync. A host keeps one copy of each
-project; a run gets hard links of it, so that a later sync changes no file of a run. As with rsync, a file has changed
-when its size or its time has. Little goes over the connection that is there already: a new one would take longer.
+If much of what changed is on the host in an older state, rsync sends only the changed parts, if both machines have it.
+Otherwise the files go as an archive, which is compressed once for all hosts: bench/sync.py shows that for new files
+this is faster than rsync. A host keeps one copy of each project; a run gets hard links to it, so that a later sync
+changes no file of a run. As with rsync, a file counts as changed if its size or its modification time has changed.
+Small archives use the existing connection, because a new one would take longer.
 """
 
 import hashlib
@@ -32,23 +33,23 @@ _RSYNC_ARGV = (
     "rsync", "--links", "--perms", "--times", "--ignore-times", "--compress", "--compress-level=1", "--protect-args",
     "--from0", "--files-from=-", "--info=progress2",
 )  # fmt: skip
-_PRUNE = "find . -mindepth 1 -type d -empty -delete"  # a file may come where a folder was
+_PRUNE = "find . -mindepth 1 -type d -empty -delete"  # a file may replace a folder
 _CODECS = {"zstd": ("zstd -q -T0 -1", "zstd -dcq"), "gzip": ("gzip -1", "gzip -dc")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """The files that go, and what this machine has to send them with."""
+    """The files to send, and the programs that this machine has to send them."""
 
-    files: Mapping[str, str]  # name → what of it tells a change: size, time, whether it can be run
+    files: Mapping[str, str]  # name → what shows a change: size, time, whether the file is executable
     sizes: Mapping[str, int]
-    left_out: Sequence[str]  # for the user
+    left_out: Sequence[str]  # names of what is not sent, to show to the user
     rsync: bool
     zstd: bool
 
     @property
     def num_bytes(self) -> int:
-        """All of it."""
+        """The size of all files, in bytes."""
         return sum(self.sizes.values())
 
 
@@ -63,17 +64,17 @@ class Copy:
     files: Mapping[str, str]
 
     def changed(self, project: Project) -> tuple[str, ...]:
-        """The files to send."""
+        """Return the files to send."""
         return tuple(name for name, state in project.files.items() if self.files.get(name) != state)
 
     def suits_rsync(self, project: Project) -> bool:
-        """Whether much of what changed is there in an older state."""
+        """Return whether much of what changed is there in an older state, and both machines have rsync."""
         old = sum(project.sizes[name] for name in self.changed(project) if name in self.files)
         return project.rsync and self.rsync and old > _LITTLE
 
 
 def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) -> Verb[None]:
-    """Bring ``cwd`` to every host, as the folder ``project`` of the run. ``run_dir``: the run's folder here.
+    """Copy ``cwd`` to every host, as the folder ``project`` of the run. ``run_dir``: the run's folder here.
 
     Raises DdpctlError.
     """
@@ -89,7 +90,7 @@ def sync(hosts: Sequence[Host], *, cwd: str, home: str, run: str, run_dir: str) 
                 say=say, stdin="".join(f"{name}\0" for name in sorted(gone)))
         for copy in copies if (gone := copy.files.keys() - project.files.keys())
     )  # fmt: skip
-    if stale:  # before anything is sent: a folder may be where a file was
+    if stale:  # before anything is sent: a new folder may have the name of an old file
         removed = yield stale
         check_all([command.host for command in stale if command.host], removed, "old files cannot be removed there")
         say = ""
@@ -119,7 +120,7 @@ find . \\( -type f -o -type l \\) -print0 | xargs -0 -r stat --printf '%s %.9Y %
 
 
 def _project(cwd: str, listed: Output) -> Project:
-    """What is here. Raises ConfigError where it is too large, NoInputError where there is nothing."""
+    """Return the project on this machine. Raises ConfigError if it is too large, NoInputError if it has no files."""
     if listed.returncode:
         raise NoInputError(f"project: sync: {cwd} cannot be read: {listed.last_line()}")
     project = Project(**json.loads(listed.stdout))
@@ -141,7 +142,7 @@ def _project(cwd: str, listed: Output) -> Project:
 
 
 def _copy(host: Host, answer: Output) -> Copy:
-    """What a host has."""
+    """Return the copy that a host has, from its answer."""
     folder, rsync, zstd, *entries = answer.stdout.split("\0")[:-1]
     files = {}
     for entry in entries:
@@ -160,7 +161,7 @@ def _send(
     archive: str,
     say: str,
 ) -> Verb[None]:
-    """Send each host what changed, side by side. An archive is packed once for all that lack the same."""
+    """Send each host what changed, in parallel. Hosts that need the same files get the same archive, packed once."""
     num_bytes = {host: sum(project.sizes[name] for name in names) for host, names in changed.items()}
     packed = [copy for copy in copies if copy.host in changed and not copy.suits_rsync(project)]
     codec = "zstd" if project.zstd and all(copy.zstd for copy in packed) else "gzip"
@@ -201,7 +202,7 @@ def _send(
 
 
 def _summary(project: Project, sizes: Sequence[int], changed: Mapping[Host, tuple[str, ...]]) -> str:
-    """``project: 40 files, 1.2 MB; left out: data/ (git ignores it)`` and what of it is sent."""
+    """Return ``project: 40 files, 1.2 MB; left out: data/ (git ignores it)`` and a line about what is sent."""
     text = f"project: {counted(len(project.files), 'file')}, {human_size(project.num_bytes)}"
     if project.left_out:
         text += f"; left out: {', '.join(project.left_out)}"

@@ -1,8 +1,8 @@
 """The scripts that a host's /bin/sh runs, and the command line of a node's container. Pure text.
 
-A host needs sh, flock, coreutils and its runtime, no more. Every script comes over stdin, so that a process list shows
-``/bin/sh`` alone. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files),
-which the kernel releases. Which GPUs it has stands in the host's claims (claims.py).
+A host needs only sh, flock, coreutils and its runtime. Every script comes over stdin, so that a process list shows only
+``/bin/sh``. A node is alive while its ddprun holds a lock on a file of the run's folder (ddpwire.run_files); the kernel
+releases the lock when ddprun ends. The host's claims (claims.py) record which GPUs a node has.
 """
 
 import shlex
@@ -22,45 +22,45 @@ from ddpwire.history import HISTORY
 from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
 
 _END = "END_OF_FILE"
-_BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # torch's own prefix makes room for ours
+_BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
 RUN_LABEL, NODE_LABEL = "ddpctl.run", "ddpctl.node"
 WORKSPACE = "/workspace"  # the image's own working folder, where a project's folder is mounted
 RUNS = "/runs"
 
-# A user without an entry in the image's passwd has neither; libraries ask for both.
+# Libraries need both variables, and a user without an entry in the image's passwd has neither.
 DEFAULTS = {"HOME": "/tmp", "USER": "ddp"}  # noqa: S108 -- the container's own, a tmpfs
 
-# What a node says goes to its log in the run's folder: the container can be removed when it ends.
+# A node's output goes to its log in the run's folder, so that the container can be removed when it ends.
 _INTO_LOG = f'exec ddprun "$@" >>"${names.RUN_DIR}/{node_name(0)[:-1]}${names.NODE_RANK}/{NODE_LOG}" 2>&1'
 
 
 def path_word(path: str) -> str:
-    """A path of a host as a word of its shell; ``~`` is whoever logs in there."""
+    """Return a host's path, quoted for its shell; ``~`` is the home folder of the user who logs in there."""
     return f'"$HOME"{shlex.quote(path[1:])}' if path.startswith("~/") else shlex.quote(path)
 
 
 def run_path(home: str, run: str, *parts: str) -> str:
-    """A path in a run's folder on a host."""
+    """Return a path in a run's folder on a host."""
     return "/".join((home.rstrip("/"), "runs", run, *parts))
 
 
 def node_path(home: str, run: str, node: int) -> str:
-    """A node's folder on its host, as a word of its shell."""
+    """Return a node's folder on its host, quoted for the host's shell."""
     return path_word(run_path(home, run, node_name(node)))
 
 
 def claims_folder(home: str) -> str:
-    """The folder of the host's claims. Homes may be shared among hosts, so it bears the host's name."""
+    """Return the folder of the host's claims. Hosts may share a home folder, so the folder has the host's name."""
     return f'{path_word(home.rstrip("/") + "/claims-")}"$(uname -n)"'
 
 
 def _labelled(engine: str, run: str, node: int) -> str:
-    """The engine's list of all of a node's containers."""
+    """Return the command that lists all containers of a node."""
     return f"{engine} ps --all --quiet --filter label={RUN_LABEL}={run} --filter label={NODE_LABEL}={node}"
 
 
 def gpus_text(options: SshOptions, *, load: bool = False) -> str:
-    """Says which GPUs the host has, who has claims on them, and who waits; ``load``: also how busy it is."""
+    """Return shell code that prints a host's GPUs, claims and waiting launches; ``load``: also how busy it is."""
     smi = "timeout 10 nvidia-smi"
     lines = [
         'say() { printf "%s %s\\n" "$1" "$2"; }',
@@ -87,7 +87,7 @@ def gpus_text(options: SshOptions, *, load: bool = False) -> str:
 
 
 def facts_script(options: SshOptions, *, image: str, script: str | None, checkpoints: str | None = None) -> str:
-    """Says what the host has, a word and its value a line; changes nothing. ``parse_facts`` reads it."""
+    """Return a script that only prints what a host has, one word and its value per line, for ``parse_facts``."""
     home = path_word(options.home)
     engine = options.runtime
     lines = [
@@ -147,9 +147,9 @@ def start_container(
     checkpoints: str,
     owner: str | None,
 ) -> str:
-    """Start a node's container, unless another run has its GPUs. ``owner``: whom the run's folders are given to."""
+    """Return a script that starts a container unless another run has its GPUs. ``owner``: of the run's folders."""
     folder = path_word(run_path(home, run))
-    # The one word that is not known here: the file's name.
+    # The name of the environment file is the only word that is not known here.
     words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
@@ -175,7 +175,7 @@ def start_process(
     folder: str,
     checkpoints: str,
 ) -> str:
-    """Start a node's ddprun in a session of its own, which holds the node's claim for as long as it lives."""
+    """Return a script that starts a node's ddprun in its own session; ddprun holds the node's claim until it ends."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
     log = path_word(run_path(home, run, node_name(node), NODE_LOG))
     python, *rest = argv
@@ -189,14 +189,14 @@ cd {path_word(folder)}
 
 
 def show(options: SshOptions, run: str, node: int) -> str:
-    """One JSON text with what ``nodectl show`` says: alive, node.json, outcome.json."""
+    """Return a script that prints JSON as ``nodectl show`` does: alive, node.json, outcome.json and the history."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     if options.runtime == "none":
         claim = claims.claim_word(claims_folder(options.home), run, node)
         there = f"[ -e {claim} ] && ! flock -n -s {claim} true"
     else:
         there = f'[ -n "$({_labelled(options.runtime, run, node)})" ]'
-    # As few programs as can be: a status of many hosts is many times this.
+    # This runs as few programs as possible, because a status of many hosts runs it many times.
     return f"""\
 cd {folder} 2>/dev/null || {{ echo '{{"alive": false, "node": null, "outcome": null}}'; exit 0; }}
 alive=false
@@ -212,7 +212,7 @@ printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY};
 
 
 def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | None, follow: bool) -> str:
-    """Print the node's log, or some ranks'; follow them until its ddprun lets go of its lock."""
+    """Return a script that prints the log of a node or some ranks; ``follow``: until ddprun releases its lock."""
     folder = path_word(run_path(home, run, node_name(node)))
     begin = "+1" if tail is None else str(tail)
     files = {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
@@ -225,7 +225,7 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
     lines = [
         "n=0",
         f"while [ ! -e {folder}/{LOCK} ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done",
-        "if [ $n -gt 0 ]; then sleep 0.2; fi",  # its file is there an instant before it is held
+        "if [ $n -gt 0 ]; then sleep 0.2; fi",  # the lock's file exists a moment before it is locked
         f"cd {folder} 2>/dev/null || exit 66",
         f"( [ ! -e {LOCK} ] || exec flock -s {LOCK} true ) & ends=$!",
         "trap 'kill \"$ends\" 2>/dev/null' EXIT",
@@ -239,7 +239,10 @@ def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | 
 def signal_container(
     engine: str, home: str, run: str, node: int, signal: StopSignal, *, wait_s: float, last_word: str
 ) -> str:
-    """Signal a node's container by its label; whether anything of it is left, as nodectl says it."""
+    """Return a script that signals a node's containers by label and prints whether any is left, as nodectl does.
+
+    ``last_word``: the outcome to write if the node is killed before it has written one.
+    """
     folder = path_word(run_path(home, run, node_name(node)))
     ours = _labelled(engine, run, node)
     name = container_name(run, node)
@@ -259,7 +262,7 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Signal a node's ddprun; nodectl says whether anything of it is left, and with KILL sees to it."""
+    """Return a script that signals a node by nodectl, which prints whether anything is left (with KILL, kills it)."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
@@ -267,32 +270,35 @@ def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal,
     )
 
 
-# The node's container, under docker or podman. It may do little: no capability, no new privilege, a read-only root.
-# What the node writes lies in its run's folder, which is a folder of the machine and belongs to ``user``.
+# The node's container, under docker or podman. Its rights are few: no capability, no new privilege, a read-only root.
+# What the node writes is in the run's folder, which is a folder of the machine and belongs to ``user``.
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContainer:
-    """Where and as what one node's container runs."""
+    """The image, the user, the folders and the GPUs of a node's container."""
 
     engine: Engine
     node: int
     image: str
-    user: str  # uid:gid; the owner of the run's folder
+    user: str  # uid:gid of the owner of the run's folder
     run_dir: str  # on the machine
     gpus: tuple[str, ...] = ()  # UUIDs
     network: str = "host"
-    project: str | None = None  # a folder of the machine; None: what the image has
-    checkpoints: str | None = None  # a folder of the machine; None: in the run's folder
+    project: str | None = None  # a folder of the machine; None: the project in the image
+    checkpoints: str | None = None  # a folder of the machine; None: they are in the run's folder
 
 
 def container_name(run: str, node: int) -> str:
-    """``ddpctl-night-0``."""
+    """Return the name of a node's container, such as ``ddpctl-night-0``."""
     return f"ddpctl-{run}-{node}"
 
 
 def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ...]:
-    """``docker run`` of a node, detached; it is gone with its ddprun. ``env_file``: its environment."""
+    """Return the detached ``docker run`` of a node; the container is removed when its ddprun ends.
+
+    ``env_file``: the file with the container's environment.
+    """
     job = plan.job
     options = [
         "--detach",
@@ -319,23 +325,23 @@ def run_args(plan: Plan, node: NodeContainer, *, env_file: str) -> tuple[str, ..
     if job.memory is not None:
         options += [f"--memory={size_bytes(job.memory)}"]
     if node.engine == "podman":
-        options.append("--userns=keep-id")  # else the folder's owner is nobody inside
+        options.append("--userns=keep-id")  # otherwise the owner of the folder is nobody in the container
     start = ("--entrypoint=/bin/sh", node.image, "-c", _INTO_LOG, "ddprun", *ddprun_args(plan))
     return (node.engine, "run", *options, *start)
 
 
 def confined() -> tuple[str, ...]:
-    """What no container of ours may do."""
+    """Return the options that limit the rights of all our containers."""
     return (
         "--cap-drop=ALL",
         "--security-opt=no-new-privileges",
         "--read-only",
-        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads what it has built there
+        "--tmpfs=/tmp:rw,exec,nosuid,nodev",  # exec: torch.compile loads from there what it has built
     )
 
 
 def _devices(node: NodeContainer) -> list[str]:
-    """The GPUs, and with them no limit on the memory that NCCL may lock; a rootless engine could not lift it."""
+    """Return the GPU options. Only they lift the limit on locked memory (for NCCL): a rootless engine cannot do so."""
     if not node.gpus:
         return []
     if node.engine == "podman":
@@ -346,7 +352,7 @@ def _devices(node: NodeContainer) -> list[str]:
 
 
 def env_file(env: Mapping[str, str]) -> str:
-    """The environment as the engines read it from a file. Raises ConfigError for what such a file cannot hold."""
+    """Return the environment as the text of an engine's file. Raises ConfigError for values with a line break."""
     for name, value in env.items():
         if "\n" in value or "\r" in value:
             raise ConfigError(f"env: {name} holds a line's end, which a container's environment file cannot: encode it")

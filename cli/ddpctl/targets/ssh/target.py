@@ -1,4 +1,4 @@
-"""The verbs of the target ssh: check all hosts, start a node on each, ask, follow, stop. Yields commands only."""
+"""The verbs of the target ssh: check all hosts, start a node on each, query, follow, stop. Only yields commands."""
 
 import json
 import shlex
@@ -33,19 +33,19 @@ from ddpwire import job_env, names, run_files
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS
 
-STOP_MARGIN_S = 5.0  # what a ddprun may take beyond its ranks' grace
+STOP_MARGIN_S = 5.0  # how long a ddprun may take beyond the grace period of its ranks
 KILL_WAIT_S = 5.0
 SHOW_S = 10.0
 FACTS_S = 45.0
 START_S = 120.0
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
-_ROOT, _OURS = "0:0", "10001:10001"  # root's containers run as the image's own user
+_ROOT, _OURS = "0:0", "10001:10001"  # if root logs in, containers run as the image's own user
 _NODECTL = ("-P", "-m", "ddprun.nodectl")
 
 
 class SshTarget(Target):
-    """Nodes on machines that SSH reaches."""
+    """Nodes on machines that are reached over SSH."""
 
     kind = "ssh"
     capabilities = frozenset[Capability]({"discovery", "hosts", "interrupt", "pull", "stop", "wait"})
@@ -53,7 +53,7 @@ class SshTarget(Target):
     options: SshOptions
 
     def render(self, plan: Plan) -> str:
-        """There is none: what is run depends on what the hosts answer. Raises UsageError."""
+        """Raise UsageError: there is no spec, because what runs depends on the hosts' answers."""
         raise UsageError(
             f"render: {plan.run} would run on SSH hosts, and what is run there depends on what they have: "
             "ddpctl launch --dry-run asks them and prints it"
@@ -67,7 +67,7 @@ class SshTarget(Target):
         return None if any(options.problems(run.job)) else options, bad
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
-        """Look at the hosts, and when enough are ready start one node on each."""
+        """Check the hosts, and if enough are ready, start one node on each."""
         try:
             secrets = yield from read_secrets(plan.job)
             choice = yield from choose(self.options, plan, lambda hosts: self._probe(plan, hosts))
@@ -76,7 +76,7 @@ class SshTarget(Target):
         return (yield from self._start(plan, choice, secrets))
 
     def dry_run(self, plan: Plan) -> Verb[Submission]:
-        """The same; for hosts that are not ready with ``<words>`` for what is not known, and the error at the end."""
+        """Yield what ``submit`` would run. If hosts are not ready, show ``<words>`` for unknown values, then raise."""
         plan = replace(plan, wait_s=None)
         seen: list[tuple[SshHost, Facts]] = []
 
@@ -148,7 +148,7 @@ class SshTarget(Target):
         )
 
     def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
-        """What the hosts have."""
+        """Return what the hosts have."""
         script = script_of(plan.job.command)
         checkpoints = checkpoint_folder(self.options, plan) if is_resumed(plan) else None
         text = scripts.facts_script(self.options, image=plan.job.image, script=script, checkpoints=checkpoints)
@@ -173,7 +173,7 @@ class SshTarget(Target):
         return clocks(facts, here, times)
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:  # noqa: ARG002
-        """Ask every host of every run."""
+        """Query every host of every run."""
         asked = [(run, node, host) for run in runs for node, host in enumerate(self._hosts_of(run))]
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=scripts.show(self.options, run.name, node), host=host.host)
@@ -185,7 +185,7 @@ class SshTarget(Target):
         return tuple(status_of(run, answers[run.name]) for run in runs)
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
-        """Print the nodes' logs: one node's after another's, or as lines come where they are followed."""
+        """Print the logs of the nodes, one node after the other, or, with ``follow``, each line when it appears."""
         commands = tuple(
             Command(
                 argv=("/bin/sh",),
@@ -202,11 +202,11 @@ class SshTarget(Target):
         if all(output.returncode == Exit.NO_INPUT for output in outputs):
             raise no_such_log(run)
         lost = sum(output.returncode == UNREACHED for output in outputs)
-        if lost and not query.follow:  # who follows is told by the status that comes next
+        if lost and not query.follow:  # a user who follows learns it from the status that comes next
             raise UnavailableError(f"{lost} of {counted(len(outputs), 'host')} did not answer")
 
     def has_spares(self, run: Run) -> bool:
-        """Whether the target has a host that has no node of the run, and the record says which have one."""
+        """Return whether a host without a node of the run exists, and the record lists the hosts that have nodes."""
         return "hosts" in run.handle and bool(self._spares(run))
 
     def _spares(self, run: Run) -> tuple[int, ...]:
@@ -215,9 +215,9 @@ class SshTarget(Target):
         return tuple(n for n, host in hosts if n not in used and host.address not in self.options.exclude)
 
     def replace_lost(self, run: Run, plan: Plan) -> Verb[Moved]:
-        """Start a node on a spare if its host does not answer, and node 0 waits for it (it tells who is lost).
+        """Restart on spares the nodes whose hosts do not answer, if node 0 is alive and waits for them (in rendezvous).
 
-        Node 0 has the run's store: without it the run ends.
+        Node 0 has the run's store: without node 0 the run ends.
         """
         hosts, numbers, nothing = self._hosts_of(run), list(run.handle["hosts"]), Moved(handle=run.handle)
         answers = yield tuple(
@@ -267,7 +267,7 @@ class SshTarget(Target):
         return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
 
     def hosts(self) -> Verb[tuple[HostReport, ...]]:
-        """Ask every host, also those that are excluded."""
+        """Query every host, including excluded ones."""
         text = f"{scripts.gpus_text(self.options, load=True)}\nsay end yes\n"
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=text, host=host.host, timeout_s=FACTS_S) for host in self.options.hosts
@@ -275,7 +275,7 @@ class SshTarget(Target):
         return tuple(map(host_report, self.options.hosts, outputs))
 
     def probe(self, run: Run, probe: Probe) -> Verb[tuple[ProbeResult, ...]]:
-        """Ask every host: each fetches its own node's metrics."""
+        """Query every host; each host fetches the metrics of its own node."""
         hosts = self._hosts_of(run)
         folders = [scripts.node_path(self.options.home, run.name, node) for node in range(len(hosts))]
         outputs = yield tuple(
@@ -299,7 +299,7 @@ class SshTarget(Target):
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
-        """The run's folder on each of its hosts; the project's tree and a checkpoint_dir of the target's stay."""
+        """Remove the run's folder on each of its hosts; keep the synced project and the target's checkpoint_dir."""
         path = scripts.run_path(self.options.home, run.name)
         lost = (self.options.hosts[number] for number in run.handle.get("lost_hosts", ()))
         hosts = (*self._hosts_of(run), *lost)
@@ -310,7 +310,7 @@ class SshTarget(Target):
         )
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-        """The run's folder on each of its hosts, and its checkpoints where they are elsewhere."""
+        """Fetch the run's folder from each of its hosts, and its checkpoints if they are elsewhere."""
         own, checkpoints = run_path(self.options.home, run.name), run.checkpoint_dir.partition(":")[2]
         folders = {"": path_word(own)}
         if checkpoints and not PurePath(checkpoints).is_relative_to(own):
@@ -331,7 +331,7 @@ class SshTarget(Target):
         return Command(argv=("/bin/sh",), stdin=text, host=host, timeout_s=wait_s + 30)
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
-        """In the node's container, or in its folder with its variables."""
+        """Run the command in the node's container, or, without one, in the ranks' folder with the job's variables."""
         engine, host = self.options.runtime, self._hosts_of(run)[node].host
         if engine == "none":
             folder = work_dir(self.options, run.name)
@@ -346,27 +346,27 @@ class SshTarget(Target):
             command = Command(argv=(engine, "exec", *flags, container_name(run.name, node), *inside), host=host)
         (done,) = yield (replace(command, mode="tty" if tty else "stream", timeout_s=None),)
         if done.returncode == UNREACHED and done.stderr:
-            raise UnavailableError(f"{host}: {done.stderr}" if tty else "")  # the stream has said it
+            raise UnavailableError(f"{host}: {done.stderr}" if tty else "")  # the output already shows it
         return done.returncode
 
     def _hosts_of(self, run: Run) -> tuple[SshHost, ...]:
-        """The host of each node; the first ones where a record does not say it."""
+        """Return the host of each node; if the record does not have them, the first hosts of the target."""
         hosts, numbers = self.options.hosts, run.handle.get("hosts")
         known = isinstance(numbers, list | tuple) and all(number in range(len(hosts)) for number in numbers)
         return tuple(hosts[number] for number in numbers) if known and numbers else hosts[: run.job.max_nodes]
 
     def _places(self, run: Run) -> tuple[tuple[int, SshHost], ...]:
-        """Each node and its host; of a launch that has not said which took which, every host that may have."""
+        """Return each node and its host, or every possible pair if the launch has not recorded them."""
         if run.handle or run.job.max_nodes == len(self.options.hosts):
             return tuple(enumerate(self._hosts_of(run)))
         return tuple((node, host) for node in range(run.job.max_nodes) for host in self.options.hosts)
 
 
-# Dry run: what is assumed of hosts that are not ready
+# Dry run: what is assumed about hosts that are not ready
 
 
 def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> tuple[Facts, ...]:
-    """The facts, with ``<words>`` for what a host did not say or does not have: for what is only shown."""
+    """Return the facts, with ``<words>`` for what a host did not report or does not have. Only for a dry run."""
     image = json.dumps(
         [{"Id": "sha256:<image>", "RootFS": {"Layers": []}, "Size": 0, "Created": "", "Os": "", "Architecture": ""}]
     )
@@ -396,19 +396,19 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
 
 
 def user_of(fact: Facts) -> str:
-    """Whom a host's container runs as: the one who logs in, and never root."""
+    """Return the user of a host's containers: the one who logs in, or the image's own user if root logs in."""
     return _OURS if fact.get("id") == _ROOT else fact.get("id")
 
 
 def work_dir(options: SshOptions, run: str) -> str:
-    """Where the ranks run on a host without containers."""
+    """Return the folder in which the ranks run on a host without containers."""
     if options.project == "sync":
         return scripts.run_path(options.home, run, "project")
     return "~/" if options.project == "none" else options.project
 
 
 def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, address: str) -> Command:
-    """Find a port on the first host that is free at the address where the others will look for it."""
+    """Return the command that finds a port that is free on the first host, at the address that the others will use."""
     words = (*_NODECTL, "port", "--host", address, *(("--want", str(job.port)) if job.port else ()))
     if options.runtime == "none":
         text = f"{scripts.path_word(options.python)} {' '.join(words)}\n"
@@ -419,16 +419,16 @@ def port_command(options: SshOptions, host: Host, job: JobSpec, fact: Facts, add
 
 
 def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
-    """Where the checkpoints are on a host; ``~`` is whoever logs in there."""
+    """Return the folder of the checkpoints on a host; ``~`` is the home folder of the user who logs in there."""
     if is_resumed(plan):
-        return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has said it: HOST:PATH
+        return plan.checkpoint_dir.partition(":")[2]  # the run that is resumed has recorded it: HOST:PATH
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
     return scripts.run_path(options.home, plan.run, CHECKPOINTS)
 
 
 def checkpoints_shown(options: SshOptions, plan: Plan, first: SshHost) -> str:
-    """The same for the user and for a run that resumes this one: ``box1:~/.ddpctl/runs/night/checkpoints``."""
+    """Return where the checkpoints are, for users and resuming runs: ``box1:~/.ddpctl/runs/night/checkpoints``."""
     return f"{first.address}:{checkpoint_folder(options, plan)}"
 
 
@@ -443,7 +443,7 @@ def node_scripts(
     port: str,
     secrets: Mapping[str, str],
 ) -> tuple[str, ...]:
-    """The script that starts each node. Raises ConfigError."""
+    """Return the scripts that start the nodes, in order. Raises ConfigError."""
     return tuple(
         _node_script(options, plan, node, fact, gpus=_share(plan.job, host, fact) if cuda else (), cuda=cuda,
               address=address, port=port, secrets=secrets)
@@ -516,7 +516,7 @@ def _node_script(
 
 
 def status_of(run: Run, answers: Sequence[tuple[SshHost, Output]]) -> RunStatus:
-    """One run's status; a host that does not answer counts as a node of which nothing is known."""
+    """Return a run's status. If a host does not answer, nothing is known about its node."""
     shown = [report(output) for _, output in answers]
     silent = [
         f"{host.address} (node {node}) does not answer: {output.last_line()}"
