@@ -161,13 +161,8 @@ class SlurmTarget(Target):
         path, host = str(run.handle.get("dir", run.folder)), str(self._host or "")
         if path == run.folder and not host:
             return ()
-<<<<<<< HEAD
-        if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # a record that was renamed, or worse
-            raise ConfigError(f"{run.name} was not removed: its record names the folder {path}: rename the folder back")
-=======
         if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # the record was renamed, or is damaged
-            raise ConfigError(f"{run.name} was not removed: its record says that its folder is {path}: rename it back")
->>>>>>> h-d3
+            raise ConfigError(f"{run.name} was not removed: its record names the folder {path}: rename the folder back")
         (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
         return (run_store.read_disk_usage(output, path, host),)
 
@@ -451,13 +446,8 @@ def _note(job: str, tested: Output) -> str:
     what = "Slurm would accept it" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
         return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
-<<<<<<< HEAD
-    if tested.returncode:  # it may be taken all the same: nodes that are down come back
-        what = "Slurm may reject it" if job == DRY_RUN else what
-=======
     if tested.returncode:  # Slurm may still accept the job: nodes that are down may return
-        what = "Slurm may not take it" if job == DRY_RUN else what
->>>>>>> h-d3
+        what = "Slurm may reject it" if job == DRY_RUN else what
         return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
     return what
 
