@@ -389,7 +389,7 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End this node's ranks. They get time to save, except after a hang, after a lost node or before most restarts."""
+        """End this node's ranks. They get time to save, except after a hang or lost node, or before most restarts."""
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
