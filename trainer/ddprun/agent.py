@@ -348,8 +348,7 @@ class NodeAgent(SimpleElasticAgent):
     def _no_group(self) -> bool:
         """Whether node 0 knows that no rank of the run has created a process group or met another rank.
 
-        The ranks of node 0 record this in files, since they are forked. Ranks of other nodes would have used the
-        attempt's store.
+        The ranks of node 0 record it in files, since they are forked. Others would have met in the attempt's store.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:

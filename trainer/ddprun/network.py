@@ -125,8 +125,7 @@ def bind(host: str, port: int) -> socket.socket:
 def lock_port(host: str, port: int) -> bool:
     """Lock host:port for this process until it ends. Return False if another process has the port. Raises OSError.
 
-    Linux lets several sockets bind a port before one of them listens, so the lock is a name that only one socket can
-    have.
+    Linux lets several sockets bind a port before one of them listens, so the lock is a name that only one can have.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:

@@ -1,7 +1,6 @@
 """The configuration of a node: the checked settings from the launcher and the flags, as one frozen value.
 
-Only ``watch_deadline`` has effects. Errors name the settings that contradict each other; nothing falls back to
-localhost.
+Only ``watch_deadline`` has effects. Errors name the contradictory settings; nothing falls back to localhost.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Which processes of a run are alive on this machine: a node's ddprun, a starting ddprun, and what they left behind.
 
-A node's lock shows whether its ddprun is alive: ddprun takes the lock first and passes it on to its supervisor, so the
-lock is free only when neither is alive, and then no rank is either. A ddprun that does not have the lock yet, and
-processes that escaped a killed supervisor, are found by the environment that every process of a run was started with,
-if the system shows it (/proc).
+A node's lock shows whether its ddprun is alive: ddprun takes the lock first and passes it on to its supervisor, so it
+is free only when neither is alive, and then no rank is. A ddprun without the lock yet, and processes that escaped a
+killed supervisor, are found by the environment that every process of a run was started with, if /proc shows it.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """Linux processes: which process descends from which, and how to ensure that none outlives its parent.
 
-This module uses only the standard library, because the supervisor imports it. On other systems the tables are empty and
-the calls do nothing.
+It uses only the standard library, as the supervisor must. On other systems the tables are empty and calls do nothing.
 """
 
 import contextlib
