@@ -75,7 +75,7 @@ class NodeContext:
     node_dir: Path
     environ: Mapping[str, str]  # ddprun's own environment, from which the ranks' is made
     resources: ResourceAllocation
-    interface: str | None  # the one that leads to node 0; the loopback if all nodes are on this machine
+    interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
     stop: Stop
     logs: RankLogs
@@ -188,7 +188,7 @@ class NodeAgent(SimpleElasticAgent):
                 return {}
             for worker in worker_group.workers:
                 if worker.world_size == 1:
-                    # The agent serves the attempt's store on that port; a single rank's own store needs another one.
+                    # The agent's store uses the group's port; a single rank's own store needs another port.
                     worker_group.master_port = network.free_port(str(worker_group.master_addr))  # type: ignore[assignment]
                 try:
                     processes.append(self._start_rank(worker_group, worker, previous))
@@ -287,7 +287,7 @@ class NodeAgent(SimpleElasticAgent):
                     self.consensus.post_done()
         metrics.set_gauges_aside(node.node_dir / METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
-        # RANKS_DONE first: a scrape between the two calls must not miss a rank.
+        # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
 

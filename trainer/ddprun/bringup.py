@@ -41,7 +41,7 @@ def bring_up(
     downtime: Downtime,
 ) -> Outcome:
     """Meet the other nodes, run the ranks to their end, and return the outcome. Raises NodeError."""
-    environ = dict(os.environ)  # the base of the ranks' environment, without what ddprun sets for itself below
+    environ = dict(os.environ)  # the base of the ranks' environment: a copy, because ddprun changes its own below
     node_dir = folder.path
     silence_torch()
 
@@ -144,7 +144,7 @@ def resize(logs: RankLogs, workers: Workers) -> None:
 
 
 def silence_torch() -> None:
-    """Silence torch's C++ log in this process: ddprun itself reports a store that is awaited or lost."""
+    """Silence torch's C++ log in this process: ddprun itself reports that it waits for a store or lost it."""
     if module := sys.modules.get("torch"):  # already imported for the ranks, with the old value
         set_cpp_log_level("FATAL", str(module.__file__))
     else:

@@ -104,7 +104,7 @@ class LivenessTracker:
             liveness.changes_at_failure = liveness.num_changes
 
     def all_alive_since_failure(self) -> bool:
-        """Whether two heartbeats of each other member have arrived since: the first may have been sent before."""
+        """Whether each other member has sent two heartbeats since the failure: the first may be from before it."""
         others = (self._nodes[node] for node in self._members if node)
         return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
 
@@ -203,7 +203,7 @@ class Consensus:
         return consensus
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt and forget the one before."""
+        """Start an attempt and forget the previous one."""
         with self._posting:
             self._attempt, self._members, self._decision = attempt, members, None
             self._failures, self._done, self._num_posts, self._step = [], set(), 0, None
@@ -250,7 +250,7 @@ class Consensus:
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
-        """On node 0: wait until no other living node needs the stores any more."""
+        """On node 0, wait until no other living node needs the stores any more, at most for ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._liveness and time.monotonic() < deadline:
             with self._posting:

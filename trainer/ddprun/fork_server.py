@@ -2,10 +2,10 @@
 
 ddprun imports torch before it starts a thread, and forks; the fork imports the rest while ddprun meets the other nodes.
 The imports happen in ddprun's environment, from which the ranks' environment is made, so Python and torch read the same
-values at their start. Therefore rank_environment.py may set only variables that are read later for a single rank. CUDA
-must not be initialised before the fork.
+values at their start. So only variables that are read later may differ between ranks (rank_environment.py). CUDA must
+not be initialised before the fork.
 
-Importing torch (tried with 2.15) starts no threads except numpy's OpenBLAS threads, which end by themselves at a fork.
+Importing torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
 """
 
 import builtins

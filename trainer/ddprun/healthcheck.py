@@ -1,6 +1,7 @@
 """``python -m ddprun.healthcheck`` checks whether the ddprun of this container answers, as the image's HEALTHCHECK.
 
-It finds the node from outside, by the process that holds a lock, and uses only the standard library and ddpwire.
+It finds the node from outside, through the process that holds the node's lock. It uses only the standard library and
+ddpwire.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Heartbeats and process states of this node's ranks, the search for the rank that hangs, and dumps of their stacks.
 
-Reading the status has effects; finding the hung rank is pure. A rank's silence begins with its last heartbeat; if it
-was stopped (SIGSTOP) before its first heartbeat, when it was seen stopped. Before its first heartbeat a running rank
-has all the time it needs to import, compile and load.
+Reading the status has effects; finding the hung rank is pure. A rank's silence begins with its last heartbeat, or,
+if a rank without heartbeats is stopped (SIGSTOP), when this was noticed. Before its first heartbeat a running rank has
+all the time it needs to import, compile and load.
 """
 
 import contextlib
@@ -42,12 +42,12 @@ class RankStatus:
     step: int | None  # None before the first heartbeat
     silent_s: float
     stopped: bool  # frozen by SIGSTOP
-    busy: bool  # took CPU time since its last heartbeat
+    busy: bool  # used CPU time since its step last changed, or since it was stopped or continued
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastChange:
-    """When the step of a rank, or its being stopped, last changed."""
+    """When a rank last took a step, was stopped or was continued."""
 
     key: tuple[int | None, bool]  # step, stopped
     at_s: float

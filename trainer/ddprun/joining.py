@@ -59,7 +59,7 @@ class Wait:
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Return whether the limit has passed; if not, sleep a little and regularly log which nodes are ``missing``.
+        """Return whether the limit has passed. If not, sleep a little and regularly log which nodes are ``missing``.
 
         The sleep ends when ``key`` is set.
         """

@@ -55,7 +55,7 @@ def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
 
 def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float:
-    """Return how many seconds the launcher may take to start the other nodes, for which to wait; 60 for ssh."""
+    """Return how many seconds to wait for other nodes: as long as their launcher may need; 60 for ssh."""
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -118,7 +118,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
 
 
 def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings of a Slurm step with one task per node. If a node has several tasks, the first counts."""
+    """Return the settings of a Slurm step with one task per node. On a node with several tasks, the first counts."""
     nnodes = environ.get("SLURM_NNODES", "")
     most = known.get("nnodes", ("", nnodes))[1].rpartition(":")[2]
     if not nnodes or "SLURM_JOB_ID" not in environ or most != nnodes:

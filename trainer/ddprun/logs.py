@@ -24,7 +24,7 @@ from ddpwire.run_files import Outcome
 
 CHUNK_BYTES = 1 << 16  # read at once
 RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
-UNFINISHED_S = 1.0  # then an unfinished line is written to the file, although the other stream may split it
+UNFINISHED_S = 1.0  # after this, an unfinished line is written to the file, although the other stream may split it
 MAX_UNFINISHED_BYTES = 1 << 20
 DRAIN_S = 0.5  # for the output of ranks that have ended
 CATCH_UP_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
@@ -58,9 +58,7 @@ class RankLogs:
         self._new: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._streams: list[Stream] = []  # of the present attempt
         self._lock = threading.Lock()  # held while text is passed on, by the thread or after a decision
-        self.in_order = (
-            console.is_one_place
-        )  # whether a rank's file has its lines in the order in which they were written
+        self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of writing
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
@@ -157,7 +155,7 @@ class RankLogs:
                 self._process(events)
 
     def _present(self) -> set["Stream"]:
-        """Return this attempt's streams, which may have held lines, and those that earlier processes keep open."""
+        """Return this attempt's streams, which may hold lines, and those that earlier attempts' processes keep open."""
         return {*self._streams, *self._open}
 
     def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:

@@ -31,12 +31,8 @@ BindingMode = Literal["none", "node", "socket", "exclusive", "core-complex"]
 BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 Cores = frozenset[int]
 SYSFS = Path("/sys")
-OPENMP_BINDING = (
-    "OMP_PLACES",
-    "OMP_PROC_BIND",
-    "GOMP_CPU_AFFINITY",
-    "KMP_AFFINITY",
-)  # if one is set, OpenMP binds the threads
+# If one of these is set, OpenMP binds the threads.
+OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def count_gpus() -> int:
@@ -96,7 +92,7 @@ def plan_affinity(
         return tuple(
             _rank_cores(mode or "node", local_rank, homes, nodes, sysfs) for local_rank in range(local_world_size)
         )
-    except (OSError, ValueError, LookupError):  # unknown topology, or none of the cores near a GPU is ours
+    except (OSError, ValueError, LookupError):  # unknown topology, or no core near a GPU may be used
         return ()
 
 
@@ -256,7 +252,7 @@ def driver_version() -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees, except those whose state NVML cannot read; none without NVML."""
+    """Return the GPUs that a rank sees, even lost ones, but not those whose state cannot be read; none without NVML."""
     found = []
     with contextlib.suppress(Exception):
         import pynvml

@@ -274,8 +274,8 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
     """Return the last line that ``node`` logs, or an empty string if another node on this machine logs the reason.
 
     All nodes' lines are read together, so only the node concerned logs the reason: eight copies, seven of them beside
-    the wrong logs, would hide it. For readers of a single node's lines (of a pod), the line names that node. Nodes that
-    were started ``by_hand`` all log the reason, because each has its own window. Pure.
+    the wrong logs, would hide it. On other machines (such as a pod's), a node's line names the node concerned. Nodes
+    that were started ``by_hand`` all log the reason, because each has its own window. Pure.
     """
     reporter = _reporting_node(outcome)
     if reporter not in (None, node) and outcome.node != node:

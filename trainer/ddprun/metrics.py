@@ -179,9 +179,8 @@ class NodeSeries:
                 self.count(metrics.STEPS_LOST, max(0, lost))
 
     def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
-        if all(
-            value in metric.labels[label] for label, value in labels.items()
-        ):  # another version may have written other values
+        # Another version may have written other values.
+        if all(value in metric.labels[label] for label, value in labels.items()):
             self.count(metric, **labels)
 
     def state(self, state: str) -> None:

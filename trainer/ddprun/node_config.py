@@ -200,7 +200,7 @@ def read_config(
     command = _command(options, environ)
     return NodeConfig(
         command=command,
-        # A program is executed, and the libraries of macOS do not survive a fork.
+        # Programs other than Python are executed; on macOS all ranks are, since its libraries do not survive a fork.
         forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,

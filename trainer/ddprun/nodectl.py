@@ -136,9 +136,7 @@ def start_of_last_lines(file: BinaryIO, count: int) -> int:
         size = min(BLOCK_BYTES, position)
         position = file.seek(position - size)
         block = file.read(size)
-        index = size - (
-            position + size == end and block.endswith(b"\n")
-        )  # a newline at the very end starts no further line
+        index = size - (position + size == end and block.endswith(b"\n"))  # a newline at the end starts no line
         while count and (index := block.rfind(b"\n", 0, index)) >= 0:
             count -= 1
         if not count:
@@ -236,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of the file; None if it cannot be read."""
+    """Return the content of the file, or None if it cannot be read."""
     try:
         return parse_json(read_record(path))
     except (OSError, ValueError, RecursionError):
@@ -305,7 +303,7 @@ def _write_killed(node_dir: Path) -> None:
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    """Signal the node's ddprun. It may not have its lock yet, so try for a moment; then return False."""
+    """Signal the node's ddprun. It may not have its lock yet, so try for a moment. Return False if there is none."""
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while not (node_dir / OUTCOME).exists():
         if process_discovery.is_locked(node_dir):

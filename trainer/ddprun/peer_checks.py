@@ -83,7 +83,7 @@ class PeerChecks:
         self._report.sum_up()
 
     def leave(self, control: Store) -> None:
-        """End a preflight without ranks: node 0, which serves the store, ends last."""
+        """End a preflight without ranks. Node 0 ends last, because it serves the store."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
             num_done = control.add("checked", 1)

@@ -63,7 +63,7 @@ class PreflightReport:
         self._log(f"warning: {line}")
 
     def failed(self, why: str) -> None:
-        """End the present step, if any, as the one that failed."""
+        """End the present step, if any, with the result "failed"."""
         if self._name:
             self.done(why, "failed")
 
@@ -92,7 +92,7 @@ class Route:
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:
-    """Find node 0's address, this node's address and interface, and on node 0 bind the port. Raises NodeError."""
+    """Find the addresses of node 0 and this node, and its interface; on node 0, bind the port. Raises NodeError."""
     report.begin("resolve")
     address = _resolve(config)
     if machine.is_loopback(address) and not config.on_one_machine and config.max_nodes > config.nodes_here:

@@ -1,8 +1,9 @@
 """Which processes of a run are alive on this machine: a node's ddprun, a starting ddprun, and what they left behind.
 
 A node's lock shows whether its ddprun is alive: ddprun takes the lock first and passes it on to its supervisor, so it
-is free only when neither is alive, and then no rank is. A ddprun without the lock yet, and processes that escaped a
-killed supervisor, are found by the environment that every process of a run was started with, if /proc shows it.
+is free only if neither is alive, and then no rank is alive either. A ddprun without the lock yet, and processes that
+escaped a killed supervisor, are found by the environment that every process of a run was started with, if /proc shows
+it.
 """
 
 import contextlib

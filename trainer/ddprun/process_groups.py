@@ -60,9 +60,7 @@ class RankPlace:
         if parts is None or parts.scheme not in ("env", "tcp"):
             return
         environ = os.environ
-        if (
-            environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ
-        ):  # the script has set who serves the store
+        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script chooses who serves
             return
         if environ.get(RUN_ID) != self.run_id:
             return

@@ -77,7 +77,7 @@ def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL what a rank that has ended left in its process group and session, such as DataLoader workers."""
+    """SIGKILL the processes that an ended rank left in its process group and session, such as DataLoader workers."""
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     for process in list_processes():

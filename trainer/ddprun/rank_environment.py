@@ -1,7 +1,7 @@
 """What each rank gets from its node: its environment variables, threads, and the cores that it is bound to.
 
-``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets what torchrun sets and ddprun's
-own variables, and removes what would mislead the script.
+``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets torchrun's and ddprun's own
+variables, and removes those that would mislead the script.
 """
 
 from collections.abc import Mapping
@@ -57,7 +57,7 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
     return f"--numa-binding {asked} changes nothing here: {why}"
 
 
-# This node's own settings: a launcher that the script starts must not take them for its own.
+# This node's own settings: a launcher that the script starts must not use them.
 NOT_FOR_RANKS = (
     names.DEADLINE,
     names.LIFELINE_FD,
@@ -96,7 +96,7 @@ def rank_environment(
     """Return the environment of a rank, the ``worker`` in torch elastic's ``group``, made from ddprun's own, ``base``.
 
     The group's master address and port lead to the attempt's store. ``threads``: how many each rank gets.
-    ``interface``: the one that leads to node 0; the loopback if all nodes are on this machine.
+    ``interface``: the network interface to node 0; the loopback if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}

@@ -33,7 +33,7 @@ class Downtime:
         return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
 
     def started(self, now: float) -> str:
-        """Record that ranks start. Return the time lost since they last trained, in the format of names.LOST_BEFORE."""
+        """Record that ranks start; return the time lost since they last trained, in the format of names.LOST_BEFORE."""
         lost = {**self._lost, "rendezvous": now - self._since, AT: now}
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
@@ -59,7 +59,7 @@ class Recovery:
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """Start the measurement, on the failure of a rank after ``step`` or on the decision, whichever is first."""
+        """Start the measurement at the failure of a rank after ``step`` or at the decision, whichever is first."""
         self.reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False

@@ -284,7 +284,7 @@ class FixedRankRendezvous(RendezvousHandler):
             raise
 
     def _gather(self) -> None:
-        """On node 0: wait for the others, create the attempt's store, and fix the members."""
+        """On node 0, wait for the others, create the attempt's store, and fix the members."""
         wait = self._new_wait()
         while missing := self._missing():
             self._raise_if_left()
@@ -353,7 +353,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
-        """Sleep a little, or until ``key`` is set in the control store."""
+        """Sleep a little, but if ``key`` is given, at most until it is set in the control store."""
         if not key or self.control.check([key]):
             time.sleep(POLL_S)
             return

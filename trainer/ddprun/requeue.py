@@ -45,7 +45,7 @@ class Requeues:
 
     def _in_vain(self) -> bool:
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
-        with contextlib.suppress(OSError):  # then the progress is unknown
+        with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
             return len(last) == MAX_WITHOUT_CHECKPOINT and {*last} == {newest_checkpoint(self._checkpoint_dir)}
         return False
 

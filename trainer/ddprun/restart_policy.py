@@ -18,12 +18,12 @@ from typing import Any
 from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.run_files import Outcome, read_outcome
 
-# How long to wait for the cause of such an exit: Python takes time to exit.
+# How many seconds to wait for the cause of such an exit, because Python takes time to exit.
 SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
 NODE_LOST_S = 4.0  # a node is lost if it has been silent for this long
 NODE_LOST_AFTER_FAILURE_S = 3.0  # the same, if there is a failure to explain
 
-# Crashes are the fault of the script or a library: they would happen again.
+# Crashes are the fault of the script or a library, so they would happen again.
 CRASH_CODES = tuple(
     128 + number
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
@@ -32,7 +32,7 @@ STOP_CODES = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", 
 _ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # not SIGUSR1, which the script itself may use
 EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
 NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no restart can fix
-MAX_WITHOUT_PROGRESS = 3  # attempts without progress, after which a run gives up
+MAX_WITHOUT_PROGRESS = 3  # the number of attempts without progress after which a run gives up
 MIN_LIFETIME_S = 60.0  # living longer counts as progress of a script without heartbeats
 MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
@@ -58,7 +58,7 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell; the stop signal's code if ddprun killed the rank, or it exited with 0.
+        """The exit code as in a shell; the stop signal's code if ddprun killed the rank or the rank exited with 0.
 
         After Ctrl-C it is an interruption's code, whatever the rank does; if a second Ctrl-C killed it, SIGKILL's code.
         """

@@ -14,7 +14,7 @@ UID_DIGITS = 12
 
 
 def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
-    """Return the run's id: its launcher's, or else an id that is the same on all nodes and in each start if requeued.
+    """Return the run's id: its launcher's, or an id that is the same on all nodes and in all starts of a requeued run.
 
     Nodes that have not met share only their launcher's values: Slurm's job, or the address of node 0. So a run that is
     started by hand again, with the same name and address, has the same id. A single node without a run id or a run
@@ -32,7 +32,7 @@ def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
 
 
 def owner(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels ``user`` and ``project``, each empty if unknown: a pod's system user is only its image's."""
+    """Return the labels ``user`` and ``project``, empty if unknown. The system user of a pod is not used."""
     user = environ.get(names.USER) or environ.get("SLURM_JOB_USER") or ""
     if not user and not config.retries_network:
         with contextlib.suppress(OSError, KeyError, ImportError):

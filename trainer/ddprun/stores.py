@@ -1,7 +1,8 @@
 """Connections to stores in which no call waits forever.
 
-TCPStore's own calls may: if a foreign server accepts the connection and is silent, or if a machine that had answered
-loses power. Then no connection is closed, and timeouts count only while the store answers that a key is missing.
+TCPStore's own calls may wait forever: if a foreign server accepts the connection and is silent, or if a machine that
+had answered loses power. Then no connection is closed, and timeouts count only while the store answers that a key is
+missing.
 """
 
 import json

@@ -28,8 +28,9 @@ from ddprun import processes
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
 # argv, env, cwd, cores, stdin to stderr → the pid, and why the rank was executed instead of forked
 StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], Sequence[int]], tuple[int, str]]
-# A signal to an entire process group or job step is for the ranks; ddprun forwards it to them. These are blocked,
-# not ignored: a signal that reaches a rank between fork and exec must not be lost. ddprun sets this mask beforehand.
+# A signal to an entire process group or job step is for the ranks; ddprun forwards it to them. The supervisor
+# blocks these signals and does not ignore them, because a signal that reaches a rank between fork and exec must not be
+# lost. ddprun starts the supervisor with this mask.
 BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -103,9 +104,8 @@ class Supervisor:
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
         processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=self._reap)
-        while (
-            self._ranks and time.monotonic() < deadline
-        ):  # waitpid does not return a zombie whose threads are still ending
+        # waitpid does not return a zombie whose threads are still ending.
+        while self._ranks and time.monotonic() < deadline:
             time.sleep(0.002)
             self._reap()
 

@@ -29,7 +29,7 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
 
 class Signals:
-    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` for signals, from its creation on.
+    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive, from its creation on.
 
     The owner may replace the callbacks.
 
@@ -52,7 +52,7 @@ class Signals:
         self._write = write  # kept open
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGWINCH):
-            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # as nohup sets it
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores SIGHUP
                 signal.signal(number, lambda number, _: self._handle_now(number))
 
     def listen(self) -> None:
@@ -120,14 +120,12 @@ class Stop:
         self._node = node
         self._grace_s = grace_s
         self._log = log
-        self._sent = 0  # the stop signal sent to the ranks of this attempt; 0: none
+        self._sent = 0  # the stop signal sent to the ranks of this attempt, or 0
         self._deadline = 0.0
-        self.starting = (
-            threading.Lock()
-        )  # held while ranks are being started, so that a signal reaches all ranks of an attempt
-        self.requested = 0  # the signal that requested the stop; 0: none
+        self.starting = threading.Lock()  # held while ranks are started, so that a signal reaches all of them
+        self.requested = 0  # the signal that requested the stop, or 0
         self.reason = ""  # why, if no signal requested it
-        self.leaves = False  # only this node stops: another is started in its place
+        self.leaves = False  # whether only this node stops, and another is started in its place
         self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
