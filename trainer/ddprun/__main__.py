@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-for number in (signal.SIGUSR1, signal.SIGUSR2):  # they never kill ddprun, not even during its imports
+for number in (signal.SIGUSR1, signal.SIGUSR2):  # these signals must never kill ddprun, not even during its imports
     signal.signal(number, signal.SIG_IGN)
 
 from ddpwire import job_env, names  # noqa: E402

@@ -2,7 +2,7 @@
 
 elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` until that returns success or failure, then
 ``_stop_workers``, and repeats this while restarts are left. ``_monitor_workers`` waits for the decision that all nodes
-share; the decision says whether there is a restart.
+share; the decision includes whether there is a restart.
 """
 
 import shutil
@@ -56,10 +56,10 @@ from ddpwire.run_files import (
     stacks_file,
 )
 
-MONITOR_S = 0.25  # how often heartbeats are read while ranks train,
-RECOVERY_MONITOR_S = 0.02  # and after a restart, until the first step
+MONITOR_S = 0.25  # between two reads of the heartbeats while ranks train
+RECOVERY_MONITOR_S = 0.02  # the same after a restart, until the first step
 ELASTIC_INTERVAL_S = 0.001  # elastic's own pause between two calls; it must not be 0
-PEER_GRACE_S = 5.0  # peers of a failed rank wait in a collective that never ends
+PEER_GRACE_S = 5.0  # short, because the peers of a failed rank wait in a collective that never ends
 PROGRESS_INTERVAL_S = 30.0
 NO_GROUP_S = 60.0
 GROUP_GUIDE = "docs/your_script.md"
@@ -73,9 +73,9 @@ class NodeContext:
 
     config: NodeConfig
     node_dir: Path
-    environ: Mapping[str, str]  # ddprun's own environment, as it was given
+    environ: Mapping[str, str]  # ddprun's own environment, from which the ranks' is made
     resources: ResourceAllocation
-    interface: str | None  # towards node 0; the loopback's if all nodes are on this machine
+    interface: str | None  # the network interface to node 0; the loopback if all nodes are on this machine
     workers: Workers
     stop: Stop
     logs: RankLogs
@@ -97,7 +97,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus: Consensus,
         start_consensus: Callable[..., Consensus],
     ) -> None:
-        """``start_consensus`` makes another one, for the store of another node 0."""
+        """``start_consensus`` creates another Consensus, for the store of a new node 0."""
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -165,11 +165,11 @@ class NodeAgent(SimpleElasticAgent):
         self.consensus.begin_attempt(self._rendezvous_handler.attempt, self._rendezvous_handler.members)
         for ended in self.consensus.history:
             self._recovery.reached(ended.step)
-            if is_first and self._node.previous_step is None:  # this node has not counted them
+            if is_first and self._node.previous_step is None:  # this node has not counted these restarts
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _join(self, store: Store) -> None:
-        """Agree with the others over the store of another node 0."""
+        """Replace the consensus with one that uses the store of a new node 0."""
         self.consensus = self._start_consensus(store, history=self.consensus.history)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -188,14 +188,14 @@ class NodeAgent(SimpleElasticAgent):
                 return {}
             for worker in worker_group.workers:
                 if worker.world_size == 1:
-                    # The agent serves the attempt's store on its port; a single rank serves a store of its own.
+                    # The agent's store uses the group's port; a single rank's own store needs another port.
                     worker_group.master_port = network.free_port(str(worker_group.master_addr))  # type: ignore[assignment]
                 try:
                     processes.append(self._start_rank(worker_group, worker, previous))
                 except SupervisorLostError as error:
-                    if node.workers.alive:  # nothing has reported their end
+                    if node.workers.alive:  # the ends of these ranks were not reported
                         raise node_error(Exit.KILLED, "killed", str(error)) from None
-                    return {}  # the exits of the ranks are posted
+                    return {}  # the exits of the ranks have been posted
         self._processes = tuple(processes)
         node.heartbeats.track(self._processes)
         is_watched = not node.workers.forks and node.config.debug_rank is None and len(processes) > 1
@@ -236,12 +236,12 @@ class NodeAgent(SimpleElasticAgent):
         try:
             pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
         finally:
-            streams.close()  # only the rank and its children keep it open: it ends with them
+            streams.close()  # only the rank and its children keep them open, so they end with these processes
         termination.prefer_as_oom_victim(pid)
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
-        """Whether the ranks are not to be started any more: a stop was requested. It is posted for all nodes."""
+        """Whether to stop starting ranks because a stop was requested; if so, post this for all nodes."""
         if number := self._node.stop.requested:
             self.consensus.post_failure(self._unstarted())
         return bool(number)
@@ -274,7 +274,7 @@ class NodeAgent(SimpleElasticAgent):
         if decision := self.consensus.decision:
             is_hung = decision.outcome.cause == "hang" and decision.outcome.rank == rank
             cause = "hang_killed" if is_hung else "stopped" if status else "ok"
-        # Before the failure is posted: another thread logs the decision, and events must be in order.
+        # Emit this before the failure is posted: another thread logs the decision, and events must be in order.
         node.journal.emit("rank_exited", rank=rank, cause=cause, status=status, step=failure.step)
         if not decision and attempt == self._rendezvous_handler.attempt:
             if status or self._was_stopped(rank):
@@ -287,13 +287,13 @@ class NodeAgent(SimpleElasticAgent):
                     self.consensus.post_done()
         metrics.set_gauges_aside(node.node_dir / METRICS, rank)
         node.series.count(ddpwire_metrics.RANK_EXITS, cause=cause)
-        # A scrape between the two must not find a rank missing.
+        # Set RANKS_DONE first: a scrape between the two calls must not miss a rank.
         node.series.set(ddpwire_metrics.RANKS_DONE, self._num_succeeded)
         node.series.set(ddpwire_metrics.RANKS_ALIVE, len(node.workers.alive))
 
     def _failure(self, rank: int, status: int) -> Failure:
         stop, kills = self._node.stop, self._node.oom_monitor
-        if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or still on the way there
+        if status == 1 and not self._node.workers.forks:  # its traceback is in its log, or is still being written there
             self._node.logs.catch_up(rank)
         in_order = self._node.logs.in_order
         error = last_error(self._node.node_dir, rank, status, in_order=in_order) if status > 0 else ""
@@ -346,9 +346,9 @@ class NodeAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _no_group(self) -> bool:
-        """Whether it is known, on node 0, that no rank of the run has made a process group or met another one.
+        """Whether node 0 knows that no rank of the run has created a process group or met another rank.
 
-        The ranks of node 0 say it, since they were forked. Those of other nodes would have met in the attempt's store.
+        The ranks of node 0 record it in files, since they are forked. Others would have met in the attempt's store.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
@@ -365,7 +365,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _report_no_group(self) -> None:
-        """Log it once, when the ranks have run for a while: the run would only be more expensive than one rank."""
+        """Log once that no rank has a process group after NO_GROUP_S: the run only costs more than a single rank."""
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group = True
             if self._no_group():
@@ -388,7 +388,7 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End the ranks that are left. They get time to save unless they hang or are about to be restarted."""
+        """End this node's ranks. They get time to save, except after a hang or lost node, or before most restarts."""
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":
@@ -414,7 +414,7 @@ class NodeAgent(SimpleElasticAgent):
         """Do not wait: the nodes have already agreed that all succeeded."""
 
     def _construct_event(self, state: str, source: EventSource, *_: Any, **__: Any) -> Event:
-        """Return an event without the host's full name: elastic asks DNS for it each time, which can hang."""
+        """Return an event without the host's full name: elastic looks it up in DNS each time, which can hang."""
         return Event(f"ddprun.{state}", source)
 
     @contextmanager

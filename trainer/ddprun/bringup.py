@@ -1,6 +1,6 @@
 """Bring up a node: create its parts, run the ranks, return the outcome.
 
-main.py imports this module after the fork: here, and below, prometheus_client, torch and threads are allowed.
+main.py imports this module after the fork, so this module and its imports may use prometheus_client, torch and threads.
 """
 
 import os
@@ -41,7 +41,7 @@ def bring_up(
     downtime: Downtime,
 ) -> Outcome:
     """Meet the other nodes, run the ranks to their end, and return the outcome. Raises NodeError."""
-    environ = dict(os.environ)  # the base of the ranks' environment, without what ddprun sets for itself below
+    environ = dict(os.environ)  # the base of the ranks' environment: a copy, because ddprun changes its own below
     node_dir = folder.path
     silence_torch()
 
@@ -138,14 +138,14 @@ def route_signals(
 
 
 def resize(logs: RankLogs, workers: Workers) -> None:
-    """Tell the ranks that the terminal has another size."""
+    """Inform the ranks that the size of the terminal has changed."""
     logs.resize()
     workers.signal(signal.SIGWINCH)
 
 
 def silence_torch() -> None:
-    """Silence torch's C++ log in this process: ddprun itself reports a store that is awaited or lost."""
-    if module := sys.modules.get("torch"):  # imported before, for the ranks, with the old value
+    """Silence torch's C++ log in this process: ddprun itself reports that it waits for a store or lost it."""
+    if module := sys.modules.get("torch"):  # already imported for the ranks, with the old value
         set_cpp_log_level("FATAL", str(module.__file__))
     else:
         os.environ[CPP_LOG_LEVEL] = "FATAL"

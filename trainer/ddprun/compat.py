@@ -1,6 +1,6 @@
-"""Every private interface of CPython, torch and prometheus_client that ddprun uses, with a check and a fallback.
+"""Every private interface of CPython, torch and prometheus_client that ddprun uses, each with a check and a fallback.
 
-No library is imported before it is used: a process that is forked imports as little as it can.
+No library is imported before it is used: a process that is forked should import as little as possible.
 """
 
 import atexit
@@ -23,7 +23,7 @@ WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_
 
 
 def missing_for_fork() -> str:
-    """Return what this Python lacks for a forked rank to behave as an executed one; empty: nothing.
+    """Return what this Python lacks to make a forked rank behave like an executed one, or an empty string.
 
     The fallback is to execute ranks.
     """
@@ -36,20 +36,20 @@ def run_module_as_main(name: str, *, alter_argv: bool = True) -> None:
 
 
 def finalizers() -> Sequence[Callable[[], object]]:
-    """Return what Py_FinalizeEx calls first: join the threads, then call the exit functions."""
+    """Return what Py_FinalizeEx calls first: one function joins the threads, the other calls the exit functions."""
     return threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo, which takes a rank a second when it needs it. The fallback: each rank imports it."""
+    """Import torch._dynamo, which would take a rank a second when it needs it. The fallback: each rank imports it."""
     with contextlib.suppress(Exception):  # a rank that needs it reports the error
         import torch._dynamo  # noqa: F401
 
 
 def before_process_group(call: Callable[[], None]) -> bool:
-    """Call ``call`` before this process makes its first process group, of whatever kind.
+    """Call ``call`` before this process creates its first process group of any kind.
 
-    Return False where this torch has no place to learn it from. The fallback: it is not known.
+    Return False if this torch has no function to wrap. Then ``call`` is not called.
     """
     from torch.distributed import distributed_c10d
 
@@ -69,7 +69,7 @@ def before_process_group(call: Callable[[], None]) -> bool:
 def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
     """Call ``check`` with the URL, rank and world size before this process meets others in init_process_group.
 
-    The fallback, where this torch has no place for it: it is not called.
+    The fallback, if this torch has no function to wrap: ``check`` is not called.
     """
     from torch.distributed import distributed_c10d
 
@@ -85,20 +85,20 @@ def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
 
 
 def flight_recorder() -> bytes:
-    """Return torch's record of the collectives of this process, as JSON by backend; the fallback: of no backend."""
+    """Return torch's record of this process's collectives, as JSON keyed by backend; the fallback: an empty object."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found = []
     for backend, name, args in (
         ("gloo", "_dump_fr_trace_json", (True, False, "gloo")),
         ("nccl", "_dump_nccl_trace_json", (True, False)),
     ):
-        with contextlib.suppress(Exception):  # this torch has another signature, or none of this backend
+        with contextlib.suppress(Exception):  # in this torch the function has another signature or does not exist
             found.append(b'"%s":%s' % (backend.encode(), getattr(c10d, name)(*args)))
     return b"{%s}" % b",".join(found)
 
 
 def store_keys(store: Any) -> list[str] | None:
-    """Return the keys in a store that this process serves; None: this torch does not list them."""
+    """Return the keys in a store that this process serves, or None if this torch cannot list them."""
     try:
         return list(store.list_keys())
     except (AttributeError, RuntimeError):  # NotImplementedError is a RuntimeError
@@ -106,17 +106,17 @@ def store_keys(store: Any) -> list[str] | None:
 
 
 def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metric"]:
-    """Return the metrics in prometheus_client's files of one process each, added up. Raises its errors if torn."""
+    """Return the sum of the metrics in prometheus_client's files, one per process. Raises its errors on torn files."""
     from prometheus_client.multiprocess import MultiProcessCollector
 
     return list(MultiProcessCollector.merge(files, accumulate=accumulate))  # type: ignore[no-untyped-call]
 
 
 def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
-    """Write metrics into a file in prometheus_client's format, which exists with enough zero bytes.
+    """Write metrics in prometheus_client's format into ``path``, an existing file with enough zero bytes.
 
-    Return False where this version's format is not known. The fallback is to leave the files unmerged: they are read
-    one by one at each scrape.
+    Return False if this version's format is not known. The fallback is to leave the files unmerged: each scrape then
+    reads them one by one.
     """
     from prometheus_client import mmap_dict
 
@@ -135,5 +135,5 @@ def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
 
 
 def file_base() -> type:
-    """Return the base class of all files. ``io.IOBase`` would ask each object for its class, which may run its code."""
+    """Return the base class of all files. Checks against ``io.IOBase`` itself may run code of the checked objects."""
     return getattr(getattr(io, "_io", None), "_IOBase", io.IOBase)

@@ -1,15 +1,15 @@
 """How the nodes agree on the end of an attempt: each posts what happens to its ranks, node 0 decides, all follow.
 
 It works over the control store, with threads and connections of its own, and waits for keys, so that a decision reaches
-all nodes within milliseconds. ``restart_policy`` says which failure counts and whether there is another attempt; the
-agent acts on the decision.
+all nodes within milliseconds. ``restart_policy`` determines which failure counts and whether there is another attempt;
+the agent acts on the decision.
 
 Keys of attempt N: ``N/news`` counts the posts and so orders them, ``N/news/I`` is one post: a failure, or a node whose
 ranks all ended with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it. ``beat/NODE``
 is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its ranks.
 
-Where nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` has all attempts that failed.
-Each node keeps a copy of it: after the loss of node 0 the others write it into the store of the next one.
+If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` holds all failed attempts.
+Each node keeps a copy of ``history``: after the loss of node 0, the others write it into the next node 0's store.
 """
 
 import json
@@ -71,15 +71,15 @@ def _read_decision(value: Any) -> Decision:
 
 
 def _read_post(value: Any) -> Failure | int:
-    """Return a failure, or the node whose ranks are done."""
+    """Return a failure, or the number of a node whose ranks are done."""
     return int(value["done"]) if "done" in value else Failure(**value["failure"])
 
 
 class LivenessTracker:
     """Node 0's view of the nodes: which of them are alive, and the status of their ranks.
 
-    A node whose heartbeat does not change for long is lost: its claim is removed, so that a ddprun started in its place
-    can join. Silence is measured by node 0's own updates: if node 0 itself could not run, no node was silent.
+    A node whose heartbeat does not change for too long is lost: its claim is removed, so that a ddprun started in its
+    place can join. Silence is counted by node 0's own updates: if node 0 itself could not run, no node was silent.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:
@@ -89,28 +89,28 @@ class LivenessTracker:
         self._members: tuple[int, ...] = ()
         self._updated_at = 0.0
         self.statuses: tuple[RankStatus, ...] = ()  # of all ranks of the attempt
-        self.step: int | None = None  # the highest in the attempt
+        self.step: int | None = None  # the highest step in the attempt
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt. All its members have just been heard."""
+        """Start an attempt. All its members have just responded, so none is silent."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
         for node in members:
             self._nodes[node].silent_s = 0.0
 
     def mark_failure(self) -> None:
-        """Record a failure: a node whose heartbeat changes from now on was alive after it."""
+        """Record a failure: a node whose heartbeat changes from now on was alive after the failure."""
         for liveness in self._nodes.values():
             liveness.changes_at_failure = liveness.num_changes
 
     def all_alive_since_failure(self) -> bool:
-        """Whether each other member was heard twice since: the first heartbeat may have been sent before."""
+        """Whether each other member has sent two heartbeats since the failure: the first may be from before it."""
         others = (self._nodes[node] for node in self._members if node)
         return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
 
     @property
     def silent_s(self) -> dict[int, float]:
-        """For how long each other member has been silent."""
+        """How many seconds each other member has been silent, keyed by node."""
         return {node: self._nodes[node].silent_s for node in self._members if node}
 
     def update(self, now_s: float) -> None:
@@ -137,7 +137,7 @@ class LivenessTracker:
 
 
 class Consensus:
-    """One node's part in the agreement: it posts, waits for the decision, and on node 0 makes it."""
+    """One node's part in the agreement: it posts failures and waits for the decision, which it makes on node 0."""
 
     def __init__(
         self,
@@ -155,8 +155,8 @@ class Consensus:
     ) -> None:
         """``read_statuses`` returns the status of this node's ranks. Raises NodeError.
 
-        ``is_replaced``: another node is started in the place of one that ends. ``history``: the attempts that failed
-        while an earlier node 0 served the store.
+        ``is_replaced``: whether another node is started in the place of a node that ends. ``history``: the attempts
+        that failed while an earlier node 0 served the store.
         """
         try:
             self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
@@ -177,10 +177,10 @@ class Consensus:
         self._decided = threading.Event()
         self._num_loops = 0
         self._heartbeat_due = 0.0
-        self.node_0_lost = False  # and the store with it
-        self._leaves = False  # this node was stopped, and another is started in its place
-        self.history = [*history]  # all attempts that failed; of other nodes than node 0 only if these are replaced
-        self._step: int | None = None  # the highest of this node's ranks in the attempt
+        self.node_0_lost = False  # if so, the store is lost too
+        self._leaves = False  # whether this node was stopped and another is started in its place
+        self.history = [*history]  # all failed attempts; nodes other than node 0 keep them only if nodes are replaced
+        self._step: int | None = None  # the highest step of this node's ranks in the attempt
         self._deciding = threading.Lock()
         self._attempt = 0
         self._members: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ class Consensus:
 
     @classmethod
     def started(cls, store: Store, **rest: Any) -> "Consensus":
-        """Return one that sends heartbeats until the process ends, or node 0 is lost. Raises NodeError."""
+        """Return a Consensus that sends heartbeats until the process ends or node 0 is lost. Raises NodeError."""
         consensus = cls(store, **rest)
         threading.Thread(target=consensus._run, name="consensus", daemon=True).start()
         if not consensus._is_leader:
@@ -203,7 +203,7 @@ class Consensus:
         return consensus
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt and forget the one before."""
+        """Start an attempt and forget the previous one."""
         with self._posting:
             self._attempt, self._members, self._decision = attempt, members, None
             self._failures, self._done, self._num_posts, self._step = [], set(), 0, None
@@ -221,11 +221,11 @@ class Consensus:
 
     @property
     def decision(self) -> Decision | None:
-        """What all nodes agreed on; None: the attempt is still running."""
+        """What all nodes agreed on, or None while the attempt is still running."""
         return self._decision
 
     def wait(self, timeout_s: float) -> Decision | None:
-        """Return the decision as soon as there is one; None after ``timeout_s``."""
+        """Return the decision as soon as there is one, or None after ``timeout_s``."""
         self._decided.wait(timeout_s)
         return self._decision
 
@@ -238,7 +238,7 @@ class Consensus:
         self._try_store(lambda: self._post({"done": self._node}))
 
     def post_leaving(self) -> None:
-        """Post that this node was stopped, before its ranks end; return after a moment if node 0 does not answer."""
+        """Post that this node was stopped, before its ranks end. If node 0 does not answer, return after a moment."""
         self._leaves = True
         key = f"{self._attempt}/leaving/{self._node}"
         posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
@@ -250,7 +250,7 @@ class Consensus:
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
-        """On node 0: wait until no other living node needs the stores any more."""
+        """On node 0, wait until no other living node needs the stores any more, at most for ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._liveness and time.monotonic() < deadline:
             with self._posting:
@@ -290,9 +290,9 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect a node 0 that vanished without closing its connections (power, cable): then every call blocks.
+        """Detect a node 0 that vanished without closing its connections (power cut, cable): then every call blocks.
 
-        It counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
+        This loop counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
         """
         last, num_stalled = -1, 0
         while not self.node_0_lost:
@@ -321,7 +321,7 @@ class Consensus:
                 self._mark_node_0_lost()
                 return
             except DistStoreError:
-                pass  # no new post; time may still decide
+                pass  # no new post, but a time limit may still lead to a decision
             if attempt == self._attempt:
                 self._try_store(self._decide if self._is_leader else self._receive_decision)
 
@@ -352,7 +352,7 @@ class Consensus:
         return json.dumps([asdict(ended) for ended in self.history])
 
     def _leaving(self) -> tuple[int, ...]:
-        """Return the members that were stopped, if others are started in their places."""
+        """Return the members that were stopped and will be replaced by other nodes."""
         members = self._members if self._is_replaced else ()
         return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
 
@@ -381,14 +381,14 @@ class Consensus:
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
             outcome, step = outcome_of(failure, attempt=self._attempt), max(steps, default=None)
             leaving = self._leaving()
-            if leaving:  # its end explains whatever the other ranks make of it
+            if leaving:  # the stopped node explains the failures of ranks on other nodes
                 outcome = outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
             self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=now - self._began_at))
             decision = self._decide_on_history(leaves=bool(leaving))
             if self._is_replaced:
                 self._store.set("history", self._encoded_history())
             for node in leaving if decision.restart else ():
-                if node:  # its successor does not have to wait until the node is silent
+                if node:  # so that its successor does not have to wait until the node is silent
                     self._store.delete_key(f"claim/{node}")
             if self._requeues and not decision.restart:
                 decision = Decision(outcome=self._requeues.limit(decision.outcome))

@@ -1,7 +1,7 @@
 """ddprun's stdout and stderr: what ranks and ddprun itself print, written by one thread.
 
-The reader may be slow or stuck (a paused terminal): text waits in a bounded queue. When it is full, text is left out,
-and counted, so that the training is not blocked.
+The reader may be slow or stuck (a paused terminal), so text waits in a bounded queue. When the queue is full, text is
+dropped and counted, so that the training is not blocked.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class Console:
         self._name = name
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
-        self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # of the ranks' lines
+        self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
         self._files = {descriptor: _file_of(descriptor) for descriptor in (1, 2)}
         self._unfinished: dict[object, object] = {}  # file → the source of the unfinished line at its end
         self._starting = threading.Lock()
@@ -36,27 +36,27 @@ class Console:
         return self._files[1] == self._files[2]
 
     def start(self) -> None:
-        """Start the thread that writes the queued texts. Not earlier: a process that forks must not have threads."""
+        """Start the thread that writes the queued texts. Call it after the fork, before which no thread may exist."""
         with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name="console", daemon=True)
                 self._thread.start()
 
     def log(self, text: str) -> None:
-        """Write a line of ddprun's own to stderr."""
+        """Write a line from ddprun itself to stderr."""
         self.put(2, f"[{self._name}] {text}\n".encode())
 
     def log_now(self, text: str) -> None:
-        """Write it in this thread, before ``start``, as long as the streams do not block."""
+        """Write a line at once from this thread, if ``start`` was not called yet and the streams do not block."""
         self.log(text)
         with contextlib.suppress(OSError, ValueError):  # a stream is closed
             while not self._thread and self._texts.qsize() and select.select([], [1, 2], [], 0)[1] == [1, 2]:
                 self._write()
 
     def put(self, descriptor: int, text: bytes, source: object = None) -> None:
-        """Queue ``text`` of ``source``: a rank's stream; None: ddprun itself, which writes whole lines.
+        """Queue ``text`` from ``source``: a rank's stream, or None for ddprun itself, which writes complete lines.
 
-        If the queue is full, wait a second for the reader, but only once while it is stuck. Where a line of another
+        If the queue is full, wait a second for the reader, but only once while it is stuck. If a line of another
         source is unfinished, ``text`` begins on a new line.
         """
         try:
@@ -77,7 +77,7 @@ class Console:
         return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all is written, unless the reader takes nothing for ``timeout_s``; then say what is left out."""
+        """Wait until all is written or the reader takes nothing for ``timeout_s``; report how much was left out."""
         self.start()
         left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         while left and time.monotonic() < deadline:
@@ -102,17 +102,17 @@ class Console:
         if self._unfinished.get(file) not in (None, source):
             text = b"\n" + text
         self._unfinished[file] = None if text.endswith(b"\n") else source
-        with contextlib.suppress(OSError):  # the reader is gone: only the files remain
+        with contextlib.suppress(OSError):  # the reader is gone: only the ranks' log files have the output
             while text:
                 try:
                     text = text[os.write(descriptor, text) :]
-                except BlockingIOError:  # whoever has the same pipe or terminal open has made it non-blocking
+                except BlockingIOError:  # another process has made the shared pipe or terminal non-blocking
                     select.select([], [descriptor], [])
         self._texts.task_done()
 
 
 def _file_of(descriptor: int) -> object:
-    """Return what is the same for two descriptors that lead to the same file, pipe or terminal."""
+    """Return a value that is equal for two descriptors of the same file, pipe or terminal."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -1,8 +1,8 @@
-"""What the ranks of this node do now, as evidence for ``ddpctl explain``: asked for by a file, and kept before a kill.
+"""What this node's ranks are doing, as evidence for ``ddpctl explain``: collected on request, and before a kill.
 
-ddpctl writes a word of its own into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with
-that word. A rank that hangs or is stopped may not answer: every question has a time-out, and no answer is evidence. The
-answers are JSON of ranks, which are not trusted: they are read field by field.
+ddpctl writes a unique word into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with that
+word. A rank that hangs or is stopped may not answer, so every question has a timeout, and a missing answer is evidence
+too. The answers are JSON from ranks, which are not trusted, so they are read field by field.
 """
 
 import contextlib
@@ -35,12 +35,12 @@ from ddpwire.run_files import (
 NUM_SAMPLES = 5
 SAMPLE_INTERVAL_S = 0.3
 STACKS_TIMEOUT_S = 1.0
-SETTLED_S = 0.1  # the dump has no end mark: it is whole when it has not grown for so long
+SETTLED_S = 0.1  # the dump has no end mark: it is complete when it has not grown for this long
 POLL_S = 0.01
 FLIGHT_TIMEOUT_S = 1.0
 MAX_FLIGHT_BYTES = 1 << 24
 MAX_STACKS_BYTES = 1 << 18
-MAX_COLLECTIVES = 150  # of a rank, the last ones
+MAX_COLLECTIVES = 150  # the last ones of each rank
 MAX_THREADS, MAX_FRAMES = 8, 24
 MAX_CHILDREN = 6
 MAX_REQUEST_CHARS = 64
@@ -58,18 +58,18 @@ class Diagnosis:
         self._attempt = 1
         self._answered = ""
         self._thread: threading.Thread | None = None
-        with contextlib.suppress(OSError):  # both are there from the start: NFS caches that a file is not
+        with contextlib.suppress(OSError):  # create both files now: NFS caches that a file is missing
             for old in node_dir.glob(diagnosis_file("*")):
                 old.unlink()
             (node_dir / DIAGNOSIS).touch()
             (node_dir / DIAGNOSIS_REQUEST).write_text("")
 
     def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
-        """Ask these ranks from now on."""
+        """Collect evidence from these ranks from now on."""
         self._ranks, self._attempt = ranks, attempt
 
     def answer_request(self) -> None:
-        """Answer a request that ddpctl has written, from a thread: the ranks take up to seconds."""
+        """Answer a request that ddpctl has written. This runs in a thread, because the ranks may take seconds."""
         if self._thread and self._thread.is_alive():
             return
         try:
@@ -84,7 +84,7 @@ class Diagnosis:
             self._thread.start()
 
     def keep(self) -> None:
-        """Keep the evidence of the present attempt, before its ranks are killed for a hang."""
+        """Save the evidence of the present attempt, before its ranks are killed for a hang."""
         self._write(diagnosis_file(self._attempt), "", 2)
 
     def _write(self, name: str, request: str, num_samples: int) -> None:
@@ -92,7 +92,7 @@ class Diagnosis:
         found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
         found["disks"] = _disks(self._node_dir)
         data = json.dumps(found).encode()
-        if len(data) > MAX_DIAGNOSIS_BYTES:  # very many ranks: where they are is worth more than what they did
+        if len(data) > MAX_DIAGNOSIS_BYTES:  # with very many ranks, their present state matters more than their past
             for rank in ranks:
                 rank["samples"], rank["collectives"] = rank["samples"][-1:], rank["collectives"][-20:]
             data = json.dumps(found | {"shortened": True}).encode()
@@ -110,7 +110,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
         stacks = read_stacks([rank.pid for rank in ranks])
         for rank, state, stack in zip(found, states, stacks, strict=True):
             rank["samples"].append(state | {"time": time.time(), "threads": stack})
-    for place in range(max(map(len, children), default=0)):  # the children of a rank share its file: one at a time
+    for place in range(max(map(len, children), default=0)):  # a rank's children share its file: ask one at a time
         asked = [(rank, pids[place]) for rank, pids in zip(found, children, strict=True) if place < len(pids)]
         states = [_state(pid) for _, pid in asked]
         for (rank, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
@@ -141,7 +141,7 @@ def _modified_at(path: Path) -> float | None:
 
 
 def _state(pid: int) -> dict[str, Any]:
-    """Return what the kernel says of a process (proc(5)); nothing: it has ended."""
+    """Return what the kernel reports about a process (proc(5)), or an empty dict if it has ended."""
     found: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         name, _, rest = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
@@ -152,7 +152,7 @@ def _state(pid: int) -> dict[str, Any]:
 
 
 def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
-    """Return the stacks of each process, those of its main thread first, the innermost frame first; None: no answer."""
+    """Return each process's stacks, main thread and innermost frame first, or None for a process without an answer."""
     files = {pid: descriptor for pid in pids if (descriptor := _open_stacks(pid)) is not None}
     try:
         for pid, descriptor in files.items():
@@ -167,7 +167,7 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
 
 
 def _open_stacks(pid: int) -> int | None:
-    """Open the memory file of a process; None: it has none, does not let us, or is stopped and cannot answer."""
+    """Open a process's memory file. Return None if it has none, access is denied, or the process is stopped."""
     with contextlib.suppress(OSError):
         if not processes.is_stopped(pid):
             for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -177,7 +177,7 @@ def _open_stacks(pid: int) -> int | None:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Signal it alone: a signal to the process may interrupt a thread of a library that does not expect it."""
+    """Signal only the main thread: a signal to the process may interrupt a library's thread that does not expect it."""
     with contextlib.suppress(OSError):
         if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
             processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
@@ -197,7 +197,7 @@ def _wait_until_settled(descriptors: Iterable[int]) -> None:
 
 
 def parse_stacks(text: str) -> list[list[Frame]]:
-    """Return the threads of faulthandler's dump, the main thread first: it handles the signal."""
+    """Return the threads in faulthandler's dump, starting with the main thread, which handles the signal."""
     threads: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
@@ -210,14 +210,14 @@ def parse_stacks(text: str) -> list[list[Frame]]:
 
 
 def _script_frames(frames: list[Frame]) -> list[Frame]:
-    """Leave out how ddprun has started the script."""
+    """Leave out the frames with which ddprun has started the script."""
     start = str(Path(__file__).with_name("fork_server.py"))
     end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
     return frames[: min(end, MAX_FRAMES)]
 
 
 def read_collectives(path: Path) -> dict[str, Any]:
-    """Return the last collectives of a rank's process groups, by the flight recorder; empty with why it is unknown."""
+    """Return a rank's last collectives from its flight recorder, or an empty list and the reason for it."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(FLIGHT_TIMEOUT_S)
@@ -245,7 +245,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return an entry of the flight recorder, version 2.10, in short. On gloo only ``retired`` says that it is done."""
+    """Condense an entry of the flight recorder, version 2.10. On gloo only ``retired`` shows that it is complete."""
     name, description = entry["process_group"]
     return {
         "group": f"{name}",

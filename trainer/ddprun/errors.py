@@ -1,4 +1,4 @@
-"""The error that ends ddprun before its ranks do, with the outcome."""
+"""The error that ends ddprun before its ranks have ended, with the outcome."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """Ends this node with ``outcome``, whose message is one line, the hint included.
+    """Ends this node with ``outcome``, whose message is one line that includes the hint.
 
-    ``fields`` are the facts in the message, for whoever must act on them: no code reads the message.
+    ``fields`` are the facts in the message, for code that acts on them: no code parses the message.
     """
 
     def __init__(self, outcome: Outcome, *, hint: str = "", **fields: Any) -> None:

@@ -1,7 +1,7 @@
 """The watch over the node's folder: whether it is still there, and whether its file system answers.
 
 One thread touches the node's lock file; it may block for as long as the file system does (NFS without its server,
-fsfreeze). The other one needs no disk: it counts how long the first has been silent, and ends the node.
+fsfreeze). The other thread needs no disk: it counts how long the first has been silent, and may end the node.
 """
 
 import os
@@ -20,10 +20,10 @@ GIVE_UP_AFTER_S = 45.0
 
 
 class FolderWatch:
-    """Calls ``stop`` when the folder was deleted, and ``give_up`` when its file system has not answered for long.
+    """Calls ``stop`` if the folder was deleted, and ``give_up`` if its file system does not answer for too long.
 
-    It begins with the ``with`` block, whose end raises NodeError if the folder was deleted. The file system is watched
-    until the process ends: to write the outcome may block as well.
+    The watch begins with the ``with`` block, whose end raises NodeError if the folder was deleted. The file system is
+    watched until the process ends, because writing the outcome may block as well.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class FolderWatch:
         self._give_up = give_up
         self._num_answers = 0
         self._is_over = self._is_gone = False
-        self.deleted: NodeError | None = None  # what the node ends with, once its folder is gone
+        self.deleted: NodeError | None = None  # the error that ends the node if its folder is gone
 
     def __enter__(self) -> None:
         for run in (self._probe, self._watch):
@@ -63,20 +63,20 @@ class FolderWatch:
             self._stop()
 
     def _is_there(self) -> bool:
-        """Whether the lock that this node holds is still in its folder. Blocks while the file system does."""
+        """Whether the lock that this node holds is still in its folder. Blocks if the file system does not answer."""
         path = self._folder.path / LOCK
         try:
-            os.utime(path)  # a frozen file system answers reads
+            os.utime(path)  # a write, because a frozen file system still answers reads
             return os.path.samestat(path.stat(), os.fstat(self._folder.lock_fd))
         except (FileNotFoundError, NotADirectoryError):
             return False
-        except OSError:  # read-only, or full: it answers
+        except OSError:  # read-only or full, but the file system answers
             return True
 
     def _watch(self) -> None:
         last, num_silent, is_warned = -1, 0, False
         while not self._is_gone:
-            # It counts its own iterations: if this process could not run, the file system is not to blame.
+            # This loop counts its own iterations: if this process could not run, the file system is not to blame.
             num_silent = num_silent + 1 if last == self._num_answers else 0
             last = self._num_answers
             silent_s = num_silent * INTERVAL_S

@@ -1,11 +1,11 @@
 """The fork server: the supervisor as a fork of ddprun that has imported torch, so that ranks start by a fork alone.
 
 ddprun imports torch before it starts a thread, and forks; the fork imports the rest while ddprun meets the other nodes.
-The imports happen in ddprun's environment, from which the ranks' environment is made: what Python and torch read at
-their start is the same. So rank_environment.py may set for a single rank only what is read later. CUDA must not be
-initialised before.
+The imports happen in ddprun's environment, from which the ranks' environment is made, so Python and torch read the same
+values at their start. So only variables that are read later may differ between ranks (rank_environment.py). CUDA must
+not be initialised before the fork.
 
-Importing torch starts no threads (2.15, tried) except those of numpy's OpenBLAS, which ends them itself before a fork.
+Importing torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
 """
 
 import builtins
@@ -36,7 +36,7 @@ from ddprun.torch_import import FirstTorchImport
 from ddpwire.exits import Exit
 from ddpwire.run_files import write_error
 
-HARMLESS_OPTIONS = ("-P", "-u")  # of the interpreter: their effect is set up again for each rank
+HARMLESS_OPTIONS = ("-P", "-u")  # options of the interpreter whose effect is set up again for each rank
 
 
 class CannotForkError(Exception):
@@ -77,7 +77,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGWINCH, signal.SIG_DFL)
-    for number in supervisor.BLOCKED_SIGNALS:  # blocked here; in the ranks as Python sets them
+    for number in supervisor.BLOCKED_SIGNALS:  # blocked here; the ranks get Python's defaults
         if signal.getsignal(number) != signal.SIG_IGN or number in (signal.SIGUSR1, signal.SIGUSR2):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     first, second = sorted((lock_fd, control.fileno()))
@@ -85,19 +85,19 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
     os.closerange(first + 1, second)
     os.closerange(second + 1, os.sysconf("SC_OPEN_MAX"))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    processes.die_with_parent(parent)  # the control socket is not read during the imports
+    processes.die_with_parent(parent)  # because the control socket is not read during the imports
     compat.import_dynamo()
     with contextlib.suppress(Exception):  # a rank that needs it reports the error
         import torch.nn.parallel  # noqa: F401
     processes.die_with_parent(None)
-    gc.freeze()  # otherwise a collection in a rank copies every page
+    gc.freeze()  # otherwise a garbage collection in a rank copies every page
     supervisor.serve(control, fork_rank)
 
 
 def fork_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork a rank that runs ``argv``, or execute it if a fork would behave differently; return its pid and why."""
+    """Fork a rank that runs ``argv``, or execute it if a fork would differ; return its pid and why it was executed."""
     reason = fork_obstacle(argv, cwd)
     if reason:
         return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
@@ -119,7 +119,7 @@ def _run_rank(
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        threading.excepthook = threading.__excepthook__  # ddprun's own ends the node
+        threading.excepthook = threading.__excepthook__  # ddprun's own hook ends the node
         supervisor.set_up_rank(cwd, cores, streams, supervisor_pid)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         run_python(argv, env)
@@ -132,7 +132,7 @@ def _run_rank(
 
 
 def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
-    """Return why a fork would behave differently from an execution; empty: it would not."""
+    """Return why a forked rank would behave differently from an executed one, or an empty string if it would not."""
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
@@ -155,7 +155,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
 
 
 def _source(argv: Sequence[str], cwd: str) -> Path:
-    """Return the file that the rank runs first; one that does not exist for a module that is not in ``cwd``."""
+    """Return the file that the rank runs first. For a module outside ``cwd`` this is a file that does not exist."""
     if argv[1] != "-m":
         script = Path(cwd, argv[1])
         return script / "__main__.py" if script.is_dir() else script.resolve()
@@ -177,16 +177,16 @@ def _is_from(folder: Path, module: object) -> bool:
     return file is not None and folder in Path(file).resolve().parents
 
 
-# ---- A forked rank as ``python script.py``: what an interpreter does between its start and its end.
+# ---- Running a forked rank like ``python script.py``: what an interpreter does from its start to its end.
 #
-# It follows CPython's pymain_run_python and Py_FinalizeEx; tests/ddprun/test_fork_server.py compares it with what
-# ``python`` prints and exits with. One intended difference: the process ends with os._exit, so that no C++ destructor
-# runs (7 of 32 gloo processes that ran them aborted). Nor is ``__del__`` called on objects that are still alive, which
-# Python does not promise either.
+# This follows CPython's pymain_run_python and Py_FinalizeEx; tests/ddprun/test_fork_server.py compares the output and
+# the exit code with those of ``python``. One difference is intended: the process ends with os._exit, so that no C++
+# destructor runs (7 of 32 gloo processes that ran them aborted). Also, ``__del__`` is not called on objects that are
+# still alive, which Python does not promise either.
 
 
 def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
-    """Behave as the interpreter that ``argv`` would have started, until its end."""
+    """Behave like the interpreter that ``argv`` would have started, until its end."""
     os.environ.clear()
     os.environ.update(env)
     _, *words = argv
@@ -194,20 +194,20 @@ def run_python(argv: Sequence[str], env: Mapping[str, str]) -> NoReturn:
         os.execve(argv[0], supervisor.unbuffered(argv), env)  # noqa: S606 (the interpreter reports the error itself)
     sys.orig_argv = supervisor.unbuffered(argv)
     if not sys.flags.safe_path:
-        del sys.path[0]  # ddprun's own
+        del sys.path[0]  # ddprun's own entry
     _reopen_streams()
     _reset_state(env)
     if env.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     offer_stacks(env)
-    safe = bool(env.get("PYTHONSAFEPATH"))  # -P is ddprun's own
+    safe = bool(env.get("PYTHONSAFEPATH"))  # the option -P applies only to ddprun
     signal.signal(signal.SIGINT, signal.default_int_handler)
     record_process_group(env)
     watch_process_groups(env)
     if "torch" in sys.modules:
         FirstTorchImport().install()
     code, uncaught = _run_main(lambda: _run_module(words[1:], safe) if words[0] == "-m" else _run_script(words, safe))
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # a handler would run instead
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - {-code})  # otherwise a handler could still run
     if uncaught:
         write_error(describe_uncaught(uncaught), env)
     _exit(code)
@@ -246,7 +246,7 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Make the streams that Python makes with -u, which an executed rank gets."""
+    """Create the streams that Python creates with -u, which is how ranks are executed."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)
@@ -265,7 +265,7 @@ def _reopen_streams() -> None:
 
 
 def _reset_state(env: Mapping[str, str]) -> None:
-    """Reset what a new process would have seeded or read itself. Python's own ``random`` does this by itself."""
+    """Reset what a new process would have seeded or read itself. Python's own ``random`` reseeds itself."""
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if multiprocessing := sys.modules.get("multiprocessing"):
@@ -280,7 +280,7 @@ def _reset_state(env: Mapping[str, str]) -> None:
 
 
 def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
-    """Run ``main``; return its exit code, or minus the signal to die of, and what has ended it."""
+    """Run ``main``; return its exit code (or minus the signal that must end the process) and the uncaught exception."""
     uncaught = None
     try:
         main()
@@ -288,7 +288,7 @@ def _run_main(main: Callable[[], None]) -> tuple[int, BaseException | None]:
         uncaught = error
     try:
         code = _report_uncaught(uncaught) if uncaught else 0
-    except SystemExit as second:  # of a signal's handler: Slurm signals each process, and so does ddprun
+    except SystemExit as second:  # raised by a signal handler: both Slurm and ddprun signal each process
         code = _exit_code(second.code)
     for last in compat.finalizers():
         try:
@@ -319,9 +319,9 @@ def _report_uncaught(error: BaseException) -> int:
 
 
 def describe_uncaught(error: BaseException) -> str:
-    """Return an uncaught exception as Python names it, ``ValueError: bad label 17``; empty for an exit code.
+    """Describe an uncaught exception as Python does (``ValueError: bad label 17``); return "" for an exit code.
 
-    An exit while an exception is handled is described by that exception.
+    An exit during the handling of an exception is described by that exception.
     """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
@@ -334,7 +334,7 @@ def describe_uncaught(error: BaseException) -> str:
     )
     try:
         words = str(error).strip()
-    except Exception:  # its __str__ is the script's own
+    except Exception:  # its __str__ is code of the script
         words = ""
     if isinstance(error, BaseExceptionGroup):
         words = f"{words}: {describe_uncaught(error.exceptions[0])}"
@@ -364,7 +364,7 @@ def _exit(code: int) -> NoReturn:
             with contextlib.suppress(Exception):  # it is closed
                 thing.flush()  # a file that the script left open
     if processes.LIBC:
-        processes.LIBC.fflush(None)  # what C has printed
+        processes.LIBC.fflush(None)  # output that C code has buffered
     if code < 0:
         signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)

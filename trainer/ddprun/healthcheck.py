@@ -1,6 +1,7 @@
-"""``python -m ddprun.healthcheck``: whether the ddprun of this container answers. The image's HEALTHCHECK.
+"""``python -m ddprun.healthcheck`` checks whether the ddprun of this container answers, as the image's HEALTHCHECK.
 
-It finds the node from outside: by the process that holds a node's lock. Standard library and ddpwire only.
+It finds the node from outside, through the process that holds the node's lock. It uses only the standard library and
+ddpwire.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ def locked_nodes(proc: Path) -> set[Path]:
 
 
 def find_problem(node_dir: Path) -> str:
-    """Return what is wrong with a node; empty: nothing. A node without metrics is still starting, and healthy."""
+    """Return what is wrong with a node, or an empty string. A node without metrics is still starting, and healthy."""
     try:
         url = read_node((node_dir / NODE).read_text()).metrics
         if url is not None:

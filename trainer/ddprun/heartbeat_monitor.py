@@ -1,8 +1,8 @@
-"""Heartbeats and process states of this node's ranks, which rank of all hangs, and a dump of the ranks' stacks.
+"""Heartbeats and process states of this node's ranks, the search for the rank that hangs, and dumps of their stacks.
 
-Reading the status has effects, finding the hung rank is pure. A rank's silence begins with its last heartbeat; that of
-a stopped rank (SIGSTOP) when it was seen stopped, also if it never sent a heartbeat. Before its first heartbeat a
-running rank has all the time it needs: to import, to compile, to load.
+Reading the status has effects; finding the hung rank is pure. A rank's silence begins with its last heartbeat, or,
+if a rank without heartbeats is stopped (SIGSTOP), when this was noticed. Before its first heartbeat a running rank has
+all the time it needs to import, compile and load.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from ddpwire.heartbeat import Beat, read_beat, read_complete, read_stopped_for
 from ddpwire.run_files import RankProcess, rank_heartbeat
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, takes a whole one
+BUSY_CORES = 0.1  # cores; a rank that computes, or waits for a GPU, uses a full core
 DUMP_TIMEOUT_S = 1.0
 SPAWN_PROBE_S = 4.0
 SPAWN_IDLE_S = 10.0
-SPAWN_IDLE_CORES = 0.05  # taken by all together: one that only tries again and again to connect takes less
+SPAWN_IDLE_CORES = 0.05  # used by all processes together: a process that only retries to connect uses less
 SPAWN_MAIN = "multiprocessing.spawn import spawn_main"  # in the command line of a process of multiprocessing's spawn
 PROC_FILES = ("status", "wchan", "stack")
 STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
@@ -39,15 +39,15 @@ class RankStatus:
 
     rank: int
     node: int
-    step: int | None  # None: no heartbeat yet
+    step: int | None  # None before the first heartbeat
     silent_s: float
     stopped: bool  # frozen by SIGSTOP
-    busy: bool  # took CPU time since its last heartbeat
+    busy: bool  # used CPU time since its step last changed, or since it was stopped or continued
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastChange:
-    """When the step of a rank, or whether it is stopped, last changed."""
+    """When a rank last took a step, was stopped or was continued."""
 
     key: tuple[int | None, bool]  # step, stopped
     at_s: float
@@ -69,12 +69,12 @@ class HeartbeatMonitor:
         self._ranks = ranks
 
     def step(self, rank: int) -> int | None:
-        """Return the last step of a rank, also after its end."""
+        """Return the last step of a rank, even after it has ended."""
         beat = self.beat(rank)
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return the rank that received the stop signal, as the rank ``rank`` has recorded it; None: it has not."""
+        """Return the rank that received the stop signal, as recorded by ``rank``, or None if it recorded nothing."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
@@ -82,7 +82,7 @@ class HeartbeatMonitor:
         return read_complete(self._node_dir / rank_heartbeat(rank))
 
     def beat(self, rank: int) -> Beat | None:
-        """Return the last heartbeat of a rank, also after its end."""
+        """Return the last heartbeat of a rank, even after it has ended."""
         return read_beat(self._node_dir / rank_heartbeat(rank))
 
     def beats(self) -> dict[int, Beat]:
@@ -90,7 +90,7 @@ class HeartbeatMonitor:
         return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
 
     def running_beats(self) -> dict[int, Beat]:
-        """Return those of the ranks that have not ended."""
+        """Return the last heartbeats of the ranks that have not ended."""
         running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
         return {rank: beat for rank, beat in self.beats().items() if rank in running}
 
@@ -117,7 +117,7 @@ class HeartbeatMonitor:
 
 
 def _stat(pid: int) -> tuple[bool, float] | None:
-    """Whether a process is stopped, and its CPU seconds (proc(5)); None: it has ended, or there is no /proc."""
+    """Return whether a process is stopped, and its CPU seconds (proc(5)). None if it has ended or /proc is missing."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
@@ -126,7 +126,7 @@ def _stat(pid: int) -> tuple[bool, float] | None:
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
-    """Return the rank that hangs and blocks the others; None: none hangs, or it cannot be determined.
+    """Return the rank that hangs and blocks the others, or None if no rank hangs or it cannot be determined.
 
     Ranks wait for each other, so when one hangs all fall silent: as long as one of them sends heartbeats, none hangs. A
     stopped rank counts as hung even if the others are not silent.
@@ -145,17 +145,18 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 
 
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
-    """Describe how the hang shows."""
+    """Describe the symptoms of the hang."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
     what = "is stopped (SIGSTOP)" if status.stopped else "takes CPU time" if status.busy else "takes no CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
 class SpawnWatch:
-    """Finds executed ranks of a node that each start ranks of their own with torch.multiprocessing.spawn.
+    """Finds executed ranks of a node that each start their own ranks with torch.multiprocessing.spawn.
 
-    At an address of the script's own those never meet: they wait for a store that nobody serves, since an agent is said
-    to. Then each rank has such processes, and for a while no process of any rank has a connection, or does anything.
+    If the script chooses the address, the started ranks never meet: they wait for a store that nobody serves, because
+    their environment names an agent as the server. Then each rank has started processes, and for a while no process of
+    any rank has a connection or uses CPU time.
     """
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
@@ -164,7 +165,7 @@ class SpawnWatch:
         self._cpu_s = 0.0
 
     def find(self) -> str:
-        """Return a sentence about them; empty: there are none, or it is not known. Looks every SPAWN_PROBE_S."""
+        """Return a sentence about such ranks, or an empty string if none are known. Checks every SPAWN_PROBE_S."""
         now, before_s = time.monotonic(), self._cpu_s
         since_s = now - self._probed_at
         if since_s < SPAWN_PROBE_S:
@@ -177,7 +178,7 @@ class SpawnWatch:
             self._cpu_s = sum(sum(one.cpu_times()[:2]) for one in processes.values())
             asleep = all(one.status() == psutil.STATUS_SLEEPING for one in processes.values())
             connections = [one for one in psutil.net_connections("tcp") if one.raddr and one.pid in processes]
-        except psutil.Error:  # one has ended meanwhile, or the system does not show it
+        except psutil.Error:  # a process has ended meanwhile, or the system does not show it
             return ""
         is_busy = not asleep or self._cpu_s - before_s > SPAWN_IDLE_CORES * since_s
         if connections or is_busy or not spawn:
@@ -192,7 +193,7 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
     """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
 
     The ranks print the stacks themselves: with PYTHONFAULTHANDLER, which ddprun sets, a Python that receives SIGABRT
-    writes the stacks of its threads to stderr and ends, also if its main thread is in C++. A stopped rank does so when
+    writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A stopped rank does so when
     it is continued. If the disk is full, only this file is lost.
     """
     notes = [_proc_state(rank) for rank in processes]
@@ -219,13 +220,13 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
 
 
 def _disable_core_dump(pid: int) -> None:
-    """Let the process dump no core: it is large and adds nothing to the stacks."""
+    """Prevent a core dump of the process, which would be large and add nothing to the stacks."""
     with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is not Linux
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _proc_state(rank: RankProcess) -> str:
-    """Return what /proc says of a rank; only root can read the kernel's stack."""
+    """Return what /proc shows about a rank; only root can read the kernel's stack."""
     lines = []
     for name in PROC_FILES:
         try:

@@ -1,6 +1,6 @@
 """The metrics of the machine under a node: cores, memory, network, and GPUs if NVML finds any, read on each scrape.
 
-Nodes on the same machine report the same values. It knows nothing of ranks.
+Nodes on the same machine report the same values. This module knows nothing about ranks.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class HostSeries(Collector):
 
 
 def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
-    """Return the family of a metric with one label; ``values`` are pairs of its label's value and the number."""
+    """Return the family of a metric with one label; ``values`` are pairs of a label value and a number."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     made = kind(metric.name, metric.help, labels=tuple(metric.labels))
     for label, value in values:
@@ -46,19 +46,19 @@ def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Famil
 
 
 def cpu_seconds() -> list[tuple[str, float]]:
-    """Return CPU seconds by mode; 0 for modes that the system does not count."""
+    """Return each CPU mode with its seconds, which are 0 for modes that the system does not count."""
     times = psutil.cpu_times()
     return [(mode, getattr(times, mode, 0.0)) for mode in metrics.HOST_CPU.labels["mode"]]
 
 
 def memory_bytes() -> list[tuple[str, float]]:
-    """Return the memory of the machine, whatever a container's limit is."""
+    """Return the total and available bytes of the machine's memory, regardless of a container's limit."""
     memory = psutil.virtual_memory()
     return [("total", memory.total), ("available", memory.available)]
 
 
 def network_bytes() -> list[tuple[str, float]]:
-    """Return the bytes of all interfaces together, without the loopback."""
+    """Return the bytes received and sent by all interfaces together, except the loopback."""
     loopback = interface_of("127.0.0.1")
     counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
     return [
@@ -68,7 +68,7 @@ def network_bytes() -> list[tuple[str, float]]:
 
 
 class DeviceSeries(Collector):
-    """The series of the machine's GPUs, numbered as NVML does; series that a device does not support are left out."""
+    """The series of the machine's GPUs, numbered as in NVML; series that a device does not support are left out."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

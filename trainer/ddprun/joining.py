@@ -1,8 +1,8 @@
-"""How a node reaches node 0 and, where no launcher numbers the nodes, its number. Without torch in this process.
+"""How a node reaches node 0 and gets its number if no launcher numbers the nodes. Importing this does not import torch.
 
-torchrun's line with --rdzv-backend=c10d is the same on every node. There node 0 is the node that has the endpoint's
-address, of several on one machine the one that takes the port first. Each other node claims the lowest free number in
-node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its ddprun lives.
+torchrun's command with --rdzv-backend=c10d is the same on every node. Then node 0 is the node that has the endpoint's
+address; of several nodes on that machine, it is the one that takes the port first. Each other node claims the lowest
+free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its ddprun lives.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ from ddprun.preflight import PreflightReport, Route, node_label
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
-TOKEN = uuid.uuid4().hex  # of this ddprun: no other has it
+TOKEN = uuid.uuid4().hex  # identifies this ddprun: no other has the same token
 PROGRESS_INTERVAL_S = 5.0
 POLL_S = 0.05
 FULL_POLL_S = 1.0  # while all numbers are claimed
-REFUSAL_S = 10.0  # for how long a node that does not begin tries to tell node 0
+REFUSAL_S = 10.0  # how long a node that cannot start tries to inform node 0
 CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
@@ -50,16 +50,16 @@ class Wait:
 
     @property
     def passed_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the wait began."""
         return time.monotonic() - self._started
 
     @property
     def left_s(self) -> float:
-        """Seconds until its limit."""
+        """Seconds until the limit."""
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Whether the limit has passed; else sleep a little, and log every few seconds which nodes are ``missing``.
+        """Return whether the limit has passed. If not, sleep a little and regularly log which nodes are ``missing``.
 
         The sleep ends when ``key`` is set.
         """
@@ -75,7 +75,7 @@ class Wait:
 
 
 def format_nodes(nodes: tuple[int, ...]) -> str:
-    """Name nodes in messages."""
+    """Format node numbers for messages."""
     *most, last = map(str, nodes)
     return f"nodes {', '.join(most)} and {last}" if most else f"node {last}"
 
@@ -87,7 +87,7 @@ def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") ->
 
 
 def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
-    """Return why node 0's port cannot be reached at the moment; empty: something listens there."""
+    """Return why node 0's port cannot be reached at the moment, or an empty string if a process listens there."""
     address, port = route.address, config.master_port
     try:
         network.check_reachable(address, port, timeout_s=timeout_s)
@@ -97,12 +97,12 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
 
 
 def run_facts(config: NodeConfig) -> dict[str, str]:
-    """Return what the claims of all nodes of a run have in common."""
+    """Return the facts that the claims of all nodes of a run have in common."""
     return {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
 
 
 def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
-    """Raise NodeError if node 0's claim is that of another run."""
+    """Raise NodeError if node 0's claim belongs to another run."""
     who = "this node" if config.node_rank == UNNUMBERED else f"node {config.node_rank}"
     for name, value in run_facts(config).items():
         if value != node_0[name]:
@@ -115,9 +115,9 @@ def refusal(node: int, outcome: Outcome) -> Outcome:
 
 
 def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
-    """Tell node 0 that this node does not begin, and why, so that it waits no longer. Do nothing if it is not reached.
+    """Report to node 0 why this node cannot start, so that it stops waiting. Do nothing if node 0 cannot be reached.
 
-    The values are as they were given: they may be wrong. A node of a run that has begun hears of nothing.
+    The values are unchecked user input and may be wrong. A run that has already begun is not affected.
     """
     from ddprun import stores
 
@@ -140,7 +140,7 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
     """Return the configuration with this node's number. Raises NodeError.
 
-    ``log`` gets progress lines. ``preload`` imports what speeds up a claim; it is called where another node is node 0.
+    ``log`` gets progress lines. ``preload`` imports what speeds up a claim; it is called if another node is node 0.
     """
     config = replace(config, master_addr=_address_on_network(config))
     route = preflight.find_route(config, PreflightReport(log, quiet=True))
@@ -158,16 +158,16 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
         elif not said_full:
             said_full = True
             log(f"the run has all of its {config.max_nodes} nodes: this one waits to replace a lost node")
-        if reason and said_full:  # it would be node 0 of the same training once more
+        if reason and said_full:  # as a new node 0, this node would start the same training again
             raise _full_error(config)
         if wait.is_over((0,) if reason else (), reason, key="" if reason else "full"):
             raise absent_error(config, (0,), reason) if reason else _full_error(config)
-        if reason and _becomes_host(config, route):  # its ddprun has ended
+        if reason and _becomes_host(config, route):  # node 0's ddprun has ended
             return replace(config, node_rank=0)
 
 
 def _becomes_host(config: NodeConfig, route: Route) -> bool:
-    """Whether this ddprun is node 0, because the address is this machine's and the port is free."""
+    """Whether this ddprun is node 0, because the address belongs to this machine and the port is free."""
     is_here = machine.is_loopback(route.address) or network.interface_of(route.address) is not None
     try:
         return is_here and config.may_host and network.lock_port(route.address, config.master_port)
@@ -182,7 +182,7 @@ def _full_error(config: NodeConfig) -> NodeError:
 
 
 def _address_on_network(config: NodeConfig) -> str:
-    """Return the endpoint's host; if it is this machine's name and means the loopback here, this machine's address."""
+    """Return the endpoint's host, or this machine's address if the host is its name and resolves to the loopback."""
     host = config.master_addr
     names = [name.partition(".")[0] for name in (host, socket.gethostname())]
     if names[0] == names[1] and not machine.is_loopback(host):
@@ -193,9 +193,9 @@ def _address_on_network(config: NodeConfig) -> str:
 
 
 def _claim_number(config: NodeConfig, route: Route) -> int | None:
-    """Claim the lowest free number. 0: there is none; None: node 0 has not answered. Raises NodeError.
+    """Claim and return the lowest free number: 0 if there is none, None if node 0 did not answer. Raises NodeError.
 
-    In a fork: the client of a store may wait forever, and this process must not have a thread yet (fork_server.py).
+    This runs in a fork: a store's client may wait forever, and this process must not have threads yet (fork_server.py).
     """
     read, write = os.pipe()
     parent = os.getpid()

@@ -1,7 +1,7 @@
-"""How each launcher tells a node its place in the run: one function per launcher, from its environment to ``Settings``.
+"""How launchers give a node its place in the run: one function per launcher turns its environment into ``Settings``.
 
-Pure. A setting keeps its source, so that node_config.py can name it in an error. A launcher applies where those before
-it set nothing: flags, PET_* (ddpctl, Kubeflow), Slurm, an Indexed Job, a rank's own variables, Kaggle.
+Pure. A setting keeps its source, so that node_config.py can name the source in an error. The first to set a value
+wins: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own variables, Kaggle.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Setting = Literal[
 ]
 Settings = dict[Setting, tuple[str, str]]  # setting → (its source, its text)
 
-# torchrun's name of each setting that is a flag and a variable of its own: --node-rank, PET_NODE_RANK.
+# torchrun's name of each setting that has its own flag and variable, such as --node-rank and PET_NODE_RANK.
 TORCHRUN_NAMES: dict[Setting, str] = {
     "nnodes": "nnodes",
     "local_world_size": "nproc_per_node",
@@ -40,10 +40,10 @@ TORCHRUN_NAMES: dict[Setting, str] = {
     "local_addr": "local_addr",
     "backend": "rdzv_backend",
 }
-C10D = "c10d"  # torchrun's backend under which the nodes are not numbered
-C10D_PORT = "29400"  # torchrun's, for an endpoint without one
+C10D = "c10d"  # the torchrun backend that needs no node numbers
+C10D_PORT = "29400"  # torchrun's default, for an endpoint without a port
 SLURM_PORTS = range(61000, 65536)  # above the kernel's ephemeral ports, so that no connection takes one meanwhile
-SLURM_NO_SRUN = 4_294_967_290  # from here on a step id means the batch script, or salloc's shell
+SLURM_NO_SRUN = 4_294_967_290  # step ids from this one on mean the batch script or salloc's shell
 
 
 def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -55,7 +55,7 @@ def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
 
 def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float:
-    """Return how long to wait for other nodes: as long as their launcher may take to start them; 60 s for ssh."""
+    """Return how many seconds to wait for other nodes: as long as their launcher may need; 60 for ssh."""
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -118,7 +118,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
 
 
 def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings of a Slurm step with one task per node. Of several tasks on a node the first one counts."""
+    """Return the settings of a Slurm step with one task per node. On a node with several tasks, the first counts."""
     nnodes = environ.get("SLURM_NNODES", "")
     most = known.get("nnodes", ("", nnodes))[1].rpartition(":")[2]
     if not nnodes or "SLURM_JOB_ID" not in environ or most != nnodes:
@@ -151,7 +151,7 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     if nnodes != "1":
         job = slurm_number(environ, "SLURM_JOB_ID", 0)
         settings["master_port"] = ("SLURM_JOB_ID", str(SLURM_PORTS[job % len(SLURM_PORTS)]))
-        if nodes:  # a container may not have it: then the batch script has set the address
+        if nodes:  # a container may lack the list: then the batch script has set the address
             settings["master_addr"] = ("SLURM_NODELIST", first_host(nodes))
     return settings
 
@@ -178,13 +178,13 @@ def first_host(nodes: str) -> str:
 
 
 def slurm_tasks(text: str) -> tuple[int, ...]:
-    """Return the tasks of each node: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Return the number of tasks on each node: ``2(x3),1`` is 2, 2, 2, 1."""
     pairs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return tuple(int(tasks) for tasks, times in pairs for _ in range(int(times or 1)))
 
 
 def from_elastic_pod(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the node rank in an elastic PyTorchJob, by the pod's name: JOB-worker-0 is the endpoint, node 0."""
+    """Return the node rank in an elastic PyTorchJob, from the pod's name: JOB-worker-0 is the endpoint and node 0."""
     source, endpoint = known.get("master_addr", ("", ""))
     stem, _, zero = endpoint.partition(".")[0].rpartition("-")
     pod, _, index = environ.get("HOSTNAME", "").rpartition("-")
@@ -200,13 +200,13 @@ def from_indexed_job(environ: Mapping[str, str], known: Settings) -> Settings:
 
 
 def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings in a rank's own variables, set by hand: a node of one rank, unless a launcher is known."""
+    """Return the settings in a rank's variables set by hand. Unless a launcher is known, the node has one rank."""
     variables: dict[Setting, str] = {"master_addr": names.MASTER_ADDR, "master_port": names.MASTER_PORT}
     settings: Settings = {setting: (name, environ[name]) for setting, name in variables.items() if environ.get(name)}
     rank, world_size = environ.get(names.RANK), environ.get(names.WORLD_SIZE)
     has_launcher = "nnodes" in known or "node_rank" in known or any(name.startswith("PET_") for name in environ)
     if has_launcher or "TORCHELASTIC_RUN_ID" in environ or not (rank or world_size):
-        return settings  # inside a rank they describe the rank, not a node that it starts
+        return settings  # inside a rank, the variables describe the rank, not a node that it starts
     if not rank or not world_size:
         given, missing = (names.RANK, names.WORLD_SIZE) if rank else (names.WORLD_SIZE, names.RANK)
         raise config_error(f"{given} is set, but {missing} is not: set both, or give --nnodes and --node-rank")
@@ -224,7 +224,7 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
 
 
 def from_kaggle(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings of a Kaggle notebook: one node, a rank for each of its GPUs."""
+    """Return the settings of a Kaggle notebook: one node with one rank per GPU."""
     return (
         {"local_world_size": ("Kaggle", "auto")}
         if "KAGGLE_KERNEL_RUN_TYPE" in environ and "nnodes" not in known

@@ -1,7 +1,7 @@
 """How a rank's output is shown on ddprun's console.
 
-``View`` shows nothing, ``RawView`` each byte as it comes (one rank), ``LineView`` whole lines with their origin
-(several ranks): progress bars once a second, and the lines of a crash as ``LogFilter`` decides.
+``View`` shows nothing. ``RawView`` shows each byte as it comes (one rank). ``LineView`` shows complete lines with their
+origin (several ranks), progress bars once a second, and the lines of a crash as ``LogFilter`` decides.
 """
 
 import re
@@ -12,8 +12,8 @@ from ddpwire.merged_output import last_state
 MAX_LINE_BYTES = 1 << 16  # the longest line that is kept together
 PROGRESS_S = 1.0  # between two states of a progress bar
 HELD_POLL_S = 0.5  # how often held lines are checked
-HOLD_S = 8.0  # a rank may take 2 s to exit after its traceback, and the decision 2 s more; machines are busy
-MAX_HELD_LINES = 2000  # a rank that prints so much does not crash
+HOLD_S = 8.0  # a rank may exit 2 s after its traceback, the decision may take 2 s more, and machines are busy
+MAX_HELD_LINES = 2000  # a rank that prints more than this is not crashing
 CRASH_START = re.compile(
     rb"(\[rank\d+\]: ?)*((  \+ Exception Group )?Traceback \(most recent call last\):|terminate called )"
     rb"|\[rank\d+\]:\[E"
@@ -22,28 +22,28 @@ TRACEBACK = b"Traceback (most recent call last):"
 
 
 class View:
-    """Shows nothing of one stream of a rank."""
+    """A view of one stream of a rank that shows nothing."""
 
-    num_suppressed = 0  # lines that were not shown since they are consequences of another rank's failure
+    num_suppressed = 0  # lines that were not shown because they result from another rank's failure
 
     def accept(self, data: bytes, now: float) -> None:
-        """Take what the rank has written; nothing: it was the end."""
+        """Take what the rank has written; empty data means the end of the stream."""
 
     def tick(self, now: float) -> None:
-        """Show what has waited until ``now``."""
+        """Show what has waited long enough at the time ``now``."""
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds ``tick`` is to be called; None: not before the next ``accept``."""
+        """Return in how many seconds to call ``tick``, or None to wait for the next ``accept``."""
 
     def suppress(self) -> None:
-        """Show no more: what follows are consequences of another rank's failure."""
+        """Show no more, because all that follows results from another rank's failure."""
 
     def release(self) -> None:
-        """Show all that is held, and hold nothing from now on."""
+        """Show all held lines, and hold no lines from now on."""
 
 
 class RawView(View):
-    """Shows each byte as it comes: the only rank that is shown, or the one that is debugged."""
+    """Shows each byte as it comes, for the only rank that is shown or the rank that is debugged."""
 
     def __init__(self, console: Console, descriptor: int, source: object) -> None:
         self._console = console
@@ -51,13 +51,13 @@ class RawView(View):
         self._source = source
 
     def accept(self, data: bytes, now: float) -> None:  # noqa: ARG002
-        """Show it."""
+        """Show the data at once."""
         if data:
             self._console.put(self._descriptor, data, self._source)
 
 
 class LineView(View):
-    """Shows whole lines, and the last state of an unfinished line that a progress bar overwrites with ``\\r``."""
+    """Shows complete lines, and the last state of an unfinished line that a progress bar overwrites with ``\\r``."""
 
     def __init__(self, console: Console, descriptor: int, prefix: bytes, rank: int) -> None:
         self._console = console
@@ -66,7 +66,7 @@ class LineView(View):
         self._rank = rank
         self._filter = LogFilter()
         self._rest = b""
-        self._shown_state = b""  # that of the unfinished line; empty: none
+        self._shown_state = b""  # the state shown of the unfinished line, if any
         self._shown_at = 0.0
 
     @property
@@ -114,7 +114,7 @@ class LineView(View):
             self._put(strip_torch_prefix(line, self._rank), b"\n", 0.0)
 
     def _put(self, text: bytes, end: bytes, now: float) -> None:
-        """Show a line, or (without an end) a state, in place of the state that is shown."""
+        """Show a line or, if ``end`` is empty, a state of a progress bar, in place of the state shown before."""
         before = self._shown_state
         padding = b" " * (len(before.decode(errors="replace")) - len(text.decode(errors="replace")))
         start = b"\r" if before or not end else b""
@@ -123,7 +123,7 @@ class LineView(View):
 
 
 def visible_lines(line: bytes) -> list[bytes]:
-    """Return what a terminal shows of a line: its last state, and apart from it a traceback that begins after a bar."""
+    """Return what a terminal shows of a line: its last state, and separately a traceback's header after a bar."""
     state = last_state(line)
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
@@ -133,7 +133,7 @@ def visible_lines(line: bytes) -> list[bytes]:
 def strip_torch_prefix(line: bytes, rank: int) -> bytes:
     """Return a rank's line without torch's own prefix ``[rank3]: ``, since ddprun adds its own.
 
-    torch adds it once more for each default process group that the rank has made.
+    torch adds its prefix again for each default process group that the rank has created.
     """
     return re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)
 
@@ -142,15 +142,15 @@ class LogFilter:
     """Holds back the lines of a crash until it is known which rank failed first. Pure.
 
     When one rank fails, its peers lose their connections and each prints a traceback about it before the first failure
-    is known: seven of eight tracebacks are consequences, and they hide the cause. So from the first line of a crash on,
-    a rank's lines are held back from the console. The decision releases those of the rank that failed first, right
-    before the reason, and leaves the others in their files. If no decision comes in time (the script caught its error,
-    or several ranks did) all lines are shown. Lines before a crash are never held, and none when a run is stopped.
+    is known: of eight tracebacks, seven are consequences that hide the cause. So from the first line of a crash on, a
+    rank's lines are held back from the console. The decision releases the lines of the rank that failed first, right
+    before the reason, and leaves the other lines in their files. If no decision comes in time (the scripts caught their
+    errors), all lines are shown. Lines before a crash are never held, and all lines are shown when a run is stopped.
     """
 
     def __init__(self) -> None:
         self._held: list[bytes] = []
-        self._until: float | None = None  # None: nothing is held
+        self._until: float | None = None  # None while nothing is held
         self._suppressed = self._released = False
         self.num_suppressed = 0
 
@@ -182,18 +182,18 @@ class LogFilter:
         return held
 
     def suppress(self) -> None:
-        """Drop the held lines and all that follow: they are consequences of another rank's failure."""
+        """Drop the held lines and all that follow, because they result from another rank's failure."""
         self.num_suppressed += len(self._release())
         self._suppressed = True
 
     def release(self) -> list[bytes]:
-        """Return the held lines; hold none from now on. Suppressed lines stay suppressed."""
+        """Return the held lines, and hold none from now on. Suppressed lines stay suppressed."""
         self._released = True
         return self._release()
 
     @property
     def is_open(self) -> bool:
-        """Whether a line that came now would be shown at once."""
+        """Whether a new line would be shown at once."""
         return not self._suppressed and self._until is None
 
     @property

@@ -1,8 +1,8 @@
-"""The output of this node's ranks: every byte into the rank's file, and to the console as its view shows it.
+"""The output of this node's ranks: every byte goes to the rank's file, and to the console as its view shows it.
 
-Where ddprun's own stdout and stderr lead to the same place, as to a terminal, a rank's are one stream too: their order
-is kept. Else they are two, so that they stay apart; then the rank's file has the lines of both in the order in which
-they were read.
+If ddprun's own stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr are one stream
+too, which keeps their order. Otherwise they are two separate streams; then the rank's file has the lines of both in the
+order in which they were read.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from ddprun.node_config import NodeConfig
 from ddpwire.run_files import Outcome
 
 CHUNK_BYTES = 1 << 16  # read at once
-RAW_CHUNK_BYTES = 1 << 12  # thousands of them may wait for the console
-UNFINISHED_S = 1.0  # after which an unfinished line is written to the file, although the other stream may tear it
+RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
+UNFINISHED_S = 1.0  # after this, an unfinished line is written to the file, although the other stream may split it
 MAX_UNFINISHED_BYTES = 1 << 20
 DRAIN_S = 0.5  # for the output of ranks that have ended
 CATCH_UP_S = 0.5  # for the last lines of a rank that has ended, which are read within milliseconds
@@ -39,7 +39,7 @@ class RankStreams:
     stderr: int
 
     def close(self) -> None:
-        """Close them here, once the rank has them."""
+        """Close the descriptors in ddprun, once the rank has them."""
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
@@ -57,8 +57,8 @@ class RankLogs:
         self._open: set[Stream] = set()
         self._new: queue.SimpleQueue[Stream] = queue.SimpleQueue()
         self._streams: list[Stream] = []  # of the present attempt
-        self._lock = threading.Lock()  # held while text is passed on: by the thread, or by the decision
-        self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of their writing
+        self._lock = threading.Lock()  # held while text is passed on, by the thread or after a decision
+        self.in_order = console.is_one_place  # whether a rank's file has its lines in the order of writing
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
@@ -92,7 +92,7 @@ class RankLogs:
             terminal.copy_size(stream.target, stream.descriptor)
 
     def catch_up(self, rank: int) -> None:
-        """Wait until all that a rank has written so far is in its file, or for ``CATCH_UP_S``."""
+        """Wait until all that a rank has written so far is in its file, at most for ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
         while time.monotonic() < deadline and self._have_data(streams):
@@ -106,7 +106,7 @@ class RankLogs:
             return any(stream in self._open and stream.has_data for stream in streams)
 
     def show_failed_rank(self, outcome: Outcome) -> None:
-        """Show the held lines of the rank that failed first, and no more lines of its peers.
+        """Show the held lines of the rank that failed first, and no further lines of its peers.
 
         After a stop, or a lost node, all lines are shown: there is no other information.
         """
@@ -118,7 +118,7 @@ class RankLogs:
             self._release()
 
     def end_attempt(self) -> None:
-        """Show all held lines: no decision follows."""
+        """Show all held lines, because no decision follows."""
         self._modes.restore()
         with self._lock:
             self._release()
@@ -141,7 +141,7 @@ class RankLogs:
             stream.view.release()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the output of all ranks has ended and is written."""
+        """Wait until the output of all ranks has ended and is written, at most for ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._open and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -155,7 +155,7 @@ class RankLogs:
                 self._process(events)
 
     def _present(self) -> set["Stream"]:
-        """Return those of this attempt, of which lines may be held, and those that processes of an earlier one hold."""
+        """Return this attempt's streams, which may hold lines, and those that earlier attempts' processes keep open."""
         return {*self._streams, *self._open}
 
     def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
@@ -183,12 +183,12 @@ class RankFile:
         self._file = path.open("a+b", buffering=0)
         self._unfinished: object = None  # the stream whose unfinished line is at the file's end
         self._num_open = num_streams
-        if size := path.stat().st_size:  # of the attempt before, which may have been killed within a line
+        if size := path.stat().st_size:  # from the previous attempt, which may have been killed in the middle of a line
             self._file.seek(size - 1)
             self._unfinished = self if self._file.read(1) != b"\n" else None
 
     def write(self, stream: object, text: bytes) -> None:
-        """Append ``text``, on a new line if the unfinished line at the end is another stream's."""
+        """Append ``text``, on a new line if the file ends with an unfinished line of another stream."""
         if self._unfinished not in (None, stream):
             text = b"\n" + text
         self._unfinished = None if text.endswith(b"\n") else stream
@@ -203,11 +203,11 @@ class RankFile:
 
 
 class Stream:
-    """A rank's stdout, stderr or both, on their way to the rank's file and to the console."""
+    """A rank's stdout, stderr or both, which are passed on to the rank's file and to the console."""
 
     def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View) -> None:
         self.descriptor = descriptor
-        self.target = target  # ddprun's own descriptor for it: 1 or 2
+        self.target = target  # the corresponding descriptor of ddprun itself: 1 or 2
         self.rank = rank
         self.view = view
         self._file = file
@@ -222,11 +222,11 @@ class Stream:
 
     @property
     def has_data(self) -> bool:
-        """Whether there is something to be read, or the end of file."""
+        """Whether there is data to read, or the end of file."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     def read(self, now: float) -> bool:
-        """Read what is available. False at the end of file."""
+        """Read what is available. Return False at the end of file."""
         try:
             data = os.read(self.descriptor, self._chunk_bytes)
         except OSError:  # a pseudo-terminal that nobody has open any more
@@ -243,13 +243,13 @@ class Stream:
         return bool(data)
 
     def tick(self, now: float) -> None:
-        """Pass on what has waited until ``now``."""
+        """Pass on what has waited long enough at the time ``now``."""
         if now >= self._rest_since + UNFINISHED_S:
             self.flush()
         self.view.tick(now)
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds ``tick`` is to be called; None: not before there is data."""
+        """Return in how many seconds to call ``tick``, or None to wait for data."""
         wait_s = self.view.due(now)
         if self._rest:
             rest_s = max(0.0, self._rest_since + UNFINISHED_S - now)
@@ -263,6 +263,6 @@ class Stream:
             self._rest = b""
 
     def close(self) -> None:
-        """Close both ends."""
+        """Close the descriptor and the rank's file."""
         os.close(self.descriptor)
         self._file.close()

@@ -1,6 +1,6 @@
 """The machine of this node: its GPUs, cores for each rank, and limits that may harm a training.
 
-It knows nothing of runs and never imports torch: CUDA must not be initialised before ddprun forks.
+This module knows nothing about runs and never imports torch: CUDA must not be initialised before ddprun forks.
 """
 
 import contextlib
@@ -31,11 +31,12 @@ BindingMode = Literal["none", "node", "socket", "exclusive", "core-complex"]
 BINDING_MODES: tuple[BindingMode, ...] = get_args(BindingMode)
 Cores = frozenset[int]
 SYSFS = Path("/sys")
-OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")  # then OpenMP binds the threads
+# If one of these is set, OpenMP binds the threads.
+OPENMP_BINDING = ("OMP_PLACES", "OMP_PROC_BIND", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
 def count_gpus() -> int:
-    """Return how many GPUs a rank sees, by NVML and CUDA_VISIBLE_DEVICES; without NVML by that variable alone."""
+    """Return how many GPUs a rank sees, from NVML and CUDA_VISIBLE_DEVICES; without NVML only from that variable."""
     visible = devices_of_rank()
     try:
         import pynvml
@@ -52,7 +53,7 @@ def count_gpus() -> int:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address of this machine alone."""
+    """Whether ``host`` is a loopback address, which other machines cannot reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -66,14 +67,14 @@ def plan_affinity(
     environ: Mapping[str, str],
     sysfs: Path = SYSFS,
 ) -> tuple[Cores, ...]:
-    """Return the cores that each local rank may run on; empty: the ranks are not bound.
+    """Return the cores that each local rank may run on, or an empty tuple if the ranks are not bound.
 
-    The modes are those of torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program
-    and asks CUDA for the GPU's address, which is not possible before a fork; here GPUs are given as PCI addresses. A
-    rank without a GPU gets its NUMA node by its local rank; one with several, the cores near any of them.
+    The modes come from torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program and
+    asks CUDA for the GPU's address, which is not possible before a fork, so here GPUs are given as PCI addresses. A
+    rank without a GPU gets a NUMA node by its local rank; a rank with several GPUs gets the cores near any of them.
 
-    By default ranks are bound only to the NUMA nodes of GPUs that are known to be theirs, with a GPU each or as the
-    only rank, and only where there are several (decision 0005).
+    By default ranks are bound only if each has its own GPU or a single rank has them all, the machine has several NUMA
+    nodes, and no OpenMP variable binds the threads (decision 0005).
     """
     if sys.platform != "linux" or mode == "none":
         return ()
@@ -91,12 +92,12 @@ def plan_affinity(
         return tuple(
             _rank_cores(mode or "node", local_rank, homes, nodes, sysfs) for local_rank in range(local_world_size)
         )
-    except (OSError, ValueError, LookupError):  # unknown topology, or none of the cores near a GPU is ours
+    except (OSError, ValueError, LookupError):  # unknown topology, or no core near a GPU may be used
         return ()
 
 
 def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
-    """Return the cores of each NUMA node that this process may use, by its affinity mask."""
+    """Return the cores of each NUMA node that this process may use according to its affinity mask."""
     found = {
         int(path.name.removeprefix("node")): parse_cpu_list(_read_sysfs(path / "cpulist")) & allowed
         for path in sysfs.glob("devices/system/node/node[0-9]*")
@@ -107,9 +108,9 @@ def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
 def _numa_homes(
     local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path
 ) -> frozenset[int]:
-    """Return the NUMA nodes of a rank: those of its GPUs; without a GPU, ranks are spread evenly over the nodes.
+    """Return the NUMA nodes of a rank: its GPUs' nodes; without GPUs, ranks are spread evenly over the nodes.
 
-    Of g GPUs, rank k of r has those from k * g / r on; where r does not divide g, the GPU k.
+    If r divides g, rank k of r ranks has g / r of the g GPUs, from GPU k * g / r on; otherwise it has GPU k.
     """
     share = len(gpus) // local_world_size if len(gpus) % local_world_size == 0 else 1
     if not (own := gpus[local_rank * share : (local_rank + 1) * share]):
@@ -164,7 +165,7 @@ def parse_cpu_list(ranges: str) -> Cores:
 
 
 def format_cpu_list(cores: Iterable[int]) -> str:
-    """Format cores as ``parse_cpu_list`` reads them."""
+    """Format cores in the format that ``parse_cpu_list`` reads."""
     runs: list[list[int]] = []
     for core in sorted(cores):
         if runs and runs[-1][-1] == core - 1:
@@ -183,25 +184,25 @@ def describe_affinity(bound: tuple[Cores, ...]) -> str:
 class Gpu:
     """A GPU, as NVML describes it."""
 
-    index: int | str  # its UUID, where a lost GPU is visible by that
-    ecc_errors: int  # uncorrected ones since the driver was loaded
+    index: int | str  # the UUID of a lost GPU that CUDA_VISIBLE_DEVICES names by its UUID
+    ecc_errors: int  # uncorrected errors since the driver was loaded
     pids: tuple[int, ...]  # processes that compute on it
-    error: str = ""  # why NVML cannot find it, in NVML's words; empty: it can
+    error: str = ""  # NVML's message if NVML cannot find the GPU, else empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineHealth:
-    """Resources and limits of this machine. None: it does not exist here."""
+    """Resources and limits of this machine."""
 
-    shm_bytes: int | None
-    memlock_bytes: int | None  # None: unlimited
-    open_files: int | None  # None: unlimited
+    shm_bytes: int | None  # None if this machine has no /dev/shm
+    memlock_bytes: int | None  # None if unlimited
+    open_files: int | None  # None if unlimited
     num_gpus: int
     gpus: tuple[Gpu, ...] = ()
 
 
 def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
-    """A line for each limit that is likely to harm the training; none of them stops it. Pure."""
+    """Yield a line for each limit that is likely to harm the training; none of them stops it. Pure."""
     shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
     if machine.shm_bytes is not None and machine.shm_bytes < shm:
         yield (
@@ -241,7 +242,7 @@ def read_health(num_gpus: int) -> MachineHealth:
 
 
 def driver_version() -> str | None:
-    """Return the version of the GPUs' driver; None: there is none."""
+    """Return the version of the GPUs' driver, or None if there is none."""
     with contextlib.suppress(Exception):  # no driver, no library, an old driver: NVML has an error for each
         import pynvml
 
@@ -251,7 +252,7 @@ def driver_version() -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees, without those whose state NVML does not tell; none without NVML."""
+    """Return the GPUs that a rank sees, even lost ones, but not those whose state cannot be read; none without NVML."""
     found = []
     with contextlib.suppress(Exception):
         import pynvml
@@ -269,7 +270,7 @@ def _read_gpus() -> tuple[Gpu, ...]:
 
 
 def pci_addresses() -> tuple[str, ...]:
-    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; none if NVML lacks any."""
+    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; none if one is lost."""
     with contextlib.suppress(Exception):
         import pynvml
 
@@ -277,7 +278,7 @@ def pci_addresses() -> tuple[str, ...]:
         try:
             found = [pynvml.nvmlDeviceGetPciInfo(get()).busId for get in visible_handles(pynvml).values()]
         finally:
-            pynvml.nvmlShutdown()  # ddprun may still fork
+            pynvml.nvmlShutdown()  # because ddprun may still fork
         return tuple(pci_address(bus_id.decode() if isinstance(bus_id, bytes) else bus_id) for bus_id in found)
     return ()
 

@@ -1,8 +1,8 @@
 """The steps of a node: configuration, lock, fork, bring-up, outcome; and how ddprun itself ends.
 
 Signals are handled first. Nothing heavy is imported before the node has its lock and its node.json and has found a
-route to node 0, so that errors up to there are reported at once. No thread is alive when the ranks' supervisor is
-forked, whose forks are the ranks (decision 0003).
+route to node 0, so that errors up to there are reported at once. No thread is alive when ddprun forks the
+supervisor, which then forks the ranks (decision 0003).
 """
 
 import argparse
@@ -55,10 +55,10 @@ class NodeExit:
     once: threading.Lock
 
     def __call__(self, outcome: Outcome) -> NoReturn:
-        """Write and log the outcome, and exit at once: to finalize an interpreter with torch takes a second."""
+        """Write and log the outcome, and exit at once: finalizing an interpreter with torch takes a second."""
         self.once.acquire()
         config, has_met = self.config, self.journal.state.state != "starting"
-        if self.folder.requeues:  # also for an outcome that the nodes did not agree on
+        if self.folder.requeues:  # even for an outcome that the nodes did not agree on
             outcome = self.folder.requeues.limit(outcome)
         node = self.config.node_rank
         self.journal.update(state="failed" if outcome.code else "succeeded")
@@ -99,7 +99,7 @@ class NodeExit:
         os._exit(outcome.code)
 
     def _log_record(self) -> None:
-        """In a pod: its log is what is left of it."""
+        """In a pod, log the node's record, because only the pod's log remains."""
         for line in log_record.pack(self.folder.path) if self.config.retries_network else ():
             self.console.log(line)
 
@@ -185,7 +185,7 @@ def main() -> NoReturn:
 
 
 def end_without_disk(error: NodeError, workers: Workers, console: Console) -> NoReturn:
-    """End this process and its ranks when the run's folder cannot be written: nothing keeps its outcome."""
+    """End this process and its ranks if the run's folder cannot be written. No outcome is saved."""
     workers.kill()
     console.log(f"{error} (exit code {error.code}; no outcome is written)")
     console.drain(DRAIN_S)
@@ -193,7 +193,7 @@ def end_without_disk(error: NodeError, workers: Workers, console: Console) -> No
 
 
 def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
-    """End a node that has no folder yet. ``reports``: its settings are wrong, and node 0 is to know."""
+    """End a node that has no folder yet. ``reports``: its settings are wrong, which is reported to node 0."""
     print(f"ddprun: {error}", file=sys.stderr, flush=True)
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
     if reports:
@@ -205,41 +205,41 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Tell node 0 that this other node does not begin, unless somebody has stopped it or the network is missing."""
+    """Report to node 0 that this other node cannot start, unless it was stopped or the network is unavailable."""
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
-        with contextlib.suppress(ImportError):  # there is no torch
+        with contextlib.suppress(ImportError):  # torch is not installed
             joining.report_refusal(
                 outcome, node=node, host=host, port=port, run_id=run_id or node_config.DEFAULT_RUN_ID
             )
 
 
 def number_node(config: NodeConfig) -> NodeConfig:
-    """Return the configuration with this node's number, which may have to be learnt from node 0. Raises NodeError."""
+    """Return the configuration with this node's number, which may have to come from node 0. Raises NodeError."""
     if config.node_rank != node_config.UNNUMBERED:
         return config
     return joining.settle_number(config, say, lambda: preload_torch(config, say))
 
 
 def say(line: str) -> None:
-    """Print a line of a node that has no number yet."""
+    """Print a line for a node that has no number yet."""
     print(f"ddprun: {line}", file=sys.stderr, flush=True)
 
 
 def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
-    """Import torch, if ranks are forked. Before this process has a thread."""
+    """Import torch if ranks are forked. This must happen before this process has a thread."""
     if config.forks:
         with progress.import_progress(log, "importing torch"):
             fork_server.preload_torch(allocate_resources(config, os.environ).threads)
 
 
 def count_ranks(kind: str) -> int:
-    """Return how many ranks 'gpu' and 'cpu' mean on this machine."""
+    """Return how many ranks ``kind``, 'gpu' or 'cpu', means on this machine."""
     return machine.count_gpus() if kind == "gpu" else usable_cores()
 
 
 def run_guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
-    """Return the outcome of ``run``, also if it raises; the traceback of an unexpected error is written to a file."""
+    """Return the outcome of ``run``, even if it raises; the traceback of an unexpected error is written to a file."""
     try:
         return run()
     except NodeError as error:
@@ -249,7 +249,7 @@ def run_guarded(run: Callable[[], Outcome], folder: NodeDir) -> Outcome:
 
 
 def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
-    """Return the outcome of an unexpected error, whose traceback is written to a file."""
+    """Return the outcome of an unexpected error, and write its traceback to a file."""
     crash = folder.path / CRASH_LOG
     with contextlib.suppress(OSError):
         crash.write_text("".join(traceback.format_exception(error)))
@@ -259,7 +259,7 @@ def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
 
 
 def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
-    """End the node when one of its threads ends with an exception. Without those that only measure it continues."""
+    """End the node when one of its threads ends with an exception, unless the thread only measures."""
     name = args.thread.name if args.thread else ""
     error = args.exc_value
     if error is None or args.exc_type is SystemExit:
@@ -271,11 +271,11 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
 
 
 def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:
-    """Return the last line of ``node``, whose folder this is; empty: another node logs the reason.
+    """Return the last line that ``node`` logs, or an empty string if another node on this machine logs the reason.
 
     All nodes' lines are read together, so only the node concerned logs the reason: eight copies, seven of them beside
-    the wrong logs, would hide it. Readers of a single node's lines (of a pod) are told where to look. Nodes that were
-    started ``by_hand`` each have a window of their own. Pure.
+    the wrong logs, would hide it. On other machines (such as a pod's), a node's line names the node concerned. Nodes
+    that were started ``by_hand`` all log the reason, because each has its own window. Pure.
     """
     reporter = _reporting_node(outcome)
     if reporter not in (None, node) and outcome.node != node:
@@ -296,7 +296,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
 
 
 def _reporting_node(outcome: Outcome) -> int | None:
-    """Return the node that logs the reason; None: every node does."""
+    """Return the node that logs the reason, or None if every node does."""
     if outcome.rank is not None:
         return 0 if outcome.node is None else outcome.node
     return 0 if outcome.cause == "node_lost" and outcome.node else None

@@ -1,9 +1,9 @@
-"""The node's /metrics: its own series, and what its ranks count with prometheus_client; history.csv and the snapshot.
+"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and the snapshot.
 
-A rank writes the files of prometheus_client's multiprocess mode into a folder of its own; here they are read and get
-the label ``rank`` instead of the library's ``pid``. Counters of processes that have ended are kept, merged into one
-file, so that a scrape of a run that was started a hundred times costs no more than that of any other. Gauges describe
-the present: those of a rank that has ended are set aside, for the final snapshot alone.
+A rank writes the files of prometheus_client's multiprocess mode into its own folder; this module reads them and
+replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that a
+scrape after a hundred starts of a run costs no more than after one. Gauges describe the present: those of a rank that
+has ended are set aside, and appear only in the final snapshot.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ FILES_LOCK = threading.Lock()  # held while files are read by a scrape, and whil
 CACHE_S = 0.25  # for how long a page is reused
 SCRAPE_TIMEOUT_S = 10.0  # for a scraper that sends nothing, or does not read
 ROW_INTERVAL_S = 1.0  # doubled whenever the rows are thinned
-IDLE_RATIO = 50  # the pause is at least so many times as long as a row takes to collect
+IDLE_RATIO = 50  # the pause is at least this many times as long as collecting a row takes
 ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
 
 
@@ -52,7 +52,7 @@ def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
 
 
 def prepare_rank_dir(folder: Path) -> None:
-    """Prepare the folder of a rank that is about to be started: its earlier processes have ended."""
+    """Prepare the folder of a rank that is about to be started and whose earlier processes have ended."""
     for path in folder.glob(f"*{LAST_GAUGE_SUFFIX}"):
         path.unlink(missing_ok=True)
     with contextlib.suppress(OSError, ValueError, RuntimeError, struct.error):  # a torn file: then nothing is merged
@@ -69,7 +69,7 @@ def merge_rank_files(folder: Path) -> None:
         new = folder / f"{kind}.new"
         new.write_bytes(
             bytes(2 * max(file.stat().st_size for file in files))
-        )  # no sparse file: writing to its map on a full disk is a SIGBUS
+        )  # not a sparse file: writing to its memory map on a full disk raises SIGBUS
         if not compat.write_merged(merged, new):
             new.unlink()
             return
@@ -98,18 +98,18 @@ class RankSeries(Collector):
 
 
 def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
-    """Return what a rank's processes have written, added up by the library; nothing while it cannot be read."""
+    """Return what a rank's processes have written, added up by the library, or an empty list if it cannot be read."""
     patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
     try:
         with FILES_LOCK:
             files = [str(path) for pattern in patterns for path in folder.glob(pattern)]
             return compat.merge_files(files)
     except (OSError, ValueError, KeyError, RuntimeError, struct.error):
-        return []  # a file that is being created: the next scrape has it
+        return []  # a file that is being created: the next scrape will have it
 
 
 def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
-    """Replace the samples' pid by their rank; of two processes with the same gauge the later one counts."""
+    """Replace the samples' pid with their rank; if two processes have the same gauge, the later one counts."""
     unique = {}
     for sample in samples:
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
@@ -118,13 +118,13 @@ def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
 
 
 class HeartbeatSeries(Collector):
-    """Collects the times of the last heartbeats of the ranks that run: one that has ended gives no more."""
+    """Collects the times of the last heartbeats of the running ranks, without ranks that have ended."""
 
     def __init__(self, heartbeats: HeartbeatMonitor) -> None:
         self._heartbeats = heartbeats
 
     def collect(self) -> Iterator[Family]:
-        """Yield them for those that have sent any."""
+        """Yield these times for the ranks that have sent heartbeats."""
         since_epoch = time.time() - time.monotonic()
         beats = [
             (str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._heartbeats.running_beats().items())
@@ -133,7 +133,7 @@ class HeartbeatSeries(Collector):
 
 
 class NodeSeries:
-    """ddprun's own series, all of which exist from the start; host_metrics.py has the machine's."""
+    """ddprun's own series, all of which exist from the start; the machine's are in host_metrics.py."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -164,7 +164,7 @@ class NodeSeries:
         return series.labels(**labels) if labels else series
 
     def count_earlier(self, events: Iterable[Event]) -> None:
-        """Count what the node's events tell of its earlier starts, and that this start is another one."""
+        """Count the restarts, exits, signals and lost steps in the node's events; a requeue counts as a restart."""
         for event in events:
             facts = event.facts
             if event.event == "restart":
@@ -179,11 +179,12 @@ class NodeSeries:
                 self.count(metrics.STEPS_LOST, max(0, lost))
 
     def _count_known(self, metric: metrics.Metric, **labels: Any) -> None:
-        if all(value in metric.labels[label] for label, value in labels.items()):  # another version may have more
+        # Another version may have written other values.
+        if all(value in metric.labels[label] for label, value in labels.items()):
             self.count(metric, **labels)
 
     def state(self, state: str) -> None:
-        """Set the state of this node, one of the catalogue's."""
+        """Set the state of this node, which must be one of metrics.JOB_STATES."""
         for other in metrics.JOB_STATES:
             self._series[metrics.JOB_STATE.name].labels(state=other).set(other == state)
 
@@ -205,7 +206,7 @@ class Page:
 
 
 def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
-    """Serve scrapes from a thread, on ``port`` or, if it is taken, on a free one; return the port. Raises OSError."""
+    """Serve scrapes in a thread, on ``port`` or, if that is taken, on a free port. Return the port. Raises OSError."""
     page = Page(registry)
 
     class Handler(BaseHTTPRequestHandler):
@@ -227,7 +228,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            pass  # a scraper that went away
+            pass  # the scraper has disconnected
 
     try:
         server = Server((host, port), Handler)
@@ -240,7 +241,7 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
 class MetricHistory:
     """Writes history.csv (see ddpwire.history): a row of the registry's values every few seconds.
 
-    A row costs as much as a scrape, in a thread of ddprun's; no rank waits for it. A full disk stops no training.
+    A row costs as much as a scrape, in a thread of ddprun, so no rank waits. A full disk does not stop the training.
     """
 
     def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
@@ -282,7 +283,7 @@ class MetricHistory:
         self._write()
 
     def _read_earlier(self) -> list[str]:
-        """Return the rows of an earlier ddprun of this node, if its columns are the same; else start a new file."""
+        """Return the rows of an earlier ddprun of this node if their columns are the same; else start a new file."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             header, *rows = self._path.read_text().splitlines() or [""]
             if header == HEADER:
@@ -352,9 +353,9 @@ class NodeMetrics:
         self.history = MetricHistory(node_dir, self._registry)
 
     def serve(self, config: NodeConfig, own: str) -> None:
-        """Serve the series at the configured address, or the node's ``own``, and log it.
+        """Serve the series at the configured address, or at the node's ``own`` address, and log the URL.
 
-        A port that is taken, or an address that cannot be bound, stops no training.
+        If the port is taken, or the address cannot be bound, the training continues.
         """
         host, log = config.metrics_host or own, self._journal.log
         try:
@@ -373,7 +374,7 @@ class NodeMetrics:
             log(f"Prometheus is not told where the metrics are: {error.filename}: {error.strerror}")
 
     def write_snapshot(self, node_dir: Path) -> None:
-        """Write the final values, including the ranks' gauges, for those who come too late to scrape them."""
+        """Write the final values, including the ranks' gauges, for readers that come too late for a scrape."""
         self._ranks.with_last_gauges = True
         self.history.add_row()
         with contextlib.suppress(OSError):

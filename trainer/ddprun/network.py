@@ -1,6 +1,6 @@
-"""Names, addresses, interfaces and TCP ports of this machine, and what is wrong when one cannot be used.
+"""Names, addresses, interfaces and TCP ports of this machine, and why one of them cannot be used.
 
-It knows nothing of runs. Every request has a timeout: a name server that does not answer blocks nobody.
+This module knows nothing about runs. Every request has a timeout, so that a silent name server blocks no caller.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from ddpwire.machine import source_address as source_address
 CONNECT_TIMEOUT_S = 4.0  # longer than ARP takes to find nobody (3 s)
 MIN_CONNECT_TIMEOUT_S = 0.2
 ARP_TABLE = Path("/proc/net/arp")
-DOCUMENTATION_ADDRESS = "198.51.100.1"  # of no machine (RFC 5737): the default route leads there
+DOCUMENTATION_ADDRESS = "198.51.100.1"  # belongs to no machine (RFC 5737), so the default route leads there
 INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered, see proc(5)
 
 # What each error of a failed connection means. Linux distinguishes these.
@@ -32,21 +32,21 @@ ERROR_MEANINGS = {
     errno.EACCES: "cannot be reached: a rule of this machine forbids it",
     errno.EPERM: "cannot be reached: a firewall of this machine forbids it",
 }
-# Above Linux's ephemeral range, so that no outgoing connection takes one of them meanwhile.
+# Above Linux's ephemeral range, so that no outgoing connection takes one of these ports meanwhile.
 FREE_PORT_RANGE = range(61000, 65536)
 LISTEN_BACKLOG = 1024
 TCP_LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
 
 
 def default_address() -> str | None:
-    """Return the address of this machine from which other networks are reached; None: it has no route there."""
+    """Return the address from which this machine reaches other networks, or None if it has no route to them."""
     with contextlib.suppress(OSError):
         return source_address(DOCUMENTATION_ADDRESS)
     return None
 
 
 def interface_of(address: str) -> str | None:
-    """Return the name of the interface that has ``address``; None: it is not an address of this machine."""
+    """Return the name of the interface that has ``address``, or None if this machine does not have it."""
     import psutil  # lazily: nodectl imports this module and must start quickly
 
     for name, owned in psutil.net_if_addrs().items():
@@ -69,20 +69,20 @@ def local_addresses() -> str:
 
 
 def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-    """Connect once, to check that a process listens there. Raises OSError."""
+    """Connect once, to check that a process listens on the port. Raises OSError."""
     try:
         socket.create_connection(
             (address, port), timeout=max(MIN_CONNECT_TIMEOUT_S, min(CONNECT_TIMEOUT_S, timeout_s))
         ).close()
     except TimeoutError:
-        if _is_unanswered(address):  # the kernel would say so after 3 s
+        if _is_unanswered(address):  # the kernel would report this after 3 s
             raise OSError(errno.EHOSTUNREACH, "no route to host") from None
         raise
 
 
 def _is_unanswered(address: str) -> bool:
     """Whether ``address`` is on the local network and does not answer ARP requests."""
-    with contextlib.suppress(OSError):  # another system than Linux
+    with contextlib.suppress(OSError):  # this is not Linux
         rows = [line.split() for line in ARP_TABLE.read_text().splitlines()]
         return any(row[0] == address and row[2] == INCOMPLETE_ENTRY for row in rows)
     return False
@@ -99,7 +99,7 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket on host:port (0: any port). Raises OSError."""
+    """Return a listening socket on host:port; port 0 means any port. Raises OSError."""
     listener = bind(host, port)
     try:
         listener.listen(LISTEN_BACKLOG)
@@ -110,7 +110,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket bound to host:port (0: any port); it refuses connections until it listens. Raises OSError."""
+    """Return a socket that is bound to host:port (port 0 means any port) but does not listen yet. Raises OSError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -123,14 +123,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def lock_port(host: str, port: int) -> bool:
-    """Lock host:port until this process ends, which is going to listen there. False: another has it. Raises OSError.
+    """Lock host:port for this process until it ends. Return False if another process has the port. Raises OSError.
 
     Linux lets several sockets bind a port before one of them listens, so the lock is a name that only one can have.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
         if sys.platform == "linux":
-            lock.bind(f"\0ddprun {host} {port}")  # in no file system
+            lock.bind(f"\0ddprun {host} {port}")  # a name that is in no file system
         bind(host, port).close()
     except OSError as error:
         lock.close()

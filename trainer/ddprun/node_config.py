@@ -1,6 +1,6 @@
-"""The configuration of a node: what the launcher and the flags set, checked, as one frozen value.
+"""The configuration of a node: the checked settings from the launcher and the flags, as one frozen value.
 
-Pure, except ``watch_deadline``. Contradictions are refused by name; nothing falls back to localhost.
+Only ``watch_deadline`` has effects. Errors name the contradictory settings; nothing falls back to localhost.
 """
 
 import argparse
@@ -24,29 +24,29 @@ from ddpwire import kaggle, names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT
 
-MARGIN_S = 5.0  # from the end of the last rank to that of ddprun
+MARGIN_S = 5.0  # from the end of the last rank to the end of ddprun
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
 CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 SLURM_END_TIME = "SLURM_JOB_END_TIME"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
-DEFAULT_RUN_ID = "none"  # torchrun's id of runs without a given one: each is a different run
+DEFAULT_RUN_ID = "none"  # torchrun's id for runs without a given id: each of these is a different run
 MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
-UNNUMBERED = -1  # the node_rank of a node until joining.py settles it
+UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
 TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 RUN_PATH = ("-m", "ddprun.run_path")
-STD_SPEC = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"  # torch's, for --redirects and --tee
+STD_SPEC = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"  # torch's format for --redirects and --tee
 MASTER_SETTINGS: tuple[Setting, ...] = ("master_addr", "master_port")
 PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """When the run is ended from outside: ``at``, in seconds since the epoch.
+    """The time at which the run is ended from outside: ``at``, in seconds since the epoch.
 
     Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
-    to the ranks. So ddprun stops them earlier, with a SIGTERM and their grace period.
+    to the ranks. So ddprun stops the ranks earlier, with a SIGTERM and their grace period.
     """
 
     source: str  # the flag, variable or launcher that sets it
@@ -55,7 +55,7 @@ class Deadline:
 
 
 def read_deadline(flag: str | None, environ: Mapping[str, str], *, grace_s: float, now: float) -> Deadline | None:
-    """Return the deadline of this node; None: there is none. ``now``: seconds since the epoch. Raises NodeError."""
+    """Return the deadline of this node, or None. ``now`` is in seconds since the epoch. Raises NodeError."""
     for source, text in (("--deadline", flag), (names.DEADLINE, environ.get(names.DEADLINE))):
         if text:
             return _parse_deadline(source, text, grace_s, now)
@@ -93,7 +93,7 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
 def watch_deadline(
     deadline: Deadline, *, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
 ) -> None:
-    """Call ``request_stop`` once, from a thread, so early that the grace period and the margin fit."""
+    """Call ``request_stop`` once, from a thread, early enough for the grace period and the margin."""
 
     def expire() -> None:
         left_s = max(0, math.ceil(deadline.at - time.time()))
@@ -108,59 +108,59 @@ def watch_deadline(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What one node has to do, and with which others."""
+    """What one node has to do, and with which other nodes."""
 
     command: tuple[str, ...]  # a rank's argv
     forks: bool  # ranks are forked from a process that has imported torch
     min_nodes: int
     max_nodes: int
     local_world_size: int
-    node_rank: int  # UNNUMBERED: no launcher says which node this is
+    node_rank: int  # UNNUMBERED if no launcher sets it
     may_host: bool  # whether a node that is not numbered may become node 0
     master_addr: str
-    master_port: int  # 0: a free one, which only a single node can choose
+    master_port: int  # 0 means a free port, which only a single node can choose
     run_id: str
-    run_dir: Path | None  # None: a temporary one
+    run_dir: Path | None  # None means a temporary folder
     checkpoint_dir: str | None
     max_restarts: int
-    restarts_errors: bool  # whether ranks start again after a failure of the script, too
-    hang_timeout_s: float  # 0: no limit
+    restarts_errors: bool  # whether ranks also start again after an error of the script
+    hang_timeout_s: float  # 0 means no limit
     grace_s: float
-    deadline: Deadline | None  # None: the run is not ended from outside
+    deadline: Deadline | None  # None if the run is not ended from outside
     join_timeout_s: float
-    metrics_host: str | None  # None: the address from which node 0 is reached
-    metrics_port: int  # 0: a free one
-    targets_dir: Path | None  # the folder for the target file of its metrics; None: none
+    metrics_host: str | None  # None means the address from which node 0 is reached
+    metrics_port: int  # 0 means a free port
+    targets_dir: Path | None  # the folder for the target file of this node's metrics, if any
     launcher: str
-    by_hand: bool  # no launcher is known, which would show the lines of all nodes together
-    pushgateway: str | None  # gets the outcome; None: none
+    by_hand: bool  # no launcher is known that would show the lines of all nodes together
+    pushgateway: str | None  # the Pushgateway that gets the outcome, if any
     nodes_here: int  # nodes of the run that share this machine's cores
-    lifeline_fd: int | None  # at its end of file this node stops
-    local_addr: str | None  # None: the address from which node 0 is reached
-    slurm_job: str | None  # the number of the Slurm job; None: it is none
-    num_requeues: int  # how often Slurm has put this job into its queue again
+    lifeline_fd: int | None  # this node stops when this descriptor reaches its end of file
+    local_addr: str | None  # None means the address from which node 0 is reached
+    slurm_job: str | None  # the number of the Slurm job, or None outside Slurm
+    num_requeues: int  # how often Slurm has requeued this job
     retries_network: bool  # names and networks may become available later (Kubernetes)
-    is_replaced: bool  # a controller starts another node in the place of one that ends: the others wait for it
-    one_port: bool  # the ranks meet in node 0's own store: no port but the master port need be open
+    is_replaced: bool  # a controller replaces a node that ends, and the other nodes wait for its replacement
+    one_port: bool  # the ranks meet in node 0's own store, so only the master port must be open
     check_only: bool  # only the preflight, no ranks
-    numa_binding: machine.BindingMode | None  # None: the default of machine.plan_affinity
-    shown_local_ranks: frozenset[int] | None  # those whose output the console shows; None: all
+    numa_binding: machine.BindingMode | None  # None means the default of machine.plan_affinity
+    shown_local_ranks: frozenset[int] | None  # the ranks whose output the console shows; None means all
     no_prefix: bool  # lines of ranks on the console do not begin with their node and rank
-    debug_rank: int | None  # the global rank to debug; None: none
+    debug_rank: int | None  # the global rank to debug, if any
     role: str  # torch elastic's name of what the ranks of this node do
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
 
     def reads_stdin(self, rank: int) -> bool:
-        """Whether a rank's stdin is ddprun's: several ranks would read each other's input."""
+        """Whether a rank gets ddprun's stdin. Only one rank may: several would take each other's input."""
         return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
 
     def shows_raw(self, rank: int) -> bool:
-        """Whether the console shows a rank's output as it comes: it is the only one shown, or is debugged."""
+        """Whether the console shows a rank's output as it comes, because no other rank is shown or it is debugged."""
         shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
         return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
 
     def prefix(self, rank: int) -> str:
-        """Return how a rank's lines begin on the console."""
+        """Return the prefix of a rank's lines on the console."""
         return "" if self.no_prefix or self.shows_raw(rank) else f"[node{self.node_rank} rank{rank}] "
 
     @property
@@ -179,8 +179,8 @@ def read_config(
 ) -> NodeConfig:
     """Return the configuration. Raises NodeError.
 
-    ``count`` says how many ranks 'gpu' and 'cpu' mean. ``now``: seconds since the epoch. ``on_terminal``: a person may
-    type what a single rank reads.
+    ``count`` returns how many ranks 'gpu' and 'cpu' mean. ``now`` is in seconds since the epoch. ``on_terminal``: stdin
+    is a terminal, in which a person may type the input of a single rank.
     """
     settings = launchers.read_settings(options, environ)
     min_nodes, max_nodes = _nnodes(settings)
@@ -200,7 +200,7 @@ def read_config(
     command = _command(options, environ)
     return NodeConfig(
         command=command,
-        # A program is executed, and the libraries of macOS do not survive a fork.
+        # Programs other than Python are executed; on macOS all ranks are, since its libraries do not survive a fork.
         forks=sys.platform == "linux" and command[0] == sys.executable and not options.exec,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
@@ -246,10 +246,10 @@ def read_config(
 
 
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
-    """Look for the script, or the module's first part. Raises NodeError (66).
+    """Check that the script, or the module's first part, exists. Raises NodeError (66).
 
-    A single node (``alone``) does so before anything starts, several once they have met: else one would keep the others
-    waiting. A program that is no Python script is looked for when it is executed.
+    A single node checks this before anything starts (``alone``). Several nodes check it once they have met; otherwise a
+    node without the script would keep the others waiting. Programs other than Python are found when they are executed.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -262,7 +262,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     name = command[2].partition(".")[0]
     try:
         found = name and (importlib.util.find_spec(name) or PathFinder.find_spec(name, [str(Path.cwd())]))
-    except ValueError:  # it is loaded, and says not from where
+    except ValueError:  # the module is loaded, but does not record where from
         return
     if found is None:
         raise _no_program(f"-m {command[2]}: no module {name} is installed, or in {Path.cwd()}")
@@ -303,7 +303,7 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
 def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
     sources = [settings[setting][0] for setting in MASTER_SETTINGS if setting in settings]
     if max_nodes == 1 and all(source in PLAIN_VARIABLES for source in sources):
-        return "127.0.0.1", 0  # MASTER_* left over in a shell do not matter to a single node
+        return "127.0.0.1", 0  # MASTER_* variables left over in a shell do not matter to a single node
     for setting, flag, variable, what in (
         ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
         ("master_port", "--master-port", names.NODE_MASTER_PORT, "a free port of node 0"),
@@ -337,7 +337,7 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
 
 
 def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the source and the text of a flag that torchrun also reads from a variable; no text: it is not given."""
+    """Return the source and the text of a flag that torchrun also reads from a variable; the text is empty if unset."""
     given = getattr(options, name)
     if given is not None:
         return f"--{name.replace('_', '-')}", given
@@ -351,7 +351,7 @@ def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], n
 def _shown_local_ranks(
     options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
 ) -> frozenset[int] | None:
-    """Return the local ranks that the console shows: those of the filter whose output does not go to files alone."""
+    """Return the local ranks that the console shows: the filter's ranks whose output does not go only to files."""
     redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
     copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}

@@ -1,7 +1,7 @@
-"""The node's folder: claimed and locked, what the previous run left in it, and what this node writes into it.
+"""The node's folder: its claim and lock, what the previous run left in it, and what this node writes into it.
 
-A queue starts a run again after a preemption, Kubernetes a pod after the loss of its node. Then what the ranks have
-counted continues, so that goodput is that of the run and not of the last start. Files of another run are removed.
+A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its node. Then the
+ranks' counters continue, so that goodput covers the run and not only its last start. Files of another run are removed.
 """
 
 import contextlib
@@ -24,8 +24,8 @@ from ddpwire.heartbeat import read_beat
 from ddpwire.history import HISTORY
 from ddpwire.run_files import HEARTBEAT, METRICS, NODE, NODE_LOG, OUTCOME, SNAPSHOT, NodeState, Outcome, node_name
 
-EVENTS_TAIL_BYTES = 65536  # of the events in which the highest step is searched
-RUN_ID_FILE = f"{METRICS}/run"  # of the run whose counts are kept; a batch script may remove node.json
+EVENTS_TAIL_BYTES = 65536  # the last part of the events, in which the highest step is searched
+RUN_ID_FILE = f"{METRICS}/run"  # the run whose counts are kept; a batch script may remove node.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class PreviousRun:
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
-    """Return the previous run, and remove what must not be mistaken for this start's; None: there was none.
+    """Return the previous run, if any, and remove files that must not be mistaken for those of this start.
 
     Raises OSError.
     """
@@ -85,8 +85,8 @@ class NodeDir:
     path: Path
     lock_fd: int
     is_temporary: bool  # no run folder was given: it is removed after a success
-    previous_run: PreviousRun | None  # None: this is the first start
-    requeues: Requeues | None  # of a Slurm job, on node 0
+    previous_run: PreviousRun | None  # None on the first start
+    requeues: Requeues | None  # only for a Slurm job, on node 0
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:

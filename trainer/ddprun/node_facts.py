@@ -1,8 +1,8 @@
 """Facts about this node: what must be the same on all nodes, and the inventory in environment.json.
 
-All nodes need the same builds, script, configuration and number of ranks. The inventory describes machine and builds
-for readers of the run when both are gone; it contains no environment variables. Nothing of CUDA is initialised here: a
-rank that is forked later could not use it.
+All nodes need the same builds, script, configuration and number of ranks. The inventory describes the machine and the
+builds for people who study the run when both are gone; it contains no environment variables. CUDA is not initialised
+here, because a rank that is forked later could not use it.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ PLACEMENT_WORDS = (
     "addr",
     "local",
     "device",
-)  # in the names of arguments that differ by design
+)  # these occur in the names of arguments that differ by design
 GIB = 1 << 30
 
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts to compare, by name. CPU ranks need no driver."""
+    """Return the facts to compare, keyed by name. CPU ranks need no driver."""
     return {
         "--check-only": "given" if config.check_only else "not given",
         "torch": _torch(),
@@ -52,7 +52,7 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return both values of each fact that differs between ``node`` and node 0; empty: none does."""
+    """Return both values of each fact that differs between ``node`` and node 0, or an empty string."""
     return "; ".join(
         f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
         for what in dict.fromkeys((*node_0, *mine))
@@ -61,27 +61,28 @@ def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -
 
 
 def _compared(what: str, value: str) -> str:
-    """Return the part of a fact that must be the same: of the driver its branch, 570 of 570.86.15."""
+    """Return the part of a fact that must be the same; for the driver this is its branch, 570 of 570.86.15."""
     return value.partition(".")[0] if what == "driver" else value
 
 
 def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return both drivers where only their patches differ, which is allowed; empty: they are the same."""
+    """Return both drivers if only their patches differ, which is allowed; an empty string if they are the same."""
     own, other = mine.get("driver", NONE), node_0.get("driver", NONE)
     return f"the driver is {own} on node {node}, but {other} on node 0" if own != other else ""
 
 
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
-    """Return a hash of each argument of the script: an argument may hold a secret."""
+    """Return a hash of each argument of the script, because an argument may contain a secret."""
     return [
         hashlib.sha256(word.encode(errors="surrogateescape")).hexdigest()[:12] for word in _script_arguments(command)
     ]
 
 
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
-    """Return which argument of the script differs from node 0's; empty: none but placement arguments.
+    """Return a sentence about the first difference of the script's arguments from node 0's, or an empty string.
 
-    The argument is named, its value is not. There may be reasons for a difference, so this never fails a node.
+    Placement arguments may differ. The sentence names the argument, but not its value. A difference may be intended, so
+    it never fails a node.
     """
     words = _script_arguments(command)
     if len(words) != len(node_0):
@@ -97,7 +98,7 @@ def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: in
 
 
 def config_sha256(command: tuple[str, ...]) -> str:
-    """Return a hash of the configuration: the script, its files, its arguments without placement."""
+    """Return a hash of the configuration: the script, its files, and its arguments except placement arguments."""
     words = _script_arguments(command)
     module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
     digest = hashlib.sha256(module.encode())
@@ -112,7 +113,7 @@ def config_sha256(command: tuple[str, ...]) -> str:
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name, else the name: ``name@sha256:...``; "none": no image."""
+    """Return the digest in an image's name, as in ``name@sha256:...``, else the name; "none" without an image."""
     return image.rpartition("@")[2] or NONE
 
 
@@ -165,14 +166,14 @@ def _sha256(path: Path) -> str:
 
 
 def write_inventory(node_dir: Path, config: NodeConfig, environ: Mapping[str, str]) -> None:
-    """Write environment.json. A full disk stops no training."""
+    """Write environment.json. A full disk does not stop the training."""
     text = json.dumps(inventory(config, environ), indent=1) + "\n"
     with contextlib.suppress(OSError):
         write_atomic(node_dir / ENVIRONMENT, text.encode(errors="replace"))
 
 
 def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return machine and builds, by name; unknown values are left out."""
+    """Return the facts about the machine and the builds, keyed by name; unknown values are left out."""
     cores, usable = os.cpu_count() or 1, usable_cores()
     found = {
         "host": socket.gethostname(),
@@ -184,7 +185,7 @@ def inventory(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
         "ddpctl": __version__,
     }
     facts = {key: value for key, value in read_facts(config, environ).items() if key != "--check-only"}
-    facts["driver"] = machine.driver_version() or NONE  # the machine's, whatever its ranks need
+    facts["driver"] = machine.driver_version() or NONE  # the machine's driver, whatever its ranks need
     return {key: value for key, value in (found | facts).items() if value not in ("", NONE)}
 
 
@@ -203,7 +204,7 @@ def _describe_cpu() -> str:
 
 
 def _describe_gpus() -> str:
-    """Return each kind of GPU and how many there are of it: 7 x NVIDIA H200 (140 GiB), 1 x unreadable."""
+    """Return the number of GPUs of each kind, as in ``7 x NVIDIA H200 (140 GiB), 1 x unreadable``."""
     try:
         import pynvml
 

@@ -1,7 +1,7 @@
 """``python -m ddprun.nodectl``: query and control the ddprun processes of this machine, for launchers.
 
 Answers are JSON lines on stdout; logs are printed, or followed until the run ends. It is started often and must be
-quick: the standard library and ddpwire only.
+quick, so it imports little: the standard library and ddpwire.
 """
 
 import argparse
@@ -39,8 +39,8 @@ from ddpwire.run_files import (
 FETCH_S = 5.0
 APPEAR_S = 10.0  # how long to wait for the first file
 BLOCK_BYTES = 1 << 20
-HISTORY_BYTES = 4096  # of the last rows
-DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for so long was killed
+HISTORY_BYTES = 4096  # how much of the last rows is read
+DEAD_AFTER_S = 2.0  # a node that has no process and no outcome for this long was killed
 FOLLOW_POLL_S = 0.1
 NODE_DIR = re.compile(r"node-(\d+)")
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
@@ -58,9 +58,9 @@ SIGNALS = {
 def probe_node(
     node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int, request: str = ""
 ) -> dict[str, Any]:
-    """Return the node's time, its metrics (empty: no answer, and why), and the last bytes of the files that exist.
+    """Return the node's time, its metrics or the reason for their absence, and the last bytes of the existing files.
 
-    ``request``: is written first, for ddprun to write its diagnosis with this word.
+    A ``request`` is written first: ddprun then writes its diagnosis with this word.
     """
     if request:
         with contextlib.suppress(OSError):  # the answer will be missing
@@ -102,7 +102,7 @@ def _fetch(url: str) -> str:
 
 
 class LogTail:
-    """A growing file, of which a block is in memory at a time."""
+    """A growing file that is read one block at a time."""
 
     def __init__(self, path: Path, source: Source, tail: int | None) -> None:
         self._file = open_regular(path)
@@ -111,7 +111,7 @@ class LogTail:
             self._file.seek(start_of_last_lines(self._file, tail))
 
     def pass_on(self) -> None:
-        """Hand on what was added."""
+        """Pass on what was added to the file."""
         while block := self._file.read(BLOCK_BYTES):
             self._source.add(block)
         self._source.add(b"")
@@ -123,7 +123,7 @@ class LogTail:
 
 
 def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
-    """Return the function that makes a line of a rank's log bear its origin."""
+    """Return a function that prefixes a line of a rank's log with its node and rank."""
     return lambda line: f"[node{node} rank{rank}] ".encode() + strip_torch_prefix(line, rank)
 
 
@@ -136,7 +136,7 @@ def start_of_last_lines(file: BinaryIO, count: int) -> int:
         size = min(BLOCK_BYTES, position)
         position = file.seek(position - size)
         block = file.read(size)
-        index = size - (position + size == end and block.endswith(b"\n"))  # the end of the last line is none before it
+        index = size - (position + size == end and block.endswith(b"\n"))  # a newline at the end starts no line
         while count and (index := block.rfind(b"\n", 0, index)) >= 0:
             count -= 1
         if not count:
@@ -145,13 +145,13 @@ def start_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
-    """Return the existing folders of ``nodes`` (empty: of all), ordered by node."""
+    """Return the existing folders of ``nodes``, or of all nodes if it is empty, ordered by node."""
     found = [(int(match[1]), path) for path in run_dir.glob("node-*") if (match := NODE_DIR.fullmatch(path.name))]
     return sorted((node, path) for node, path in found if not nodes or node in nodes)
 
 
 def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> dict[Path, tuple[int, int] | None]:
-    """Return the existing logs with their node and rank; None: the lines already have that prefix."""
+    """Return the existing logs with their node and rank, or with None if the lines already have that prefix."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         if not ranks and (folder / NODE_LOG).is_file():
@@ -166,7 +166,7 @@ def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> 
 def print_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], *, tail: int | None, follow: bool
 ) -> bool:
-    """Print the logs to stdout, and follow them until every node has ended. False: there was none."""
+    """Print the logs to stdout, with ``follow`` until every node has ended. Return False if there are no logs."""
     tails: dict[Path, LogTail] = {}
     output = MergedOutput(sys.stdout.buffer.write)
     parent = os.getppid()
@@ -234,7 +234,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_json(path: Path) -> Any:
-    """Return the content of the file; None if it cannot be read."""
+    """Return the content of the file, or None if it cannot be read."""
     try:
         return parse_json(read_record(path))
     except (OSError, ValueError, RecursionError):
@@ -242,7 +242,7 @@ def read_json(path: Path) -> Any:
 
 
 def last_rows(path: Path) -> str:
-    """Return the head and the last rows of a history; empty: there is none."""
+    """Return the header and the last rows of a history, or an empty string if there is none."""
     with contextlib.suppress(OSError), open_regular(path) as file:
         head = file.readline()
         size = file.seek(0, os.SEEK_END)
@@ -277,7 +277,7 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def send(args: argparse.Namespace) -> int:
-    """Signal each folder's ddprun, also one without its lock yet. SIGKILL leaves nothing of the run behind."""
+    """Signal each folder's ddprun, even one without its lock yet. With SIGKILL, kill all processes of the run."""
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
@@ -296,14 +296,14 @@ def send(args: argparse.Namespace) -> int:
 
 
 def _write_killed(node_dir: Path) -> None:
-    """Write the outcome of a ddprun that was killed before it could."""
+    """Write the outcome of a ddprun that was killed before it could write one."""
     with contextlib.suppress(OSError):
         node_dir.mkdir(exist_ok=True)
         KILLED_ON_REQUEST.write(node_dir)
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    """Signal the node's ddprun; False: there is none. It may not have its lock yet, so try for a moment."""
+    """Signal the node's ddprun. It may not have its lock yet, so try for a moment. Return False if there is none."""
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while not (node_dir / OUTCOME).exists():
         if process_discovery.is_locked(node_dir):
@@ -311,7 +311,7 @@ def _signal(node_dir: Path, number: int) -> bool:
                 os.kill(int(read_json(node_dir / NODE)["pid"]), number)
                 return True
         elif starters := tuple(process_discovery.starting_processes(node_dir)):
-            for pid in starters:  # a shell before ddprun skips SIGINT, and there is no rank yet to interrupt
+            for pid in starters:  # a shell that starts ddprun ignores SIGINT, and there is no rank yet to interrupt
                 processes.kill(pid, signal.SIGTERM if number == signal.SIGINT else number)
             return True
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""ddprun's command line, under torchrun's names. Values are checked in node_config.py, where their source is known."""
+"""ddprun's command line, with torchrun's names. Values are checked in node_config.py, where their source is known."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ ACCEPTED = {
     "signals_to_handle": "all signals that ask for a stop are handed on to the ranks",
 }
 
-# The variables of torchrun's agent that ddprun has no use for.
+# The variables of torchrun's agent that ddprun does not use.
 ACCEPTED_VARIABLES = {
     "TORCHELASTIC_ENABLE_FILE_TIMER": "a rank that hangs is found by its heartbeat, see --hang-timeout",
     "TORCHELASTIC_HEALTH_CHECK_PORT": "python -m ddprun.healthcheck is this node's health check",
@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
     add("--run-path", action="store_true", help="run the script with runpy.run_path, as torchrun does")
     top.add_argument("script", help="the training script")
     rest = top.add_argument("script_args", metavar="...", nargs=argparse.REMAINDER, help="its arguments")
-    rest.required = False  # else an error names it as missing
+    rest.required = False  # otherwise an error message lists it as missing
     return top
 
 
@@ -178,7 +178,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each given flag, and variable of torch elastic's agent, that changes nothing."""
+    """Return a line for each given flag or variable of torch elastic's agent that has no effect here."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
     if options.rdzv_backend not in (None, "static", "c10d"):
         given["rdzv_backend"] = "the nodes meet at node 0, as with static"

@@ -1,7 +1,7 @@
-"""Checks against node 0 when the nodes meet: builds, arguments and clocks; and who takes part.
+"""Comparisons with node 0 when the nodes meet: builds, arguments and clocks. Also reports which nodes take part.
 
-Keys of the control store: ``facts`` is what node 0 has, ``arguments`` what it gives the script, ``checked`` counts the
-nodes that have finished a --check-only. The keys of the clocks are ddpwire.clock's.
+Keys of the control store: ``facts`` holds node 0's facts, ``arguments`` the hashes of its script's arguments, and
+``checked`` counts the nodes that have finished a --check-only. The keys for the clocks are defined in ddpwire.clock.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class PeerChecks:
         self._has_compared = self._has_reported = False
 
     def report_store(self, where: str) -> None:
-        """Report that the control store was reached; node 0 serves it itself."""
+        """Report that the control store was reached, except on node 0, which serves it."""
         if self._config.node_rank:
             self._report.done(f"{where} answers")
 
@@ -69,7 +69,7 @@ class PeerChecks:
         self._report.begin("meet")
 
     def compare_again(self) -> None:
-        """Let the next ``compare`` be with another node 0."""
+        """Make the next ``compare`` run again, with a new node 0."""
         self._has_compared = False
 
     def report_members(self, members: tuple[int, ...]) -> None:
@@ -83,7 +83,7 @@ class PeerChecks:
         self._report.sum_up()
 
     def leave(self, control: Store) -> None:
-        """End a preflight without ranks: node 0, which serves the store, ends last."""
+        """End a preflight without ranks. Node 0 ends last, because it serves the store."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
             num_done = control.add("checked", 1)

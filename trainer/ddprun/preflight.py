@@ -1,7 +1,7 @@
 """The preflight: problems that can be found before the ranks start, each reported in one sentence with its node.
 
 ``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py continues when the
-nodes meet. An absent node is no problem: the rendezvous waits for it.
+nodes meet. An absent node is not a problem here: the rendezvous waits for it.
 """
 
 import errno
@@ -20,9 +20,9 @@ from ddpwire.exits import Exit
 
 StepResult = Literal["ok", "warning", "failed"]
 SLOW_STEP_S = 1.0  # a step that takes longer is logged
-RETRY_S = 3.0  # for how long a name, or a route, may be missing
+RETRY_S = 3.0  # how long a name or a route may be missing
 POLL_S = 0.2
-OLD_NAME_S = 60.0  # for how long the name of a new node 0 may still have the address of the one before
+OLD_NAME_S = 60.0  # how long node 0's name may still have the address of the previous node 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class PreflightReport:
     """The steps of one node's preflight: log lines, a table, and durations for the metrics."""
 
     def __init__(self, log: Callable[[str], None], *, quiet: bool) -> None:
-        """``quiet``: log problems only, as is right for a run on one machine."""
+        """``quiet``: log only problems, as for a run on one machine."""
         self._log = log
         self._quiet = quiet
         self._since = time.monotonic()
@@ -63,7 +63,7 @@ class PreflightReport:
         self._log(f"warning: {line}")
 
     def failed(self, why: str) -> None:
-        """End the present step, if any, as the one that failed."""
+        """End the present step, if any, with the result "failed"."""
         if self._name:
             self.done(why, "failed")
 
@@ -85,14 +85,14 @@ class PreflightReport:
 class Route:
     """How this node and node 0 reach each other."""
 
-    address: str  # node 0's
-    own: str  # this node's, as node 0 sees it
-    interface: str | None  # None: no interface of this machine has the address
-    listener: socket.socket | None  # on node 0: bound to the port, not listening yet
+    address: str  # node 0's address
+    own: str  # this node's address, as node 0 sees it
+    interface: str | None  # None if no interface of this machine has that address
+    listener: socket.socket | None  # on node 0, a socket that is bound to the port but does not listen yet
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:
-    """Find node 0's address, this node's address and interface, and on node 0 bind the port. Raises NodeError."""
+    """Find the addresses of node 0 and this node, and its interface; on node 0, bind the port. Raises NodeError."""
     report.begin("resolve")
     address = _resolve(config)
     if machine.is_loopback(address) and not config.on_one_machine and config.max_nodes > config.nodes_here:
@@ -118,7 +118,7 @@ def find_route(config: NodeConfig, report: PreflightReport) -> Route:
 
 
 def node_label(node: int, own: str | None = None) -> str:
-    """Name a node in messages."""
+    """Return the name of a node for messages."""
     name = "this node" if node == UNNUMBERED else f"node-{node}"
     return f"{name} ({own})" if own else name
 
@@ -137,7 +137,7 @@ def _resolve(config: NodeConfig) -> str:
 
 
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
-    """Retry ``ask`` for a moment, in Kubernetes until the join timeout: the network may become ready later.
+    """Retry ``ask`` for RETRY_S, or in Kubernetes until the join timeout: the network may become ready later.
 
     ``ask`` gets the seconds that are left. Raises NodeError.
     """
@@ -161,7 +161,7 @@ def _loopback_message(host: str, address: str) -> str:
 
 
 def _reserve_port(config: NodeConfig, address: str) -> socket.socket:
-    """Bind node 0's port, so that no other process can take it; a free one if no other node must know it."""
+    """Bind node 0's port, or a free port if none is set, so that no other process can take it."""
     port = config.master_port
     try:
         return network.bind(address, port) if port else network.bind_free_port(address)

@@ -1,8 +1,9 @@
-"""Which processes of a run are alive on this machine: a node's ddprun, one that is starting, what either left behind.
+"""Which processes of a run are alive on this machine: a node's ddprun, a starting ddprun, and what they left behind.
 
-A node's lock shows its ddprun: ddprun takes it first and hands it down to its supervisor, so it is free only when
-neither is alive, and so no rank is. Before ddprun has the lock, and for processes that escaped a killed supervisor,
-there is the environment that every process of a run was started with, if the system shows it (/proc).
+A node's lock shows whether its ddprun is alive: ddprun takes the lock first and passes it on to its supervisor, so it
+is free only if neither is alive, and then no rank is alive either. A ddprun without the lock yet, and processes that
+escaped a killed supervisor, are found by the environment that every process of a run was started with, if /proc shows
+it.
 """
 
 import contextlib
@@ -19,12 +20,12 @@ from ddprun import processes
 from ddpwire import names
 from ddpwire.run_files import LOCK, NODE, OUTCOME
 
-LOCK_TIMEOUT_S = 3.0  # is_locked holds it for an instant, and processes of an earlier ddprun end within 2 s
+LOCK_TIMEOUT_S = 3.0  # is_locked holds the lock for an instant, and processes of an earlier ddprun end within 2 s
 POLL_S = 0.02
 
 
 def take_lock(node_dir: Path) -> int | None:
-    """Lock the node; return the descriptor that holds the lock, None if another ddprun has it. Raises OSError."""
+    """Lock the node; return the descriptor that holds the lock, or None if another ddprun has it. Raises OSError."""
     descriptor = os.open(node_dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     deadline = time.monotonic() + LOCK_TIMEOUT_S
     while True:
@@ -57,7 +58,7 @@ def is_locked(node_dir: Path) -> bool:
 
 
 def all_processes() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each living process of any run with its environment; never the caller or its parent."""
+    """Yield each living process of any run with its environment, except the caller and its parent."""
     mark = f"{names.RUN_DIR}=".encode()
     for process in processes.list_processes():
         if process.alive and process.pid not in (os.getpid(), os.getppid()):
@@ -67,11 +68,11 @@ def all_processes() -> Iterator[tuple[int, list[bytes]]]:
                     yield process.pid, environ.split(b"\0")
 
 
-ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes, or what it has found
+ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes, or a function that returns its result
 
 
 def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
-    """Whether the node's ddprun is alive, or has been started and not written a file yet."""
+    """Whether the node's ddprun is alive, or was started but has not written a file yet."""
     if is_locked(node_dir):
         return True
     has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
@@ -86,13 +87,13 @@ def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> I
 
 
 def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each living process of the run with its environment; never the caller or its parent."""
+    """Yield each living process of the run with its environment, except the caller and its parent."""
     mark = f"{names.RUN_DIR}={run_dir}".encode()
     yield from ((pid, environ) for pid, environ in table() if mark in environ)
 
 
 def kill_run_processes(run_dir: Path, *, timeout_s: float) -> bool:
-    """SIGKILL all processes of the run, also orphans. False: some are left after the timeout."""
+    """SIGKILL all processes of the run, including orphans. Return False if some are left after the timeout."""
     deadline = time.monotonic() + timeout_s
     while left := [pid for pid, _ in run_processes(run_dir)]:
         if time.monotonic() > deadline:

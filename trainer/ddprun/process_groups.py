@@ -1,9 +1,9 @@
-"""The process groups that a forked rank makes: whether it makes one, and two ranks that claim the same place.
+"""The process groups of a forked rank: records whether it creates one, and detects two ranks that claim one place.
 
 A script that starts its own ranks does so on every rank: then two processes claim one place in the same world, and
-neither group ever forms. The second to claim it is told so. Known are the ranks that are forked (fork_server.py), what
-they fork, and what they start with torch.multiprocessing.spawn; a process of another program is not. Executed ranks are
-watched from outside (heartbeat_monitor.py).
+neither group ever forms. The second process to claim the place gets an error. This covers ranks that are forked
+(fork_server.py), processes that they fork, and processes that they start with torch.multiprocessing.spawn, but not
+processes of other programs. Executed ranks are watched from outside (heartbeat_monitor.py).
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX
 
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # "True": no rank serves the store, the agent does
-OWN_STORE = "DDP_SCRIPT_STORE"  # set where that was changed, since the address is the script's own
+OWN_STORE = "DDP_SCRIPT_STORE"  # set if the variable above was changed because the script chose its own address
 RUN_ID = "TORCHELASTIC_RUN_ID"
 GUIDE = "docs/your_script.md"
 AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --nproc-per-node 1)"
@@ -32,16 +32,16 @@ AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --npr
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """A rank and the store that ddprun serves for it; also in the processes that the rank starts."""
+    """A rank and the store that ddprun serves for it. Processes that the rank starts have a copy."""
 
     rank: str
     pid: int  # the rank's own
     store_port: str
-    run_id: str  # of torch elastic: another one is that of an agent that the script has started
-    claims: Path  # a folder of this node and attempt: a link for each place that a process has claimed
+    run_id: str  # torch elastic's; another id belongs to an agent that the script has started
+    claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
 
     def watch(self) -> None:
-        """Check each place before a process group is made, here and in the processes that are started from here."""
+        """Check each place before a process group is created, in this process and in those that it starts."""
         compat.before_rendezvous(self.check)
         module: Any = importlib.import_module("torch.multiprocessing.spawn")
         start = module.start_processes
@@ -60,7 +60,7 @@ class RankPlace:
         if parts is None or parts.scheme not in ("env", "tcp"):
             return
         environ = os.environ
-        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script has said who serves
+        if environ.get(USE_AGENT_STORE) != "True" and OWN_STORE not in environ:  # the script chooses who serves
             return
         if environ.get(RUN_ID) != self.run_id:
             return
@@ -70,11 +70,11 @@ class RankPlace:
             for key, given, variable in (("rank", rank, names.RANK), ("world_size", world_size, names.WORLD_SIZE))
         )
         is_own_store = address.rpartition(":")[2] != self.store_port
-        # At ddprun's store groups of one do not meet, and ranks may exchange their places after a while.
+        # In ddprun's store, groups of size 1 do not conflict, and ranks may exchange their places later.
         is_sole_place = is_own_store or (size != "1" and os.getpid() != self.pid)
         if is_sole_place and (other := self._claim(f"{place} of {size} at {address}")):
             raise RuntimeError(self._describe(other, f"rank {place} of {size} at {address}"))
-        environ[USE_AGENT_STORE] = str(not is_own_store)  # where no agent serves, the group's rank 0 is to
+        environ[USE_AGENT_STORE] = str(not is_own_store)  # if no agent serves, the group's rank 0 must
         if is_own_store:
             environ[OWN_STORE] = "1"
         else:
@@ -93,7 +93,7 @@ class RankPlace:
         )
 
     def _claim(self, place: str) -> str:
-        """Claim a place; return the rank whose process has it already, if that is another's and alive."""
+        """Claim a place. If a living process of another rank already has it, return that rank, else an empty string."""
         link = self.claims / quote(f"group {place}", safe="")
         try:
             link.symlink_to(f"{self.rank}.{os.getpid()}")
@@ -109,19 +109,19 @@ class RankPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedByRank:
-    """The function of a process that a rank starts with torch.multiprocessing.spawn; pickled with its rank's place."""
+    """The function that a process started by a rank with torch.multiprocessing.spawn runs; pickled with the place."""
 
     place: RankPlace
     main: Callable[..., None]
 
     def __call__(self, *args: Any) -> None:
-        """Run it, and check its process groups."""
+        """Run the function, and check its process groups."""
         self.place.watch()
         self.main(*args)
 
 
 def watch_process_groups(env: Mapping[str, str]) -> None:
-    """Check the process groups of a forked rank that is not alone."""
+    """Check the process groups of a forked rank, unless it is the only rank."""
     if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
         RankPlace(
             rank=env[names.RANK],
@@ -133,7 +133,7 @@ def watch_process_groups(env: Mapping[str, str]) -> None:
 
 
 def record_process_group(env: Mapping[str, str]) -> None:
-    """Write a file beside the rank's heartbeat once the rank makes a process group; serve its flight recorder then."""
+    """Once the rank creates a process group, write a file beside its heartbeat and serve its flight recorder."""
     path, pid = env.get(HEARTBEAT_FILE), os.getpid()
 
     def record() -> None:
@@ -143,4 +143,4 @@ def record_process_group(env: Mapping[str, str]) -> None:
             serve_flight_recorder(Path(path))
 
     if path and not compat.before_process_group(record):
-        record()  # not known: as if it had made one
+        record()  # not known: assume that the rank has created one

@@ -1,6 +1,6 @@
-"""Linux processes: which process descends from which, and how none outlives its parent.
+"""Linux processes: which process descends from which, and how to ensure that none outlives its parent.
 
-Standard library only: the supervisor starts with it. On other systems the tables are empty and the calls do nothing.
+It uses only the standard library, as the supervisor must. On other systems the tables are empty and calls do nothing.
 """
 
 import contextlib
@@ -34,10 +34,10 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Let the kernel SIGKILL this process when ``parent``, which has just forked it, ends; None: undo this."""
+    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. None undoes this."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
-    if parent and os.getppid() != parent:  # it ended before the prctl
+    if parent and os.getppid() != parent:  # the parent ended before the prctl
         os._exit(128 + signal.SIGKILL)
 
 
@@ -63,7 +63,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
-    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. False: the timeout has passed."""
+    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. Return False at the timeout."""
     deadline = time.monotonic() + timeout_s
     while family := descendants(root):
         if time.monotonic() > deadline:
@@ -77,7 +77,7 @@ def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL what a rank that has ended left in its process group and session, such as DataLoader workers."""
+    """SIGKILL the processes that an ended rank left in its process group and session, such as DataLoader workers."""
     with contextlib.suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     for process in list_processes():

@@ -1,6 +1,6 @@
-"""Progress lines during a wait without news: one after 5 s, then less and less often.
+"""Progress lines during a long wait: one after 5 s, then less and less often.
 
-While torch is imported ddprun may not have a thread (it could not fork safely), and on a busy machine the import takes
+While torch is imported ddprun must not have a thread (it could not fork safely), and on a busy machine the import takes
 a minute. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
 """
 
@@ -31,13 +31,13 @@ class Progress:
 
 
 class _ImportListener:
-    """A finder that finds no module, and is called for each."""
+    """A finder that finds no module, but is called for each import."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def find_spec(self, *_: Any) -> None:
-        """Update the progress; Python is looking for a module."""
+        """Update the progress. Python calls this when it looks for a module."""
         self._progress.update()
 
 

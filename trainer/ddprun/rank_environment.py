@@ -1,7 +1,7 @@
 """What each rank gets from its node: its environment variables, threads, and the cores that it is bound to.
 
-``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets what torchrun sets and ddprun's
-own variables, and removes what would mislead the script.
+``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets torchrun's and ddprun's own
+variables, and removes those that would mislead the script.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,11 @@ from ddpwire.run_files import CHECKPOINTS, rank_error, rank_heartbeat, rank_metr
 class ResourceAllocation:
     """The share of this machine that each rank of this node gets."""
 
-    threads: int  # OMP_NUM_THREADS, the same for all: all are forked from one process that has read it
-    bound: tuple[machine.Cores, ...]  # by local rank; empty: a rank may run on all cores of this node
+    threads: int  # OMP_NUM_THREADS, the same for all ranks: the process from which they are forked has read it
+    bound: tuple[machine.Cores, ...]  # indexed by local rank; empty if a rank may run on all cores of this node
 
     def cores(self, local_rank: int) -> machine.Cores:
-        """Return the cores that the rank is bound to; none: it is not bound."""
+        """Return the cores that the rank is bound to, or an empty set if it is not bound."""
         return self.bound[local_rank] if self.bound else frozenset()
 
 
@@ -45,7 +45,7 @@ def allocate_resources(
 
 
 def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> str:
-    """Describe the binding in one line; empty: there is nothing to log."""
+    """Describe the binding in one line, or return an empty string if there is nothing to log."""
     asked = config.numa_binding
     if resources.bound:
         return machine.describe_affinity(resources.bound)
@@ -57,7 +57,7 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
     return f"--numa-binding {asked} changes nothing here: {why}"
 
 
-# This node's own settings: a launcher that the script starts must not take them for its own.
+# This node's own settings: a launcher that the script starts must not use them.
 NOT_FOR_RANKS = (
     names.DEADLINE,
     names.LIFELINE_FD,
@@ -75,9 +75,9 @@ NOT_FOR_RANKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousAttempts:
-    """What the attempts before have reached and lost; the ranks count it in their goodput."""
+    """What the previous attempts have reached and lost, which the ranks count in their goodput."""
 
-    step: int | None  # the highest step of all
+    step: int | None  # the highest step of all previous attempts
     lost: str  # in the format of ddpwire.names.LOST_BEFORE
 
 
@@ -93,10 +93,10 @@ def rank_environment(
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
-    """Return the environment of a rank, one of the workers of torch elastic's group, made from ddprun's own, ``base``.
+    """Return the environment of a rank, the ``worker`` in torch elastic's ``group``, made from ddprun's own, ``base``.
 
-    The group's master is that of the attempt's store. ``threads``: of each rank. ``interface``: towards node 0; the
-    loopback's if all nodes are on this machine.
+    The group's master address and port lead to the attempt's store. ``threads``: how many each rank gets.
+    ``interface``: the network interface to node 0; the loopback if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}
@@ -113,7 +113,7 @@ def rank_environment(
         "ROLE_NAME": config.role,
         "ROLE_RANK": str(worker.role_rank),
         "ROLE_WORLD_SIZE": str(worker.role_world_size),
-        # As torchrun's: without an id one node makes its own, which several nodes cannot.
+        # As in torchrun: a single node without an id makes its own, which several nodes cannot do.
         "TORCHELASTIC_RUN_ID": TOKEN if config.run_id == DEFAULT_RUN_ID and config.max_nodes == 1 else config.run_id,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(config.max_restarts),
@@ -132,17 +132,17 @@ def rank_environment(
         own = str(local_rank) if visible is None else visible and visible.split(",")[local_rank].strip()
         env |= {names.LOCAL_RANK: "0", CUDA_VISIBLE_DEVICES: own}
     defaults = {
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # as NVML counts; CUDA's own order is the fastest first
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # NVML's order; CUDA's own order puts the fastest GPU first
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCH_FR_DUMP_TEMP_FILE": str(node_dir / f"flight-recorder-attempt-{attempt}-rank-"),
-        "PYTHONFAULTHANDLER": "1",  # a crash, and a hang (heartbeat_monitor.py), print the stacks
+        "PYTHONFAULTHANDLER": "1",  # a crash or a hang (heartbeat_monitor.py) prints the stacks
         "OMP_NUM_THREADS": str(threads),
     }
     if previous.step is not None:
         env[names.STEPS_BEFORE] = str(previous.step)
     if interface:
-        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and missing on many laptops; NCCL the
-        # first interface by name. NCCL's "=" means exactly this name, not every name with this prefix.
+        # gloo would take the hostname's address, which is 127.0.1.1 on Debian and missing on many laptops; NCCL would
+        # take the first interface by name. NCCL's "=" means exactly this name, not every name with this prefix.
         defaults |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
     if kaggle.session(base):
         defaults |= kaggle.NCCL

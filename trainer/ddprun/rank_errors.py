@@ -1,4 +1,4 @@
-"""The error that ended a rank, in a line: from its error file, else from the end of its log."""
+"""The error that ended a rank, in one line: from its error file, or else from the end of its log."""
 
 import re
 from collections.abc import Sequence
@@ -9,18 +9,18 @@ from ddpwire.run_files import rank_error, rank_log, read_error
 TAIL_BYTES = 1 << 14
 MAX_ERROR_CHARS = 200
 NUM_TRACEBACK_LINES = 200
-MAX_LINES_AFTER = 20  # the end of a message, a hint, what atexit prints; after more the script has gone on
+MAX_LINES_AFTER = 20  # the end of a message, a hint, atexit's output; if there are more, the script has gone on
 HEADER = "Traceback (most recent call last):"
-# Its header, also after a progress bar, or the end of rich's box; not that of an exception inside another one.
+# A traceback's header, even after a progress bar, or the end of rich's box; not the header of a nested exception.
 TRACEBACK = re.compile(r"(?!Original | +\|).*" + re.escape(HEADER) + r"$|╰─+╯$")
 SPAWNED = re.compile(r"-- Process \d+ terminated with the following error:$")  # torch.multiprocessing.spawn
 EXCEPTION = re.compile(r"(  \| )?[^\W\d][\w.]*(: |:?$)")
-NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  # of breakpoint() and input()
+NO_STDIN = re.compile(r"(bdb\.)?BdbQuit\b|EOFError: EOF when reading a line")  # the errors of breakpoint() and input()
 SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 
 
 def last_lines(path: Path, num_lines: int) -> list[str]:
-    """Return the last lines of a log; none if it cannot be read."""
+    """Return the last lines of a log, or an empty list if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -30,12 +30,12 @@ def last_lines(path: Path, num_lines: int) -> list[str]:
 
 
 def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True) -> str:
-    """Return, in a line, the error that ended a rank with ``status``; empty: it left none.
+    """Return the error that ended a rank with ``status``, in one line, or an empty string if it left none.
 
-    It is in the rank's error file. A rank that was executed, and does not use torch's ``record``, has none: then it is
-    the last traceback of the log, if Python has exited with 1, as it does after an uncaught exception. Where lines
-    follow the traceback, or the rank has chosen its exit code, the script has caught the exception, or may have: so
-    the text says where it is from. Where the log's lines are not ``in_order`` of their writing, it is not known.
+    The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
+    file. Then the error is the last traceback in the log, if Python exited with 1, as it does after an uncaught
+    exception. If lines follow the traceback, or the rank chose its exit code, the script may have caught the exception,
+    so the text names its source. If the log's lines are not ``in_order`` of their writing, the error is unknown.
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
@@ -56,21 +56,21 @@ def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True)
 
 
 def find_exception(lines: Sequence[str]) -> int | None:
-    """Return where the last uncaught exception of a log is: the line after its traceback; None: there is none."""
+    """Return the index of a log's last uncaught exception, the line after its traceback, or None."""
     for start in range(len(lines) - 1, -1, -1):
         if TRACEBACK.match(lines[start]):
             after = range(start + 1, len(lines))
             return next((number for number in after if EXCEPTION.match(lines[number])), None)
         if SYNTAX_ERROR.match(lines[start]) and start and lines[start - 1].startswith("    "):
-            return start  # of the script itself: Python prints no header
+            return start  # an error in the script itself, for which Python prints no header
     return None
 
 
 def first_words(lines: Sequence[str]) -> str:
-    """Return an error's message in a line: its first line, and what that announces.
+    """Return an error's message in one line: its first line, and the text that the first line introduces.
 
-    A first line that ends with a colon announces the next one. The error of a DataLoader's worker and of a spawned
-    process holds the traceback of that process; NCCL's ends with "Last error:" and its text.
+    A first line that ends with a colon introduces the next line. The error of a DataLoader's worker or a spawned
+    process contains the traceback of that process; an error of NCCL ends with "Last error:" and its text.
     """
     words = [line for line in (re.sub(r"^[ |+]*", "", line).strip() for line in lines) if line]
     if not words:

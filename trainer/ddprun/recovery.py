@@ -1,7 +1,7 @@
 """What a failure costs: the downtime until ranks run again, and the steps that are trained twice.
 
 ``Downtime`` is passed on to the ranks, which count it in their goodput. ``Recovery`` measures each phase of a restart
-for the node's metrics. Importing this module must not import prometheus_client: main.py does so before the fork.
+for the node's metrics. This module must not import prometheus_client, because main.py imports it before the fork.
 """
 
 import time
@@ -20,7 +20,7 @@ FIRST_STEP_TIMEOUT_S = 60.0
 
 
 class Downtime:
-    """The seconds since ranks last trained, by cause. All times are those of time.monotonic()."""
+    """The seconds since ranks last trained, keyed by cause. All times come from time.monotonic()."""
 
     def __init__(self, *, began_at: float, requeued_s: float = 0.0) -> None:
         self._lost = {"requeue": requeued_s} if requeued_s > 0 else {}
@@ -29,11 +29,11 @@ class Downtime:
 
     @property
     def requeued(self) -> dict[str, Any]:
-        """The field of the event ``node_started`` for the time since the previous run; empty: there was none."""
+        """The field of the event ``node_started`` for the time since the previous run; empty if there was none."""
         return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
 
     def started(self, now: float) -> str:
-        """Record that ranks start. Return the time lost since they last trained, in the format of names.LOST_BEFORE."""
+        """Record that ranks start; return the time lost since they last trained, in the format of names.LOST_BEFORE."""
         lost = {**self._lost, "rendezvous": now - self._since, AT: now}
         self._lost, self._started_at = {}, now
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
@@ -53,20 +53,20 @@ class Recovery:
         self._series = series
         self._journal = journal
         self._is_requeued = best is not None  # steps lost before this start are counted at the first step
-        self._failed_at = 0.0  # 0: no recovery is in progress
+        self._failed_at = 0.0  # 0 while no recovery is in progress
         self._lap_at = 0.0
         self.best = best  # the highest step of all attempts
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """Start the measurement, on the failure of a rank after ``step`` or on the decision, whichever is first."""
+        """Start the measurement at the failure of a rank after ``step`` or at the decision, whichever is first."""
         self.reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
 
     def end_phase(self, phase: str) -> None:
-        """Record the duration of a phase, one of the catalogue's."""
+        """Record the duration of a phase, which must be in the catalogue of metrics."""
         now = time.monotonic()
         if self._failed_at:
             self._series.set(metrics.RECOVERY, now - self._lap_at, phase=phase)
@@ -80,7 +80,7 @@ class Recovery:
             self.waits_for_step = True
 
     def steps(self, steps: Iterable[int | None]) -> None:
-        """Take the current steps of this node's ranks; the first one after a restart ends the measurement."""
+        """Take the current steps of this node's ranks; the first step after a restart ends the measurement."""
         step = max((step for step in steps if step is not None), default=None)
         if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_TIMEOUT_S:
             self.waits_for_step, self._failed_at = False, 0.0  # the script sends no heartbeats
@@ -101,10 +101,10 @@ class Recovery:
         self.reached(step)
 
     def reached(self, step: int | None) -> None:
-        """Take a step that ranks of the run have reached."""
+        """Take a step that ranks of the run have reached; it may be the highest."""
         if step is not None:
             self.best = step if self.best is None else max(self.best, step)
 
     def _lost(self, step: int) -> int:
-        """The number of steps that are trained again if the first one is ``step``."""
+        """Return the number of steps that are trained again if the first one is ``step``."""
         return 0 if self.best is None else max(0, self.best - step + 1)

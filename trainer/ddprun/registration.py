@@ -1,9 +1,9 @@
-"""Tell Prometheus about this node: a target file for its service discovery, and the outcome for a Pushgateway.
+"""Registers this node with Prometheus: a target file for its service discovery, and the outcome for a Pushgateway.
 
-The target file is in a folder that a Prometheus watches, for as long as the node lives; the target ``local`` names such
-a folder. The file of a node that was killed is removed by ddpctl later. Only the outcome is pushed, as Prometheus
-advises (https://prometheus.io/docs/practices/pushing/). Importing this module must not import prometheus_client:
-main.py does so before the fork.
+The target file exists as long as the node lives, in a folder that a Prometheus watches; ddpctl's target ``local`` names
+such a folder. ddpctl later removes the file of a node that was killed. Only the outcome is pushed, as Prometheus
+advises (https://prometheus.io/docs/practices/pushing/). Because main.py imports this module before the fork, it imports
+prometheus_client only when it pushes.
 """
 
 import contextlib
@@ -47,9 +47,9 @@ def _target_file(config: NodeConfig) -> Path | None:
 def push_outcome(
     config: NodeConfig, outcome: Outcome, state: NodeState, user: str, *, log: Callable[[str], None]
 ) -> None:
-    """On node 0: push the outcome, if a Pushgateway is configured. A failure is logged and changes no exit code.
+    """On node 0, push the outcome if a Pushgateway is configured. A failure is logged; the exit code stays the same.
 
-    Each name of a run is a group of series of its user's, which stays there until it is deleted.
+    Each user and run name have one group of series, which stays on the Pushgateway until it is deleted.
     """
     if not config.pushgateway or config.node_rank:
         return
@@ -75,5 +75,5 @@ def push_outcome(
             grouping_key={"run": config.run_id} | ({"user": user} if user else {}),
             timeout=PUSH_TIMEOUT_S,
         )
-    except OSError as error:  # urllib's errors are
+    except OSError as error:  # includes urllib's errors
         log(f"the Pushgateway {config.pushgateway} was not told how the run ended: {error}")

@@ -1,14 +1,14 @@
 """The rendezvous of a run's nodes: a handler for torch elastic in which a node keeps its configured rank.
 
-(elastic's own sorts addresses as strings, and its restarts race on stale keys.) Node 0 serves a control store on the
-master port for as long as the run lives; every attempt has a number and a store of its own, which the ranks use.
+(elastic's own handler sorts addresses as strings, and its restarts race on stale keys.) Node 0 serves a control store
+on the master port as long as the run lives; every attempt has its own number, and its own store, which the ranks use.
 
-Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, deleted when it is lost; ``attempt``
-is the number N of the latest attempt; ``N/here/NODE``: a node has come to attempt N; ``N/group``: the members and the
-port of the attempt's store; ``N/left``: the outcome of a node that gave up.
+Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost;
+``attempt`` is the number N of the latest attempt; ``N/here/NODE`` means that a node has arrived at attempt N;
+``N/group`` has the members and the port of the attempt's store; ``N/left`` is the outcome of a node that gave up.
 
-Where nodes are replaced, the others join the store of the next node 0. It counts attempts from 1; the group has the
-number that follows those of the ``history`` (consensus.py) that they have written there.
+If lost nodes are replaced, the others join the store of the next node 0. It counts attempts from 1, but the group's
+number follows the last one in the ``history`` (consensus.py) that the other nodes have written there.
 """
 
 import contextlib
@@ -40,23 +40,23 @@ from ddprun.restart_policy import read_attempts
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
 
-ELASTIC_KEYS = "torchelastic/"  # how the keys begin that torch elastic itself keeps in an attempt's store
+ELASTIC_KEYS = "torchelastic/"  # the prefix of the keys that torch elastic itself keeps in an attempt's store
 POLL_S = 0.05
-RESOLVE_S = 0.5  # between two questions for node 0's name, whose address changes with the node
-REACH_S = 1.0  # for an address that may be the one before
+RESOLVE_S = 0.5  # between two lookups of node 0's name, whose address changes with the node
+REACH_S = 1.0  # for an address that may be the previous node 0's
 NAME_INTERVAL_S = 5.0
-MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: the network may deliver them after it has healed
+MAX_LATE_HEARTBEATS = 3  # of a ddprun that has ended: a network that works again may still deliver them
 
 
 class NodeClaim:
-    """The claim of one ddprun to be node ``node`` of the run; only one at a time has it.
+    """The claim of one ddprun to be node ``node`` of the run; only one ddprun at a time has the claim.
 
-    Node 0 deletes the claim of a node that is silent (consensus.py). A ddprun that finds the claim taken waits for
-    that, unless its owner is alive.
+    Node 0 deletes the claim of a node that is silent (consensus.py). A ddprun that finds the claim taken waits until it
+    is deleted, unless the claim's owner is alive.
     """
 
     def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
-        """``facts``: what all nodes must agree on, stored with the claim. ``token``: no other claim has it."""
+        """``facts``: what all nodes must agree on, stored with the claim. ``token``: unique to this claim."""
         self._control = control
         self._node = node
         self._value = {"token": token} | facts
@@ -99,7 +99,7 @@ class NodeClaim:
 
 
 def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
-    """Return the attempt for which the nodes meet next, if this node's last was ``attempt``."""
+    """Return the number of the attempt for which the nodes meet next, if this node's last attempt was ``attempt``."""
     if is_leader:
         control.set("attempt", str(attempt + 1))
     elif control.check(["attempt"]):
@@ -134,8 +134,8 @@ class FixedRankRendezvous(RendezvousHandler):
         self._attempt_store: TCPStore | None = None
         self.attempt = 0
         self.members: tuple[int, ...] = ()
-        self.previous_outcome: Outcome | None = None  # of the attempt before
-        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of another node 0
+        self.previous_outcome: Outcome | None = None  # of the previous attempt
+        self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
         self.control: TCPStore | stores.TimeoutStore = self._host() if self._is_leader else self._join()
         try:
             self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
@@ -169,7 +169,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 try:
                     return stores.connect_to_node_0(self._route.address, config.master_port)
                 except NodeError as error:
-                    if not config.is_replaced:  # else the address may be that of the one before
+                    if not config.is_replaced:  # else the address may be that of the previous node 0
                         raise
                     reason = error.message
             if wait.is_over((0,), reason):
@@ -178,7 +178,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 time.sleep(RESOLVE_S)
 
     def _resolve_again(self) -> str:
-        """Look up node 0's address, which changes with the node. Return why there is none; empty: there is one."""
+        """Look up node 0's address, which changes with the node. Return why this failed, or an empty string."""
         host = self._config.master_addr
         try:
             self._route = replace(self._route, address=network.resolve(host, timeout_s=RETRY_S))
@@ -187,7 +187,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return ""
 
     def join_anew(self) -> None:
-        """Join the store of the next node 0, after the loss of the last one. Raises NodeError, and RuntimeError."""
+        """Join the store of the next node 0, after the previous one was lost. Raises NodeError and RuntimeError."""
         self.control = self._join()
         self._claim = self._claim_node(uuid.uuid4().hex)
         self._checks.compare_again()
@@ -195,7 +195,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self.on_join(self.control)
 
     def is_store_lost(self) -> bool:
-        """Whether the control store does not answer any more."""
+        """Whether the control store no longer answers."""
         try:
             self.control.check(["attempt"])
         except RuntimeError:
@@ -203,7 +203,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """On node 0, in a thread: raise NodeError, which ends this node, as soon as another node 0 has its name."""
+        """Raise NodeError, which ends this node, as soon as another node 0 has its name. Runs in a thread on node 0."""
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)
@@ -263,7 +263,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def _host_of_ranks(self) -> str:
-        """Node 0, as ranks are told it: its name may have the address of the one before."""
+        """Node 0's host for the ranks. If nodes are replaced, its name may still have the previous node's address."""
         return self._route.address if self._config.is_replaced else self._config.master_addr
 
     def _raise_store_lost(self) -> NoReturn:
@@ -279,12 +279,12 @@ class FixedRankRendezvous(RendezvousHandler):
                 self._gather()
             return self._group()
         except NodeError as error:
-            if not error.fields.get("leaves"):  # else the others wait for the next one
+            if not error.fields.get("leaves"):  # if it leaves, the others wait for its replacement
                 self._post_failure(error)
             raise
 
     def _gather(self) -> None:
-        """On node 0: wait for the others, create the attempt's store, and fix the members."""
+        """On node 0, wait for the others, create the attempt's store, and fix the members."""
         wait = self._new_wait()
         while missing := self._missing():
             self._raise_if_left()
@@ -309,12 +309,12 @@ class FixedRankRendezvous(RendezvousHandler):
             self.control.set(f"{number}/group", group)
 
     def _arrived(self) -> tuple[int, ...]:
-        """Return the nodes that have come to this attempt and are not lost."""
+        """Return the nodes that have arrived at this attempt and are not lost."""
         nodes = range(self._config.max_nodes)
         return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
 
     def _missing(self) -> tuple[int, ...]:
-        """Return the nodes to wait for; after a failure without the lost ones, if the job may shrink."""
+        """Return the nodes to wait for; after a failure, without the lost nodes if the job may shrink."""
         everyone = tuple(range(self._config.max_nodes))
         left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
         expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
@@ -338,7 +338,7 @@ class FixedRankRendezvous(RendezvousHandler):
             raise NodeError(outcome)
 
     def _post_failure(self, error: NodeError) -> None:
-        """Post the outcome for the other nodes; node 0 waits until they have read it."""
+        """Post the outcome for the other nodes; node 0 then gives them a moment to read it."""
         outcome = error.outcome
         if not self._is_leader and outcome.node is None:
             outcome = joining.refusal(self._config.node_rank, outcome)
@@ -353,7 +353,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
-        """Sleep a little, at most until ``key`` is in the control store."""
+        """Sleep a little, but if ``key`` is given, at most until it is set in the control store."""
         if not key or self.control.check([key]):
             time.sleep(POLL_S)
             return
@@ -371,7 +371,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return joining.absent_error(self._config, missing, why)
 
     def ranks_have_met(self) -> bool | None:
-        """On node 0: whether ranks have used the attempt's store; None: it is not known."""
+        """On node 0, whether ranks have used the attempt's store, or None if this is unknown."""
         keys = compat.store_keys(self._attempt_store)
         return None if keys is None else any(not key.startswith(ELASTIC_KEYS) for key in keys)
 
@@ -393,7 +393,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return 0
 
     def is_closed(self) -> bool:
-        """Return False: it is open for as long as this node lives."""
+        """Return False: the rendezvous is open as long as this node lives."""
         return False
 
     def set_closed(self) -> None:

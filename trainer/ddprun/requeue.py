@@ -1,8 +1,8 @@
-"""Whether a Slurm job that is put into the queue again makes progress.
+"""Checks whether a Slurm job that is requeued makes progress.
 
-The batch script puts the job into the queue again when the outcome says ``retry``. Node 0 writes, at each start of the
-job, the newest checkpoint into the file ``attempts`` of the run's folder. If that of three starts in a row is still the
-newest when the third one ends, another start would most likely leave none either.
+The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the newest
+checkpoint to the file ``attempts`` in the run's folder. If it is the same for three starts in a row, and still the
+newest when the third start ends, another start would most likely leave no new checkpoint either.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ class Requeues:
     """The starts of this job, as node 0 counts them."""
 
     def __init__(self, run_dir: Path, checkpoint_dir: Path, *, is_first: bool) -> None:
-        """Record this start. What cannot be read or written is not counted."""
+        """Record this start. Starts that cannot be read or written are not counted."""
         self._checkpoint_dir = checkpoint_dir
         path = run_dir / ATTEMPTS
         self._marks: list[str] = []
@@ -35,7 +35,7 @@ class Requeues:
             self._marks = []
 
     def limit(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of this start: given up instead of ``retry`` after too many without a new checkpoint."""
+        """Return the outcome of this start. After too many starts without a new checkpoint, it gives up."""
         if not outcome.retry or not self._in_vain():
             return outcome
         message = (
@@ -45,13 +45,13 @@ class Requeues:
 
     def _in_vain(self) -> bool:
         last = self._marks[-MAX_WITHOUT_CHECKPOINT:]
-        with contextlib.suppress(OSError):  # else it is not known
+        with contextlib.suppress(OSError):  # if the folder cannot be read, the progress is unknown
             return len(last) == MAX_WITHOUT_CHECKPOINT and {*last} == {newest_checkpoint(self._checkpoint_dir)}
         return False
 
 
 def count_requeues(config: NodeConfig) -> Requeues | None:
-    """Record this start on node 0 of a Slurm job; None: on other nodes, under other launchers, without a run folder."""
+    """Record this start on node 0 of a Slurm job. Return None on other nodes, or without Slurm or a run folder."""
     if config.node_rank or config.run_dir is None or config.slurm_job is None:
         return None
     checkpoints = Path(config.checkpoint_dir) if config.checkpoint_dir else config.run_dir / CHECKPOINTS
@@ -59,7 +59,7 @@ def count_requeues(config: NodeConfig) -> Requeues | None:
 
 
 def newest_checkpoint(folder: Path) -> str:
-    """Return the time and the name of the file that was written last; empty: there is none. Raises OSError."""
+    """Return the time and the name of the file that was written last, or an empty string. Raises OSError."""
     newest = (0, "")
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

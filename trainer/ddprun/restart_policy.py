@@ -1,11 +1,11 @@
 """The restart policy: which failure of several was the first, its outcome, and whether there is another attempt. Pure.
 
-A rank that dies makes its peers fail too: a Python peer ends with 1 (a traceback about a closed connection), one inside
-gloo or NCCL aborts with 134, ddptrain exits with 142. Such an exit may be the consequence of a failure that is not
+A rank that dies makes its peers fail too: a Python peer exits with 1 (a traceback about a closed connection), a peer
+inside gloo or NCCL aborts with 134, and ddptrain exits with 142. Such an exit may result from a failure that is not
 known yet.
 
-Restarts are not limited by number but by progress: preemptions and lost nodes may come again and again as long as the
-training advances in between. Progress is a higher step in any rank's heartbeat than in all attempts before; a script
+Restarts are not limited by number but by progress: preemptions and lost nodes may occur again and again as long as the
+training advances in between. Progress is a higher step in any rank's heartbeat than in all previous attempts; a script
 that sends no heartbeats has made progress if its ranks lived for a while. Node 0 decides, and all nodes follow.
 """
 
@@ -18,22 +18,22 @@ from typing import Any
 from ddpwire.exits import Exit, of_status, worth_a_retry
 from ddpwire.run_files import Outcome, read_outcome
 
-# How long to wait for the cause of such an exit: Python takes time to exit.
+# How many seconds to wait for the cause of such an exit, because Python takes time to exit.
 SETTLE_S = {1: 0.5, 128 + signal.SIGABRT: 2.0, int(Exit.ABSENT): 0.5}
-NODE_LOST_S = 4.0  # a node is lost if it has been silent for so long,
-NODE_LOST_AFTER_FAILURE_S = 3.0  # or for so long if there is a failure to explain
+NODE_LOST_S = 4.0  # a node is lost if it has been silent for this long
+NODE_LOST_AFTER_FAILURE_S = 3.0  # the same, if there is a failure to explain
 
-# Crashes are the fault of the script or a library: they would happen again.
+# Crashes are the fault of the script or a library, so they would happen again.
 CRASH_CODES = tuple(
     128 + number
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGSYS, signal.SIGTRAP)
 )
 STOP_CODES = {int(Exit.SAVED_TERM): "SIGTERM", int(Exit.SAVED_USR1): "SIGUSR1", int(Exit.INTERRUPTED): "SIGINT"}
-_ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # SIGUSR1 may be the script's own
+_ONLY_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # not SIGUSR1, which the script itself may use
 EXTERNAL_CAUSES = ("killed", "oom", "hang", "node_lost")
-NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no start mends
-MAX_WITHOUT_PROGRESS = 3  # attempts without progress, after which a run gives up
-MIN_LIFETIME_S = 60.0  # what counts as progress of a script without heartbeats
+NEVER_AGAIN = (Exit.DATA, Exit.NO_INPUT, Exit.CONFIG)  # what no restart can fix
+MAX_WITHOUT_PROGRESS = 3  # the number of attempts without progress after which a run gives up
+MIN_LIFETIME_S = 60.0  # living longer counts as progress of a script without heartbeats
 MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 
@@ -45,22 +45,22 @@ class Failure:
     rank: int | None
     status: int  # subprocess' return code: 3, or -9 for SIGKILL
     stopped_by: int = 0  # the signal that this node had sent to its ranks before
-    stop_reason: str = ""  # why, where that signal had not come from outside
+    stop_reason: str = ""  # why, if that signal did not come from outside
     unstarted: bool = False  # the node was stopped before it had ranks (``rank`` is None)
-    killed_here: bool = False  # ddprun killed it after its grace period, or on a second signal
-    stopped_again: bool = False  # that was the second signal
+    killed_here: bool = False  # ddprun killed the rank after its grace period, or on a second signal
+    stopped_again: bool = False  # there was a second signal
     step: int | None = None
     stopped_for: int | None = None  # the rank that received a stop signal directly and made all ranks stop
-    oom: str = ""  # it was killed for memory; how much there is
-    hung: str = ""  # it is alive but hangs; how that shows
-    refused: str = ""  # it is alive, and ddprun ends it: why
-    error: str = ""  # what it wrote of its error: ValueError: bad label 17
+    oom: str = ""  # if the rank was killed for lack of memory: how much there is
+    hung: str = ""  # if it is alive but hangs: the symptoms
+    refused: str = ""  # if it is alive and ddprun ends it: the reason
+    error: str = ""  # the error that it reported, such as ValueError: bad label 17
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell; of the stop signal if ddprun killed the rank, or it exited with 0 after it.
+        """The exit code as in a shell; the stop signal's code if ddprun killed the rank or the rank exited with 0.
 
-        After Ctrl-C it is that of an interruption, whatever the rank makes of it; after the second one that of SIGKILL.
+        After Ctrl-C it is an interruption's code, whatever the rank does; if a second Ctrl-C killed it, SIGKILL's code.
         """
         if self.hung:
             return Exit.HUNG
@@ -70,13 +70,13 @@ class Failure:
 
 
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
-    """Return the failure that explains the others; None: it is not known yet, or there is none.
+    """Return the failure that explains the others, or None if it is not known yet or there is none.
 
-    ``failures`` are in the order in which they happened. ``silent_s`` is how long each unfinished node has been silent,
-    ``settled`` whether every node was heard since the first failure.
+    ``failures`` are in the order in which they happened. ``silent_s`` is how long each other node has been silent,
+    ``settled`` whether every node has responded since the first failure and its SETTLE_S has passed.
     """
     own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
-    if own and (own.status < 0 or settled):  # a rank with another exit code may have caught the loss of a node
+    if own and (own.status < 0 or settled):  # a rank with another exit code may have noticed the loss of a node
         return own
     limit_s = NODE_LOST_AFTER_FAILURE_S if failures else NODE_LOST_S
     for node, seconds in sorted(silent_s.items()):
@@ -160,16 +160,16 @@ def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
 
 
 def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
-    """Whether another attempt may succeed: after external causes, not after errors and crashes of the script.
+    """Whether another attempt may succeed: it may after external causes, not after errors and crashes of the script.
 
-    ``leaves``: a stop was that of one node, in whose place another is started.
+    ``leaves``: only one node was stopped, and another is started in its place.
     """
     causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
     return outcome.cause in causes and outcome.code not in CRASH_CODES
 
 
 def _was_requested(failure: Failure) -> bool:
-    """Whether the exit follows a stop, with the code of one, or with whatever code after a signal that only stops."""
+    """Whether the exit follows a stop: it has a stop's code, or any error code after a signal that only stops."""
     stop = failure.stopped_by
     return bool(stop) and (failure.code in (128 + stop, *STOP_CODES) or (failure.status > 0 and stop in _ONLY_STOPS))
 
@@ -186,12 +186,12 @@ class FailedAttempt:
     """An attempt that failed."""
 
     outcome: Outcome
-    step: int | None  # the highest in any rank's heartbeat; None: there was none
+    step: int | None  # the highest in any rank's heartbeat, or None without heartbeats
     lived_s: float
 
 
 def read_attempts(values: Any) -> list[FailedAttempt]:
-    """Return the attempts of which ``values`` are the fields."""
+    """Return the attempts whose fields are in ``values``, from JSON."""
     return [FailedAttempt(**value | {"outcome": read_outcome(json.dumps(value["outcome"]))}) for value in values]
 
 
@@ -206,9 +206,10 @@ class Decision:
 def decide(
     attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
 ) -> Decision:
-    """Decide after the failure of the last of ``attempts``, which are all attempts of the run.
+    """Decide what follows the failure of the last of ``attempts``, which are all attempts of the run.
 
-    ``restarts_errors``: as torchrun, by number alone, whatever the cause but a stop. ``leaves``: see ``may_restart``.
+    ``restarts_errors``: as in torchrun, restart after any cause except a stop (never after the codes NEVER_AGAIN), and
+    limit only the number of restarts. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:

@@ -1,7 +1,7 @@
 """Which environment variables a script sets before it imports torch, read from its source; nothing is executed.
 
-A forked rank has torch already, so a variable that torch, or a library that it imports, reads while it is imported has
-no effect there. Such a script is executed instead. Pure, but for reading the files.
+A forked rank already has torch, so a variable that torch, or a library that it imports, reads during its import has no
+effect there. A script that sets one is executed instead. Pure, except for reading the files.
 """
 
 import ast
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 # Read when they are needed, after the import of torch: tests/ddprun/test_script_environment.py tries those that need
-# no GPU. CUDA, NCCL and cuBLAS read theirs when they are initialised, which no fork has done before its script.
+# no GPU. CUDA, NCCL and cuBLAS read theirs when they are initialised, which happens in no fork before its script runs.
 READ_LATER_PREFIXES = ("MASTER_", "DDP_", "GLOO_", "HF_", "HYDRA_", "MLFLOW_", "NCCL_", "TORCH_NCCL_", "WANDB_")
 READ_LATER = (
     "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "LOCAL_RANK",
@@ -21,15 +21,15 @@ IMPORT_TORCH = frozenset(
     ("accelerate", "lightning", "pytorch_lightning", "timm", "torch", "torchaudio", "torchdata", "torchvision")
 )
 UNKNOWN = "variables whose names are not in its source"
-MAX_BYTES = 1 << 20  # of a file: a longer one is no script
+MAX_BYTES = 1 << 20  # a longer file is no script
 
 
 @functools.cache
 def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
     """Return the variables that matter and that ``script``, or a module in ``root``, sets before torch is imported.
 
-    ``root``: where Python looks for the script's own modules. It follows the order of the source: whatever stands above
-    the import counts, also in a function. Empty for a file that cannot be read or parsed.
+    ``root``: where Python looks for the script's own modules. Only the order of the source matters: all code above the
+    import counts, even inside a function. The result is empty for a file that cannot be read or parsed.
     """
     names = dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name))
     return tuple(names)
@@ -41,7 +41,7 @@ def is_read_later(name: str) -> bool:
 
 
 class _TorchIsImportedError(Exception):
-    """What follows is set after the import."""
+    """Raised where torch is imported: variables that are set later have come too late."""
 
 
 class _Reader:
@@ -66,11 +66,11 @@ class _Reader:
                 return
             tree = ast.parse(path.read_bytes())
         except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
-            return  # the rank reports it
+            return  # the rank reports the error
         self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements; ``runs``: they are executed when the file is, so an import among them counts."""
+        """Read statements. ``runs``: they are executed when the file is executed, so imports among them count."""
         for statement in body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 if runs:
@@ -112,7 +112,7 @@ def _is_block(value: object) -> bool:
 
 
 def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
-    """Yield the statement itself, and all nodes of it but those of the statements inside."""
+    """Yield the statement itself and all its nodes, except the nodes of nested statements."""
     yield statement
     waiting = list(ast.iter_child_nodes(statement))
     while waiting:
@@ -123,7 +123,7 @@ def _expressions(statement: ast.stmt) -> Iterator[ast.AST]:
 
 
 def _variables_set(node: ast.AST) -> list[str]:
-    """Return the variables that this one node sets or removes."""
+    """Return the variables that ``node`` itself sets or removes."""
     if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Delete):
         targets = node.targets if isinstance(node, ast.Assign | ast.Delete) else [node.target]
         found = [_constant(one.slice) for one in targets if isinstance(one, ast.Subscript) and _is_environ(one.value)]
@@ -155,7 +155,7 @@ def _constant(node: ast.AST) -> str:
 
 
 def _keys(node: ast.AST) -> list[str]:
-    """Return the keys of a dict that is written out."""
+    """Return the keys of a dict that is written out in the source; UNKNOWN for other values."""
     if isinstance(node, ast.Dict):
         return [_constant(key) if key else UNKNOWN for key in node.keys]
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict" and not node.args:

@@ -1,7 +1,8 @@
 """Connections to stores in which no call waits forever.
 
-TCPStore's own calls do: if a foreign server accepts the connection and is silent, and if a machine that had answered
-loses its power. Then no connection is closed, and timeouts count only while the store answers that a key is missing.
+TCPStore's own calls may wait forever: if a foreign server accepts the connection and is silent, or if a machine that
+had answered loses power. Then no connection is closed, and timeouts count only while the store answers that a key is
+missing.
 """
 
 import json
@@ -27,7 +28,7 @@ CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothi
 
 
 def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
-    """Return ``make(value)`` of a JSON value of the store. Raises NodeError for a value that no ddprun writes."""
+    """Return ``make`` applied to a JSON value of the store. Raises NodeError for a value that no ddprun writes."""
     try:
         return make(json.loads(value))
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -101,7 +102,7 @@ class TimeoutStore(Store):
 
 
 def connect(address: str, port: int) -> TimeoutStore:
-    """Connect to the store on ``address``, where a process listens. Raises RuntimeError if it is no store."""
+    """Connect to the store on ``address``, where a process listens. Raises RuntimeError if it is not a store."""
     made: list[TCPStore] = []
 
     def run() -> None:
@@ -119,7 +120,7 @@ def connect(address: str, port: int) -> TimeoutStore:
 
 
 def connect_to_node_0(address: str, port: int) -> TimeoutStore:
-    """Connect to the run's store, on whose port a process listens. Raises NodeError if that is no store."""
+    """Connect to the run's store, on whose port a process listens. Raises NodeError if that process is not a store."""
     try:
         return connect(address, port)
     except RuntimeError:

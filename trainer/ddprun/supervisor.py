@@ -2,11 +2,11 @@
 
 It exists so that ranks have a parent without threads (it may fork safely, and the kernel kills them when it dies), and
 so that a process is left to clean up when ddprun is SIGKILLed: at the end of file of the control socket it kills all
-its descendants and ends. Standard library only; it knows processes, not training.
+its descendants and ends. It uses only the standard library, and knows about processes, not about training.
 
 The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
 descriptors of the rank's stdin, stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
-{"started": tag, "pid", "plain"} (why the rank was executed although it was to be forked, see fork_server.py);
+{"started": tag, "pid", "plain"} (why the rank was executed instead of forked, see fork_server.py);
 {"exited": tag, "status"} as soon as waitpid returns (subprocess' return code); {"cleared": true} when no descendant is
 left.
 """
@@ -26,10 +26,11 @@ from typing import Any, NoReturn
 from ddprun import processes
 
 CLEAR_TIMEOUT_S = 10.0  # only a process stuck in the kernel takes longer
-# argv, env, cwd, cores, stdin to stderr → the pid, and why the rank was executed although it was to be forked
+# argv, env, cwd, cores, stdin to stderr → the pid, and why the rank was executed instead of forked
 StartRank = Callable[[Sequence[str], Mapping[str, str], str, Sequence[int], Sequence[int]], tuple[int, str]]
-# A signal to a whole process group or job step is for the ranks; ddprun forwards it to them. Blocked, not ignored: a
-# signal that reaches a rank between fork and exec must not be lost. ddprun starts the supervisor with this mask.
+# A signal to an entire process group or job step is for the ranks; ddprun forwards it to them. The supervisor
+# blocks these signals and does not ignore them, because a signal that reaches a rank between fork and exec must not be
+# lost. ddprun starts the supervisor with this mask.
 BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -44,7 +45,7 @@ class Supervisor:
         self._rest = b""
 
     def run(self, wakeups: socket.socket) -> None:
-        """Serve until ddprun is gone, then kill all that is left."""
+        """Serve until ddprun is gone, then kill all descendants that are left."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wakeups, selectors.EVENT_READ)
@@ -58,7 +59,7 @@ class Supervisor:
         self._clear(timeout_s=60.0)
 
     def _serve(self) -> bool:
-        """Handle the requests that have arrived. False at the end of file: ddprun is gone."""
+        """Handle the requests that have arrived. Return False at the end of file, when ddprun is gone."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
         except ConnectionError:
@@ -103,7 +104,8 @@ class Supervisor:
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
         processes.kill_descendants(os.getpid(), timeout_s=timeout_s, reap=self._reap)
-        while self._ranks and time.monotonic() < deadline:  # waitpid does not return a zombie whose threads still end
+        # waitpid does not return a zombie whose threads are still ending.
+        while self._ranks and time.monotonic() < deadline:
             time.sleep(0.002)
             self._reap()
 
@@ -115,7 +117,7 @@ class Supervisor:
 def exec_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork and execute a rank, the leader of a session of its own; return its pid."""
+    """Fork and execute a rank as the leader of its own session; return its pid."""
     supervisor_pid = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -130,7 +132,7 @@ def exec_rank(
 
 
 def unbuffered(argv: Sequence[str]) -> list[str]:
-    """Return a rank's command, Python with -u: else the last output of a killed rank is lost."""
+    """Return a rank's command, with -u for Python: otherwise the last output of a killed rank is lost."""
     return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 
@@ -144,7 +146,7 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
     os.setsid()
     processes.die_with_parent(supervisor_pid)
     if cores and sys.platform == "linux":
-        with contextlib.suppress(OSError):  # the cgroup has lost them meanwhile: train on others
+        with contextlib.suppress(OSError):  # the cgroup no longer has these cores: train on others
             os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_SIGNALS)  # pending signals are delivered now
@@ -152,13 +154,13 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
-    """End the child that could not be started, with a shell's message and exit code."""
+    """End a child that could not be started, with a message and exit code like a shell's."""
     os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def serve(control: socket.socket, start: StartRank) -> None:
-    """Supervise ranks for the process at the other end of ``control``, until it is gone and they are."""
+    """Supervise ranks for the process at the other end of ``control``, until that process and the ranks are gone."""
     processes.adopt_orphans()
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)
@@ -169,7 +171,7 @@ def serve(control: socket.socket, start: StartRank) -> None:
 
 def main() -> None:
     """Supervise executed ranks; the last arguments are the descriptors of the node's lock and of the socket."""
-    for descriptor in map(int, sys.argv[-2:]):  # not for the ranks
+    for descriptor in map(int, sys.argv[-2:]):  # the ranks must not inherit these
         os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:
         serve(control, exec_rank)

@@ -1,7 +1,7 @@
-"""What a rank gets for its stdin, stdout and stderr where ddprun's own are a terminal.
+"""What a rank gets as its stdin, stdout and stderr if ddprun's own are a terminal.
 
-A rank's output is read by ddprun, which keeps it in the rank's log: so in place of a terminal the rank gets a
-pseudo-terminal with the same size and modes. It reads from the terminal itself.
+ddprun reads a rank's output and keeps it in the rank's log, so instead of a terminal the rank gets a pseudo-terminal
+with the same size and modes. For its input, the rank reads from the terminal itself.
 """
 
 import fcntl
@@ -12,20 +12,20 @@ import termios
 from contextlib import suppress
 
 SIZE = struct.Struct("HHHH")  # rows, columns, and the size in pixels (tty_ioctl(4))
-OUTPUT_FLAGS = 1  # where termios.tcgetattr has them
+OUTPUT_FLAGS = 1  # their index in the result of termios.tcgetattr
 
 
 def open_pair(like: int) -> tuple[int, int]:
-    """Return where ddprun reads and the rank writes: a pseudo-terminal where ``like`` is a terminal, else a pipe."""
+    """Return the ends for ddprun to read and the rank to write: a pseudo-terminal if ``like`` is one, else a pipe."""
     if os.isatty(like):
-        with suppress(OSError, termios.error):  # there is no more of them, or no /dev/pts
+        with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
             return _open_terminal(like)
     return os.pipe()
 
 
 def _open_terminal(like: int) -> tuple[int, int]:
     modes = termios.tcgetattr(like)
-    modes[OUTPUT_FLAGS] &= ~termios.OPOST  # the terminal itself makes "\r\n" of "\n"
+    modes[OUTPUT_FLAGS] &= ~termios.OPOST  # the terminal itself turns "\n" into "\r\n"
     read, write = pty.openpty()
     termios.tcsetattr(write, termios.TCSANOW, modes)
     copy_size(like, read)
@@ -33,14 +33,14 @@ def _open_terminal(like: int) -> tuple[int, int]:
 
 
 def copy_size(source: int, target: int) -> None:
-    """Give a terminal the size of another one; do nothing if one of the two is none."""
+    """Give ``target`` the size of ``source``; do nothing if one of the two is not a terminal."""
     with suppress(OSError):
         size = fcntl.ioctl(source, termios.TIOCGWINSZ, bytes(SIZE.size))
         fcntl.ioctl(target, termios.TIOCSWINSZ, size)
 
 
 class TerminalModes:
-    """The modes of ddprun's own terminal; a rank that is killed at a prompt leaves those of its line editor."""
+    """The modes of ddprun's own terminal. A rank that is killed at a prompt leaves its line editor's modes behind."""
 
     def __init__(self) -> None:
         self._modes = None
@@ -48,16 +48,16 @@ class TerminalModes:
             self._modes = termios.tcgetattr(0)
 
     def restore(self) -> None:
-        """Give the terminal the modes that it had at first, unless ddprun is in its background."""
+        """Restore the terminal's original modes, unless ddprun runs in the background."""
         if self._modes and _in_foreground():
-            with suppress(termios.error):  # it is gone
+            with suppress(termios.error):  # the terminal is gone
                 termios.tcsetattr(0, termios.TCSADRAIN, self._modes)
 
 
 def open_stdin(*, own: bool) -> int:
-    """Return a rank's stdin: ddprun's ``own``, unless that is a terminal in whose background ddprun is; else nothing.
+    """Return a rank's stdin: ddprun's ``own``, unless ddprun runs in the background of a terminal; else /dev/null.
 
-    A rank has a session of its own, so the kernel does not stop it when it reads from a terminal that a shell reads.
+    A rank has its own session, so the kernel does not stop it when it reads from a terminal that a shell reads.
     """
     if own and _in_foreground():
         return os.dup(0)
@@ -68,4 +68,4 @@ def _in_foreground() -> bool:
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
-        return True  # it is no terminal, or not the one that controls this session
+        return True  # stdin is no terminal, or not the one that controls this session

@@ -25,34 +25,34 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 FORWARDED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 POLL_S = 0.01
 CGROUP_ROOT = Path("/sys/fs/cgroup")
-RANK_OOM_SCORE = 500  # added to oom_score_adj, of at most 1000 (proc(5))
+RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 
 
 class Signals:
-    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` for signals, from its creation on.
+    """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive, from its creation on.
 
     The owner may replace the callbacks.
 
-    Until ``listen`` there is no thread, so that the process may be forked: the calls are made in the main thread. Then
-    they are made in a thread of their own, whatever the main thread is doing: Python runs a handler between two
-    bytecodes of the main thread, so not while that waits in C++, but the kernel's signal number arrives through
+    Before ``listen`` there is no thread, so that the process may be forked, and the main thread makes the calls. After
+    it, a separate thread makes them, whatever the main thread is doing. Python runs a handler only between two
+    bytecodes of the main thread, so not while that waits in C++, but the signal's number arrives through
     ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
     """
 
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
         self.on_stop = on_stop
         self.on_forward = on_forward
-        self.on_resize: Callable[[], None] = lambda: None  # the terminal has another size
+        self.on_resize: Callable[[], None] = lambda: None  # called when the size of the terminal has changed
         self._listening = False
         self._stop_requested = False
-        self.stop_reason = ""  # why ddprun itself asked for the stop; empty: a signal did
+        self.stop_reason = ""  # why ddprun itself requested the stop; empty if a signal did
         self._lifelines: list[int] = []
         self._read, write = socket.socketpair()
         write.setblocking(False)
         self._write = write  # kept open
         signal.set_wakeup_fd(write.fileno(), warn_on_full_buffer=False)
         for number in (*STOP_SIGNALS, *FORWARDED_SIGNALS, signal.SIGWINCH):
-            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # as nohup sets it
+            if signal.getsignal(number) != signal.SIG_IGN or number != signal.SIGHUP:  # nohup ignores SIGHUP
                 signal.signal(number, lambda number, _: self._handle_now(number))
 
     def listen(self) -> None:
@@ -63,7 +63,7 @@ class Signals:
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def stop(self, reason: str) -> None:
-        """Act as on a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
+        """Act as after a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
         if self._stop_requested:
             return
         self.stop_reason = reason
@@ -120,12 +120,12 @@ class Stop:
         self._node = node
         self._grace_s = grace_s
         self._log = log
-        self._sent = 0  # the stop signal sent to the ranks of this attempt; 0: none
+        self._sent = 0  # the stop signal sent to the ranks of this attempt, or 0
         self._deadline = 0.0
-        self.starting = threading.Lock()  # held while ranks are being started: all ranks of an attempt get a signal
-        self.requested = 0  # the signal that requested the stop; 0: none
-        self.reason = ""  # why, where no signal came
-        self.leaves = False  # only this node stops: another is started in its place
+        self.starting = threading.Lock()  # held while ranks are started, so that a signal reaches all of them
+        self.requested = 0  # the signal that requested the stop, or 0
+        self.reason = ""  # why, if no signal requested it
+        self.leaves = False  # whether only this node stops, and another is started in its place
         self.on_leave: Callable[[], None] = lambda: None  # called before the ranks get the signal
         self.forwarded = 0  # the last signal that was forwarded to the ranks
         self.killed = False  # whether ranks were killed after their grace period, or on a second signal
@@ -134,7 +134,7 @@ class Stop:
     def request(self, number: int, *, leaves: bool = False) -> None:
         """Stop this node: with a grace period on the first request, at once on the second.
 
-        ``leaves``: the run is not to stop with it.
+        ``leaves``: the run continues, with another node in this node's place.
         """
         name = signal.Signals(number).name
         if self.requested:
@@ -155,14 +155,14 @@ class Stop:
             self._signal_ranks(number, self._grace_s)
 
     def forward(self, number: int) -> None:
-        """Forward a signal to the ranks, whatever they do on it: save, dump, or end."""
+        """Forward a signal to the ranks, whatever they do in response: save, dump, or end."""
         self.forwarded = number
 
         def send() -> None:
             with self.starting:
                 self._workers.signal(number)
 
-        if self.starting.locked():  # this thread is to handle the signals that follow
+        if self.starting.locked():  # this thread must stay free to handle the signals that follow
             threading.Thread(target=send, name="forward", daemon=True).start()
         else:
             send()
@@ -178,7 +178,7 @@ class Stop:
         self.forwarded = self.requested
 
     def end_ranks(self, grace_s: float) -> None:
-        """End all ranks, after ``grace_s`` or the rest of the grace period that has begun."""
+        """End all ranks, after ``grace_s`` or the rest of a grace period that has already begun."""
         if not self._sent:
             self._signal_ranks(signal.SIGTERM, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
@@ -197,9 +197,9 @@ class Stop:
 
 
 class OomMonitor:
-    """Tells whether the kernel has killed a process of this node's memory cgroup.
+    """Detects whether the kernel has killed a process of this node's memory cgroup.
 
-    cgroup v2 counts kills in memory.events, v1 in memory.oom_control, both also if there is no limit.
+    cgroup v2 counts kills in memory.events, v1 in memory.oom_control, both even if there is no limit.
     """
 
     def __init__(self, root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
@@ -229,14 +229,14 @@ class OomMonitor:
 
 
 def prefer_as_oom_victim(pid: int) -> None:
-    """Let the kernel kill this rank, and its children, before ddprun, which also has torch in memory."""
+    """Make the kernel kill this rank and its children before ddprun, which also has torch in memory."""
     own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))
 
 
 def memory_cgroup(root: Path, own: Path) -> Path | None:
-    """Return the memory cgroup of this process; None: there is none. A container sees its own as the root."""
+    """Return the memory cgroup of this process, or None. A container sees its own cgroup as the root."""
     for line in _read_text(own).splitlines():
         _, controllers, path = line.split(":", 2)
         mount = root if not controllers else root / "memory" if controllers == "memory" else None

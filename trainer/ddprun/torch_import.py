@@ -1,8 +1,8 @@
-"""The script's first import of torch in a forked rank, which has torch already.
+"""The script's first import of torch in a forked rank, which already has torch.
 
-Until then sys.modules is without torch, as in an executed rank; then the same modules are put back. In between the
-script may have set variables that torch reads while it is imported, in code whose source script_environment.py does not
-read (an installed package): that is said, since it has no effect.
+Until that import, sys.modules does not contain torch, as in an executed rank; then the same modules are put back.
+Before it, code whose source script_environment.py does not read (an installed package) may have set variables that
+torch reads during its import. They have no effect, so ddprun prints their names.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from ddpwire import names
 
 
 class FirstTorchImport(MetaPathFinder, Loader):
-    """A finder for sys.meta_path that gives back the torch that was taken out of sys.modules."""
+    """A finder for sys.meta_path that returns the torch that was taken out of sys.modules."""
 
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] == "torch"}
@@ -28,7 +28,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
 
     def install(self) -> None:
-        """Take torch out of sys.modules until it is imported. It must be there."""
+        """Take torch, which must be in sys.modules, out of it until torch is imported."""
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)
@@ -39,7 +39,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Find torch; its submodules are imported after it, and are back by then."""
+        """Find torch itself. Its submodules are imported after it, and are in sys.modules again by then."""
         if fullname != "torch" or self._is_used:
             return None
         real = self._spec
@@ -49,7 +49,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         return spec
 
     def __getattr__(self, name: str) -> Any:
-        """Return what torch's own loader has: its source, its data."""
+        """Return an attribute of torch's own loader, for example to read torch's source or data."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._spec.loader, name)
@@ -63,7 +63,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         return self._modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore what importlib has replaced; say which variables have come too late."""
+        """Restore what importlib has replaced; print which variables were set too late."""
         module.__spec__ = self._spec
         late = changed_variables(self._environ, dict(os.environ))
         if late and os.environ.get(names.LOCAL_RANK) == "0":

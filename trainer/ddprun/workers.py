@@ -1,4 +1,4 @@
-"""The rank processes of this node as ddprun controls them, through the supervisor: start, signal, exit."""
+"""The rank processes of this node, which ddprun controls through the supervisor: start, signal, exit."""
 
 import contextlib
 import json
@@ -20,17 +20,17 @@ from ddprun.progress import Progress
 from ddprun.supervisor import BLOCKED_SIGNALS
 
 ROOT = str(Path(__file__).parents[1])
-# Isolated and without site-packages: it starts in 20 ms, whatever the user's environment contains.
+# Isolated and without site-packages, the supervisor starts in 20 ms, whatever the user's environment contains.
 SUPERVISOR_CODE = "import sys; sys.path.append(sys.argv[1]); from ddprun.supervisor import main; main()"
-ANSWER_TIMEOUT_S = 60.0  # replies are immediate,
-IMPORT_TIMEOUT_S = 300.0  # except the first: the fork server imports from a cold disk, or on a busy machine
+ANSWER_TIMEOUT_S = 60.0  # replies are usually immediate
+IMPORT_TIMEOUT_S = 300.0  # for the first reply: the fork server may import from a cold disk, or on a busy machine
 POLL_S = 0.5
 KILL_TIMEOUT_S = 3.0
 KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """The supervisor ended, and so have its ranks; or it did not reply and was killed."""
+    """The supervisor and its ranks have ended, or it did not reply in time and was killed."""
 
 
 class Workers:
@@ -38,14 +38,14 @@ class Workers:
 
     on_exit: Callable[[str, int], None]  # tag, subprocess' return code; called from a thread
     on_supervisor_lost: Callable[[], None]
-    gives_up_start: Callable[[], bool]  # whether a rank whose start is awaited is not wanted any more
-    on_exec_fallback: Callable[[str], None]  # why ranks are executed although they were to be forked; called once
+    gives_up_start: Callable[[], bool]  # whether to stop waiting for the start of a rank
+    on_exec_fallback: Callable[[str], None]  # why ranks are executed instead of forked; called once
     log: Callable[[str], None]  # prints progress while the supervisor is slow
 
     def __init__(self, *, lock_fd: int, fork: bool) -> None:
         """Start the supervisor. The owner sets the callbacks before the first rank is started.
 
-        ``fork``: the supervisor is a fork of this process, which must not have a thread yet, and forks the ranks.
+        ``fork``: the supervisor is a fork of this process, which must not have threads yet, and it forks the ranks.
         """
         self.on_supervisor_lost = lambda: None
         self.gives_up_start = lambda: False
@@ -56,7 +56,7 @@ class Workers:
         self._reported_exec = self._has_replied = False
         self._alive: set[str] = set()
         self._send_lock = threading.Lock()
-        self._request_lock = threading.Lock()  # one request at a time: replies have no identity
+        self._request_lock = threading.Lock()  # one request at a time: replies do not name their request
         self._replies: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._open()
 
@@ -89,7 +89,7 @@ class Workers:
 
     @property
     def forks(self) -> bool:
-        """Whether the ranks are forked; False: executed."""
+        """Whether the ranks are forked; if not, they are executed."""
         return self._fork and not self._exec_reason
 
     def start(
@@ -97,7 +97,7 @@ class Workers:
     ) -> int:
         """Start a rank with ``streams``; return its pid. Raises SupervisorLostError.
 
-        ``cores``: those that it may run on; none: those of this process.
+        ``cores``: the cores that it may run on; if empty, the cores of this process.
         """
         if self._lost:
             if self._fork:  # this process has threads now
@@ -119,7 +119,7 @@ class Workers:
             self._send({"do": "signal", "tag": tag, "signal": number})
 
     def clear(self) -> None:
-        """SIGKILL the ranks and all that they started; return when they are gone."""
+        """SIGKILL the ranks and all processes that they started; return when these are gone."""
         if not self._lost:
             with contextlib.suppress(SupervisorLostError):  # then no rank is left
                 self._request({"do": "clear"})
@@ -158,9 +158,9 @@ class Workers:
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, and its ranks with it; wait a little until their exits are handled."""
+        """SIGKILL the supervisor, and its ranks with it; wait briefly until their exits are handled."""
         processes.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(queue.Empty):  # it, or a rank, is stuck in the kernel
+        with contextlib.suppress(queue.Empty):  # the supervisor or a rank is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:
                 pass
 
@@ -174,7 +174,7 @@ class Workers:
         with (
             control.makefile("rb") as lines,
             contextlib.suppress(ConnectionError),
-        ):  # it was killed with requests unread
+        ):  # the supervisor was killed with unread requests
             for line in lines:
                 event = json.loads(line)
                 if "exited" in event:
@@ -182,7 +182,7 @@ class Workers:
                 else:
                     replies.put(event)
         processes.kill_descendants(os.getpid(), timeout_s=KILL_TIMEOUT_S, reap=processes.reap_all)
-        self._lost = True  # from now on a start makes another supervisor, which must not be killed here
+        self._lost = True  # from now on a start creates another supervisor, which must not be killed here
         self.on_supervisor_lost()
         for tag in self.alive:
             self._handle_exit(tag, KILLED_STATUS)
