@@ -28,7 +28,7 @@ REPETITIONS = 3
 EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take together
 BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 MAX_SUSPECTS = 8  # the slowest are measured again
-Pair = tuple[int, int]  # of indices of the members, the lower one first
+Pair = tuple[int, int]  # indices of two members, the lower index first
 Figures = Mapping[Pair, float]  # in GB/s (1e9 bytes per second)
 
 

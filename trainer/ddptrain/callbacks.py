@@ -40,7 +40,7 @@ DEVICE_EVERY_S = 5.0
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
-    """Step number ``step``, from 1, was not taken: its loss or gradient is not finite."""
+    """Step ``step`` (counted from 1) was not taken: its loss or gradient is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -75,10 +75,10 @@ class NonFiniteGuard:
         return loss * (factor if self._no_more is None else factor + self._no_more)
 
     def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
-        """Check the gradient's norm before the optimizer's step number ``step``, from 1. Raise NonFinite.
+        """Check the gradient's norm before optimizer step ``step`` (counted from 1). Raises NonFinite.
 
-        ``scaled``: by a GradScaler, which skips a step that overflowed and reduces its scale; then only MAX_OVERFLOWS
-        such steps in a row are an error.
+        ``scaled``: whether a GradScaler is used, which skips a step that overflowed and reduces its scale. Then only
+        MAX_OVERFLOWS overflowed steps in a row are an error.
         """
         self._norm = norm
         if scaled:

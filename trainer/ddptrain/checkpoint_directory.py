@@ -130,7 +130,7 @@ class CheckpointDirectory:
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
-    """Raise TrainError unless all ranks see the same folder, where each writes its shard. Every rank calls it."""
+    """Raise TrainError unless all ranks see the same folder, to which each writes its shard. Every rank calls this."""
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
     def make() -> None:

@@ -186,7 +186,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return three convolutions for the 8x8 digits, with GroupNorm, which does not depend on the number of ranks."""
+    """Return three convolutions for the 8x8 digits. Their GroupNorm does not depend on the number of ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)

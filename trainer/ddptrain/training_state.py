@@ -86,7 +86,7 @@ def lowest_precision(choices: Sequence[str]) -> str:
 
 
 def fastest_precision(device: torch.device) -> str:
-    """Return bf16 if the hardware supports it, else fp16 on a GPU and fp32 on a CPU, where emulated bf16 is slower."""
+    """Return bf16 if the hardware supports it, as emulated bf16 is slow; else fp16 on a GPU, and fp32 on a CPU."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if compat.has_cpu_bf16() else "fp32"

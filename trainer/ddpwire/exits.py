@@ -1,6 +1,6 @@
 """The exit codes of all three programs: those of sysexits(3) and 128 + signal, and no invented ones.
 
-Starting the same run again is not worth it for a code below 128 or for 130; for the others it may be.
+For a code below 128, and for 130, starting the same run again does not help; for the other codes it may help.
 A script's own exit code is passed on unchanged.
 """
 

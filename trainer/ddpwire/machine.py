@@ -1,4 +1,4 @@
-"""Questions that more than one of the programs asks about its machine."""
+"""Facts about the machine that more than one of the programs needs."""
 
 import contextlib
 import errno

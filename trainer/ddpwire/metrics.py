@@ -64,7 +64,7 @@ UNPRODUCTIVE_CAUSES = (
     "evaluation",
     "hang",  # from the last heartbeat of ranks that hung to their end
     "restart",  # the same for ranks that were lost in another way
-    "requeue",  # from the last output of one start of the run to the next start
+    "requeue",  # from the last sign of life of one start of the run to the next start
 )
 STEPS = _of_rank("ddp_steps_total", "Optimizer steps taken.")
 SAMPLES = _of_rank("ddp_samples_total", "Training samples that this rank has seen.")

@@ -85,7 +85,7 @@ def rank_heartbeat(rank: int) -> str:
 
 
 def diagnosis_file(attempt: int | str) -> str:
-    """Return the file of what the ranks did when one hung, inside their node's folder."""
+    """Return the file that records what the ranks did when one hung, inside their node's folder."""
     return f"diagnosis-attempt-{attempt}.json"
 
 
