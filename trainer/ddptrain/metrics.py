@@ -158,7 +158,7 @@ class Metrics:
         self._set(catalogue.RELATIVE_SPEED, speed)
 
     def memory(self, **kinds: int) -> None:
-        """Set the bytes on the GPU for each kind. A rank on a CPU never calls this, so it does not have these series."""
+        """Set the bytes on the GPU for each kind. A rank on a CPU never calls this and does not have these series."""
         if self.enabled and (catalogue.DEVICE_MEMORY.name,) not in self._series:
             self._open(catalogue.DEVICE_MEMORY)
             self._open(catalogue.DEVICE_OOMS)
@@ -170,7 +170,7 @@ class Metrics:
         self._count(catalogue.NONFINITE, where)
 
     def data_error(self, kind: str) -> None:
-        """Count a file of the dataset that is missing or corrupt."""
+        """Count a file of the data set that is missing or corrupt."""
         self._count(catalogue.DATA_ERRORS, kind)
 
     def timed_out(self) -> None:
