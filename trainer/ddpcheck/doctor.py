@@ -89,9 +89,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
-    """Run all stages on one node, and return the nodes that answered. Node 0's report goes to ``reports``, others' to
-    the store.
-    """
+    """Run all stages on one node; put its report into the store (node 0: into ``reports``). Return who answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()

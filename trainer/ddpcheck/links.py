@@ -72,7 +72,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure pairs, those of one group at the same time. Return the figures in order, the same on every rank."""
+    """Measure the pairs of one group at a time, all in parallel. Return the figures in order, on every rank."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()

@@ -122,7 +122,7 @@ def _why_closed(peer: Node) -> str:
 
 
 def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
-    """Return the largest size of MTUS that is answered, or 0 if none is; and whether a router announced a lower MTU.
+    """Return the largest tried packet that is answered, or 0 if none is; and whether a router announced a lower MTU.
 
     ``most`` is tried again at the end, because a sound network may also lose datagrams.
     """

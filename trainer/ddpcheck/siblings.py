@@ -12,7 +12,7 @@ SHORT = 12  # characters of a sha256
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """Yield one finding per node: bad if a value differs from the most frequent one (of equally frequent, the first).
+    """Yield one finding per node: bad if a value is not the most frequent one (if several are, the first of these).
 
     For a driver only the branch (570 of 570.86.15) must be the same; a different patch is a warning.
     """

@@ -168,8 +168,9 @@ def config_sha256(shaping: Mapping[str, Any]) -> str:
 def write_checkpoint(
     path: Path, checkpoint: Checkpoint, *, on_write: Callable[[], None] = lambda: None, shard: Shard | None = None
 ) -> int:
-    """Write the data and the manifest, and return the size in bytes. If it raises OSError, it removes what it wrote.
+    """Write the data and the manifest, and return the size in bytes.
 
+    Raises OSError. If that happens before the manifest gets its final name, no new file is left.
     ``on_write`` is called whenever a piece has reached the disk. With a ``shard``, each writer calls this function and
     writes its file; the first writer also writes the manifest of all files, or no manifest if a writer failed.
     """

@@ -146,7 +146,7 @@ class Metrics:
         self._count(catalogue.COMM, "hidden", number=seconds)
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set an epoch's results. First write the collected values, so that the last step belongs to the loss."""
+        """Set an epoch's results. First write the collected values, so that the exported step matches the loss."""
         self.flush()
         self._set(catalogue.LOSS, loss)
         self._set(catalogue.EVAL_ACCURACY, accuracy, "test")

@@ -11,9 +11,7 @@ from ddptrain import compat
 from ddptrain.config import OptimizerOptions
 
 WARM_UP_SHARE = 0.3  # share of the steps
-START_SHARE = (
-    1 / 25
-)  # share of the peak; both as in torch's OneCycleLR and L. N. Smith, N. Topin 2017, arXiv 1708.07120
+START_SHARE = 1 / 25  # of the peak; both as in torch's OneCycleLR and L. N. Smith, N. Topin 2017, arXiv 1708.07120
 SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://arxiv.org/abs/1706.02677
 
 

@@ -135,7 +135,7 @@ def train_step(
 ) -> Tensor:
     """Take optimizer step ``step`` (counted from 1) with this rank's shard of a global batch. Return the weighted loss.
 
-    The loss may still be computed on the device. Raises NonFinite on every rank, before the optimizer's step.
+    The loss may still be computed on the device. May raise NonFinite, on every rank and before the optimizer's step.
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
@@ -237,8 +237,8 @@ def evaluate(state: TrainingState) -> Evaluation:
     """Return how well the model predicts the test set; the same on every rank.
 
     The evaluation is exact: every test sample is counted once, on any number of ranks. Every rank makes the same number
-    of forward passes, because sharded ranks exchange weights in them; a rank without samples evaluates sample 0, which
-    is not counted.
+    of forward passes, because sharded ranks exchange weights in them; a rank that has no samples left evaluates sample
+    0, which is not counted.
     """
     model, world, num_samples = state.evaluated, state.world, len(state.test)
     _broadcast_buffers(model, world)

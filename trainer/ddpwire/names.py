@@ -49,9 +49,7 @@ PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, to which node 0 
 
 # What happened before this start of the ranks, to count what was lost: set by ddprun for each rank.
 STEPS_BEFORE: Final = "DDP_STEPS_BEFORE"  # the highest step of all earlier attempts; unset: none
-LOST_BEFORE: Final = (
-    "DDP_LOST_BEFORE"  # lost seconds per cause since the last ranks trained: rendezvous=0.4,restart=1.2,
-)
+LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds lost per cause since the last training: rendezvous=0.4,restart=1.2,
 AT: Final = "at"  # and the time.monotonic() up to which they count: at=81234.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.

@@ -32,9 +32,7 @@ class Normalisation:
 
     scale: Tensor
     offset: Tensor
-    _repeated: dict[int, tuple[Tensor, Tensor]] = field(
-        default_factory=dict, repr=False
-    )  # keyed by the number of pixels
+    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # per number of pixels
 
     def __call__(self, images_BHWC: Tensor) -> Tensor:
         """Return normalised images of shape (B, C, H, W), channels last in memory, in the dtype of ``scale``."""
@@ -114,9 +112,10 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device`` (None: the images' own); no copy there without padding and mirror images.
+    """Return images as Pixels on ``device`` (None: the images' own device).
 
-    The images are copied in parts, so that the device never holds much more than ``num_bytes_laid_out``.
+    Images that need neither padding nor mirror images are not copied if they are already there. Others are copied in
+    parts, so that the device never holds much more than ``num_bytes_laid_out``.
     """
     num, height, width, channels = images_NHWC.shape
     device = device or images_NHWC.device

@@ -32,7 +32,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     """Return the options with the input folder that holds the data; outside Kaggle, or with --data-dir, as given.
 
     If no folder holds the data, it is a temporary folder for a download. Raises TrainError if several folders hold the
-    data, or if none holds pictures.
+    data, or if ``--data folder`` finds no pictures.
     """
     session = kaggle.session(environ)
     if session is None or options.folder != DataOptions().folder or options.folder.exists():
