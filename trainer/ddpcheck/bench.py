@@ -1,4 +1,4 @@
-"""The check ``bench``: the bandwidth of each collective over sizes, whether its results are right, and slow links."""
+"""The check ``bench``: the bandwidth of each collective at several sizes, whether its results are right, slow links."""
 
 import argparse
 import statistics
@@ -12,9 +12,9 @@ from ddpcheck import collectives, links, result
 from ddpcheck.ranks import Ranks, join
 
 SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
-LONGEST_S = 2.0  # a size of which a call would take longer, by the size before, is left out
-LATENCY_S = 0.1  # a shorter call says nothing of a longer one
-MATRIX = 8  # of so many members all links are shown; of more the slowest
+LONGEST_S = 2.0  # a size whose call would take longer, estimated from the previous size, is left out
+LATENCY_S = 0.1  # calls shorter than this are mostly latency, so nothing is estimated from them
+MATRIX = 8  # up to this number of members all links are shown; with more members, the slowest
 MAX_LINKS = 1000  # in the result, the slowest first
 
 
@@ -24,7 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    """Measure; rank 0 prints."""
+    """Run the measurements; rank 0 prints the results."""
     ranks = join()
     say = result.say if ranks.rank == 0 else lambda _="": None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> None:
 def _collectives(
     ranks: Ranks, sizes: Sequence[int], say: Callable[[str], None]
 ) -> tuple[list[collectives.Row], list[str]]:
-    """Every collective at every size, and a sentence for each wrong result."""
+    """Measure every collective at every size. Return the rows, and a sentence for each wrong result."""
     rows, findings = [], []
     say(f"{'COLLECTIVE':<15}{'SIZE':>10}{'TIME':>12}{'ALGBW':>10}{'BUSBW':>10}  GB/s")
     for name in collectives.FACTORS:
@@ -89,7 +89,7 @@ def _collectives(
 
 
 def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
-    """The links as a table: all of them, or of many members the slowest."""
+    """Return the links as a table of all of them, or with many members a list of the slowest."""
     number = len(names)
     title = f"Links, GB/s there and back; median {statistics.median(figures.values()):.3g}"
     if number > MATRIX:
@@ -103,7 +103,7 @@ def link_lines(figures: links.Figures, names: Sequence[str]) -> list[str]:
 
 
 def sentence(slow: links.Again, names: Sequence[str]) -> str:
-    """What is slow, and by how much."""
+    """Return a sentence that names what is slow, and by how much."""
     own, beside = (f"{statistics.median(each):.3g}" for each in zip(*slow.figures, strict=True))
     if len(slow.members) == 1:
         return f"{names[slow.members[0]]} is slow: its best link reaches {own} GB/s, another one of its peer {beside}"
@@ -112,7 +112,7 @@ def sentence(slow: links.Again, names: Sequence[str]) -> str:
 
 
 def size_text(number: int) -> str:
-    """``64 KiB``; exact multiples alone lose their digits."""
+    """Return a size such as ``64 KiB``, rounded to 4 digits."""
     for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
         if number >= 1 << power:
             return f"{number / (1 << power):.4g} {unit}"

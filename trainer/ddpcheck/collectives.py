@@ -1,13 +1,13 @@
 """The collectives: what each does, how its bandwidth is computed, and whether its result is right.
 
 algbw = S / t and busbw = algbw x factor, as nccl-tests define them (github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md).
-S is the size of the larger of a rank's two buffers, so that of all_gather and reduce_scatter is n times what a rank
+S is the size of the larger of a rank's two buffers, so for all_gather and reduce_scatter it is n times what a rank
 contributes or keeps. The factor is 2(n-1)/n for all_reduce, (n-1)/n for reduce_scatter, all_gather and all_to_all, 1
-for broadcast, reduce and send_recv (each rank sends to the next one). For gather and scatter, which that page does not
-list, (n-1)/n is our choice: the share of S that passes the root's link.
+for broadcast, reduce and send_recv (each rank sends to the next one). That page does not list gather and scatter; here
+they have (n-1)/n, the share of S that passes the root's link.
 
-t is the mean of up to 20 calls after one that is not counted, of the slowest rank (nccl-tests take the ranks' mean).
-Data are float32 whole numbers, whose sums are exact; after the timed calls one result is compared element by element.
+t is the slowest rank's mean of up to 20 calls after one warm-up call (nccl-tests take the mean of the ranks).
+The data are float32 integers, whose sums are exact; after the timed calls one result is compared element by element.
 """
 
 import time
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ddpcheck.ranks import Ranks
 
-BUDGET_S = 0.5  # of the timed calls of one size; there are at least 2 and at most 20
+BUDGET_S = 0.5  # for the timed calls of one size, which are at least 2 and at most 20
 CALLS = (2, 20)
 ROOT = 0
 IN_PLACE = ("all_reduce", "broadcast", "reduce")
@@ -29,7 +29,7 @@ IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was measured of one collective and size. Bandwidths in GB/s, of 1e9 bytes."""
+    """The measurement of one collective at one size. Bandwidths are in GB/s (1e9 bytes per second)."""
 
     collective: str
     bytes: int
@@ -40,9 +40,10 @@ class Row:
 
 
 def operation(name: str, ranks: Ranks, base: Tensor) -> tuple[Callable[[], Any], Tensor, Tensor, Tensor | None]:
-    """A call of the collective, the buffer that it writes, what that holds before, and what it must hold afterwards.
+    """Return a call of the collective, the buffer that it writes, and that buffer's values before and after the call.
 
-    ``base``: as large as the larger buffer, the same on all ranks, divisible among them. None: this rank gets nothing.
+    ``base``: as large as the larger buffer, the same on all ranks, divisible among them. The values after the call are
+    None if this rank gets no result.
     """
     n, rank, group, part = ranks.size, ranks.rank, ranks.group, base.numel() // ranks.size
     own, total, out = base + rank, n * base + n * (n - 1) // 2, torch.empty_like(base)
@@ -83,7 +84,7 @@ def swap(ranks: Ranks, out: Tensor, to: int, into: Tensor, from_: int) -> None:
 
 
 def measure(name: str, ranks: Ranks, size: int) -> Row:
-    """Time a collective with S = ``size`` bytes, rounded to a number divisible among the ranks, and check a result."""
+    """Time a collective with S = ``size`` bytes, rounded so that the ranks get equal parts, and check one result."""
     count = max(1, round(size / 4 / ranks.size)) * ranks.size
     base = torch.arange(count, device=ranks.device).remainder(251).float()
     run, out, start, expected = operation(name, ranks, base)

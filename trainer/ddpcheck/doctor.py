@@ -1,10 +1,11 @@
-"""``python -m ddpcheck doctor``: whether each node is sound, and the network between them. One rank a node.
+"""``python -m ddpcheck doctor``: checks each node and the network between the nodes, with one rank per node.
 
-The nodes talk over the run's store alone, with no process group, so that they can say what is wrong with the network.
-No message is longer than 500 bytes, and each waits for its answer: the store is reached over a path of any MTU.
+The nodes exchange data only through the run's store, without a process group, so that they can report a faulty network.
+No message is longer than 500 bytes, and each waits for its answer, so the store works over a path of any MTU.
 
 Keys: ``hello/N`` is node N's Node, ``tried/N`` is set when it has tried the paths, ``measured/N`` when its cores are
-measured, ``report/N`` is its Report; ``over`` ends all. A text has its number of parts at its key, part P at ``KEY/P``.
+measured, ``report/N`` is its Report; ``over`` ends the check. A text is split: its key has the number of parts, and
+``KEY/P`` has part P.
 """
 
 import argparse
@@ -41,22 +42,22 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a node hands to node 0."""
+    """What a node sends to node 0."""
 
     findings: tuple[Finding, ...]
-    builds: dict[str, dict[str, str]]  # by check, what must be the same everywhere
+    builds: dict[str, dict[str, str]]  # per check, the values that must be the same on all nodes
     speeds: dict[str, float]
-    loaded: bool  # whether other programs had the cores while they were measured
+    loaded: bool  # whether other programs used the cores while they were measured
     paths: Paths
-    clock_s: float  # ahead of node 0's
+    clock_s: float  # how far it is ahead of node 0's
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add none: what the doctor looks at is what it finds."""
+    """Add no options: the doctor checks everything that it finds."""
 
 
 def main(options: argparse.Namespace) -> None:
-    """Look at this node; on node 0 also gather, judge and print."""
+    """Check this node; on node 0 also collect, judge and print the results of all nodes."""
     if int(os.environ.get(names.LOCAL_RANK, "0")):
         return
     began = time.monotonic()
@@ -88,7 +89,7 @@ def main(options: argparse.Namespace) -> None:
 
 
 def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
-    """All stages of one node; its report goes into ``reports`` on node 0, else into the store. Returns who is there."""
+    """Run all stages on one node; put its report into the store (node 0: into ``reports``). Return who answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
@@ -111,7 +112,7 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
     found.append(node_checks.check_interfaces(address))
     found.append(node_checks.check_containers(os.environ, num_gpus=num_gpus))
     libraries = node_checks.mapped_libraries()
-    for other in nodes:  # of those on one machine, one after the other
+    for other in nodes:  # nodes on the same machine measure one after the other
         if other.machine == machine and other.node < number:
             _wait(store, f"measured/{other.node}", TURN_S)
     speed = node_checks.measure_cpu()
@@ -131,7 +132,7 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
         _put(store, f"report/{number}", json.dumps(asdict(report)))
     else:
         reports[0] = report
-    for other in nodes:  # who still tries the ports of this one
+    for other in nodes:  # wait for those that still try this node's ports
         _wait(store, f"tried/{other.node}", STAGE_S)
     return nodes
 
@@ -142,7 +143,7 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
         return speeds, []
     try:
         matmul = gpu_checks.measure_matmul()
-    except RuntimeError as error:  # what CUDA says of a GPU that does not work
+    except RuntimeError as error:  # CUDA's error for a GPU that does not work
         return speeds, [Finding("GPU matmul", "bad", str(error).partition("\n")[0])]
     slowest = min(matmul, key=lambda device: matmul[device])
     found = [gpu_checks.check_clocks()]
@@ -153,7 +154,7 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
 
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
-    """All findings, in the order of the table: by check, then by node."""
+    """Return all findings in the order of the table: sorted by check, then by node."""
     found = [replace(finding, node=node) for node, report in reports.items() for finding in report.findings]
     absent = [node.node for node in nodes if node.node not in reports]
     found += [Finding("answer", "bad", "it gave no report", node) for node in absent]
@@ -171,7 +172,10 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
 
 
 def table(nodes: Sequence[Node], findings: Sequence[Finding]) -> Iterator[str]:
-    """A row a check, a column for the nodes that are alike; below it, in a line each, what is a warning or unknown."""
+    """Yield a table with one row per check and one column per group of nodes with the same results.
+
+    Below it is a line for each warning, and for each reason why something was not looked at.
+    """
     checks = dict.fromkeys(finding.check for finding in findings)
     marks = {(finding.check, finding.node): MARKS[finding.status] for finding in findings}
     columns: dict[tuple[str, ...], list[int]] = {}
@@ -200,7 +204,7 @@ def table(nodes: Sequence[Node], findings: Sequence[Finding]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """``0-2,5``."""
+    """Return sorted numbers as a text such as ``0-2,5``."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and parts[-1][-1] == number - 1:
@@ -218,14 +222,14 @@ def _read_report(text: str) -> Report:
 
 
 def _put(store: Store, key: str, text: str) -> None:
-    parts = [text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES)]  # JSON: ASCII
+    parts = [text[at : at + PART_BYTES] for at in range(0, len(text), PART_BYTES)]  # it is JSON in ASCII
     for number, part in enumerate(parts):
         store.compare_set(f"{key}/{number}", "", part)  # unlike set, it waits for the answer
     store.compare_set(key, "", f"{len(parts)}")
 
 
 def _get(store: Store, key: str, timeout_s: float) -> str:
-    """The text at ``key``; empty: it does not come in time."""
+    """Return the text at ``key``, or an empty one if it does not come in time."""
     if not _wait(store, key, timeout_s):
         return ""
     return "".join(store.get(f"{key}/{number}").decode() for number in range(int(store.get(key))))

@@ -1,4 +1,4 @@
-"""What a check has found of a node, as data; and of each check what is expected, and what to do."""
+"""What a check has found on a node, as data; and for each check what is expected and what to do."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -41,7 +41,7 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
 
 @dataclass(frozen=True)
 class Finding:
-    """One check of one node; ``node`` is set where the findings of all are put together."""
+    """The result of one check of one node; ``node`` is set when the findings of all nodes are combined."""
 
     check: str
     status: Status
@@ -50,6 +50,6 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """All of it in a line."""
+        """The complete finding in one line."""
         expected, todo = ADVICE[self.check]
         return f"node {self.node}, {self.check}: {self.status}: {self.value}; expected: {expected}; {todo}"

@@ -20,28 +20,28 @@ from ddpwire.machine import visible_handles
 
 GPU_CHECKS = ("GPU memory", "PCIe", "NVLink", "MIG", "GPU processes", "GPU clocks", "Xid", "DCGM", "GPU matmul")
 BAD_XIDS = frozenset({48, 64, 74, 79, 95, 119, 120, 140})  # ECC, row remapping, NVLink, off the bus, GSP
-SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # what a faulty program causes
+SCRIPT_XIDS = frozenset({13, 31, 43, 45})  # caused by a faulty program
 XID = re.compile(r"^\d+,\d+,(\d+),[^;]*;.*NVRM: Xid \(([^)]*)\): (\d+)", re.MULTILINE)
 OLD_XID_S = 86400.0
 HARDWARE_REASONS = {0x8: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake"}
 THERMAL_REASON = 0x20  # set by the driver
 MATRIX, MATMUL_WINDOWS, MATMULS = 4096, 8, 8
 DCGM_S = 120.0
-Part = tuple[Status, str]  # of one GPU
+Part = tuple[Status, str]  # the result for one GPU
 
 
 def not_looked_at(why: str) -> list[Finding]:
-    """A finding for each check of GPUs where none is looked at."""
+    """Return a finding "not looked at" for each check of GPUs."""
     return [Finding(check, "not looked at", why) for check in GPU_CHECKS]
 
 
 def look() -> tuple[list[Finding], dict[str, str]]:
-    """The findings of this node's GPUs, and what must be the same on all nodes. To be called before CUDA is used."""
+    """Return this node's GPU findings, and the values that all nodes must share. Call it before CUDA is used."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception as error:  # no driver, or no library: NVML has an error for each
+    except Exception as error:  # no driver or no library: NVML has a class of errors for each
         return not_looked_at(f"no GPU: {error}"), {"GPUs": "none"}
     handles, lost = _handles(pynvml)
     checks = {"GPU memory": _memory, "PCIe": _pcie, "NVLink": _nvlink, "MIG": _mig, "GPU processes": _processes}
@@ -54,7 +54,7 @@ def look() -> tuple[list[Finding], dict[str, str]]:
 
 
 def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
-    """The GPUs that answer, and a line for each that does not."""
+    """Return the GPUs that answer, and a line for each GPU that does not."""
     handles, lost = {}, []
     for device, get_handle in visible_handles(nvml).items():
         try:
@@ -65,7 +65,7 @@ def _handles(nvml: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles: dict[str, Any]) -> Finding:
-    """One check of all GPUs as one finding: the worst of them, each named that has it."""
+    """Return one finding for all GPUs: the worst status, with the GPUs that have it."""
     parts: dict[str, Part] = {}
     for device, handle in handles.items():
         try:
@@ -84,7 +84,7 @@ def _of_all(nvml: Any, check: str, look_at: Callable[[Any, Any], Part], handles:
 
 
 def _memory(nvml: Any, handle: Any) -> Part:
-    """ECC errors since the driver was loaded; rows that are to be remapped, or could not be; before Ampere pages."""
+    """Check ECC errors since the driver was loaded, and rows to be remapped (before Ampere: pages to be retired)."""
     said, known = [], []
     with contextlib.suppress(nvml.NVMLError):
         errors = nvml.nvmlDeviceGetTotalEccErrors(
@@ -103,15 +103,15 @@ def _memory(nvml: Any, handle: Any) -> Part:
 
 
 def _pcie(nvml: Any, handle: Any) -> Part:
-    """The width of the link against what device and slot can do. Its generation says nothing: it falls when idle."""
+    """Compare the width of the link with what device and slot can do; not the generation, which falls when idle."""
     width, most = nvml.nvmlDeviceGetCurrPcieLinkWidth(handle), nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)
     return ("ok" if width >= most else "warning" if 2 * width >= most else "bad"), f"x{width} of x{most}"
 
 
 def _nvlink(nvml: Any, handle: Any) -> Part:
-    """Bad: some links of a GPU are down, others up. A warning: an active one has recovered from errors."""
+    """Check the NVLinks. Bad: some of a GPU's are down, others up. Warning: an active one has recovered from errors."""
     up, down, errors = 0, [], 0
-    with contextlib.suppress(nvml.NVMLError):  # it has no more links
+    with contextlib.suppress(nvml.NVMLError):  # the GPU has no more links
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             if not nvml.nvmlDeviceGetNvLinkState(handle, link):
                 down.append(str(link))
@@ -125,7 +125,7 @@ def _nvlink(nvml: Any, handle: Any) -> Part:
 
 def _mig(nvml: Any, handle: Any) -> Part:
     current, pending = 0, 0
-    with contextlib.suppress(nvml.NVMLError):  # a GPU without it
+    with contextlib.suppress(nvml.NVMLError):  # a GPU without MIG
         current, pending = nvml.nvmlDeviceGetMigMode(handle)
     if current != pending:
         return "bad", "the mode changes at the next reset"
@@ -133,13 +133,13 @@ def _mig(nvml: Any, handle: Any) -> Part:
 
 
 def _processes(nvml: Any, handle: Any) -> Part:
-    """Whose they are cannot be told: a warning. This process has not used CUDA yet, so none of them is its own."""
+    """Warn of any process on the GPU: its owner is unknown. It is not this process, which has not used CUDA yet."""
     pids = [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return ("warning", f"used by pid {', '.join(pids)}") if pids else ("ok", "none")
 
 
 def check_clocks() -> Finding:
-    """Why clocks are low at this moment: to be asked right after work, as an idle GPU has its reasons."""
+    """Check why clocks are low now. Call it right after a load: an idle GPU lowers them for good reasons."""
 
     def reasons(nvml: Any, handle: Any) -> Part:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -153,15 +153,15 @@ def check_clocks() -> Finding:
 
 
 def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
-    """Xid errors in the kernel log. Bad: one of the hardware within a day; older ones, and unknown ones, are a warning.
+    """Check Xid errors in the kernel log. Bad: a hardware error within a day. Warning: an older or unknown error.
 
-    Those of a faulty program (13, 31, 43, 45) are left out.
+    Errors caused by a faulty program (13, 31, 43, 45) are left out.
     """
     records = bytearray()
     try:
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with contextlib.closing(os.fdopen(file, "rb", buffering=0)), contextlib.suppress(BlockingIOError):  # the end
-            while record := os.read(file, 8192):  # a record at a time, ``priority,number,microseconds,...;text``
+            while record := os.read(file, 8192):  # one record per read: ``priority,number,microseconds,...;text``
                 records += record
     except OSError as error:
         return Finding("Xid", "not looked at", f"{path}: {error.strerror} (dmesg as root tells)")
@@ -176,7 +176,7 @@ def check_kernel_log(path: str = "/dev/kmsg") -> Finding:
 
 
 def check_dcgm() -> Finding:
-    """What ``dcgmi diag -r 1`` says: bad where a test fails."""
+    """Run ``dcgmi diag -r 1``: bad if a test fails."""
     program = shutil.which("dcgmi")
     if program is None:
         return Finding("DCGM", "not looked at", "dcgmi is not installed")
@@ -189,7 +189,7 @@ def check_dcgm() -> Finding:
 
 
 def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
-    """The tests with a failed result, at whatever depth: DCGM 3 and 4 nest them differently."""
+    """Yield the names of failed tests at any depth, because DCGM 3 and 4 nest them differently."""
     if isinstance(answer, dict):
         name = str(answer.get("name", name))
         if str(answer.get("status", "")).lower() == "fail":
@@ -201,7 +201,7 @@ def failed_tests(answer: Any, name: str = "") -> Iterator[str]:
 
 
 def measure_matmul() -> dict[str, float]:
-    """TFLOP/s of bfloat16 matrices on each visible GPU, the best of several windows."""
+    """Return the TFLOP/s of bfloat16 matrix products on each visible GPU, the best of several windows."""
     found = {}
     for index in range(torch.cuda.device_count()):
         with torch.cuda.device(index):

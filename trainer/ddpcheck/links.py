@@ -1,15 +1,16 @@
-"""The links: every pair of nodes exchanges data, and what is slow is measured again alone before it is named.
+"""Measures the links: every pair of nodes exchanges data. Slow ones are measured again alone before they are reported.
 
-The pairs meet in a round-robin tournament: in each of n-1 rounds all nodes are busy, each with another one. Without a
-second node the ranks of the one node are the pairs. A pair's figure is the best of 4 to 10 exchanges: data goes there
-and comes back, so that other work on the machine makes an exchange slower, never quicker.
+The pairs meet in a round-robin tournament: in each round all nodes (all but one, if their number is odd) are busy in
+pairs. Without a second node, the pairs are made of that node's ranks. A pair's figure is the best of 4 to 10 exchanges:
+data goes there and back, so other work on the machine can make an exchange slower, but never quicker.
 
 * A node is suspected if the best of its links is below half (``SLOW``) of the median of the other nodes' best links.
 * A link is suspected if it is below half of what both of its ends reach with the others (the median of each end).
 * If more than a third of the nodes, or of the links, are suspected, the network has parts of different speed (racks,
-  NVLink pairs): there are no siblings to compare with, and nothing is named. The same holds for fewer than 3 nodes.
-* A suspect is measured three times more while nothing else is, each time beside the best links of its ends. It is
-  named only if the best of the three is below half of the median of the three figures beside it (the slowest of them).
+  NVLink pairs): no comparison is possible, and nothing is reported. With fewer than 3 nodes none is suspected either.
+* A suspect is measured three more times while nothing else is measured, each time together with the best links of its
+  ends. It is reported only if its best figure of the three is below half of the median of the other links' figures (of
+  several other links, the slowest counts).
 """
 
 import statistics
@@ -27,41 +28,41 @@ REPETITIONS = 3
 EXCHANGES, EXCHANGE_S = (4, 10), 0.5  # how many, and how long they may take together
 BYTES = {"cpu": 1 << 20, "cuda": 32 << 20}
 MAX_SUSPECTS = 8  # the slowest are measured again
-Pair = tuple[int, int]  # of indices of the members, the lower one first
-Figures = Mapping[Pair, float]  # GB/s, of 1e9 bytes
+Pair = tuple[int, int]  # indices of two members, the lower index first
+Figures = Mapping[Pair, float]  # in GB/s (1e9 bytes per second)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suspect:
     """A node or a link that looks slow."""
 
-    members: tuple[int, ...]  # one: a node; two: a link
-    pair: Pair  # is measured again
-    beside: tuple[Pair, ...]  # these with it
+    members: tuple[int, ...]  # one member: a node; two members: a link
+    pair: Pair  # the pair to measure again
+    beside: tuple[Pair, ...]  # the pairs to compare it with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A suspect that was measured again, alone: each time its figure, and the slowest of the links beside it."""
+    """A suspect that was measured again alone: each time its figure, and that of the slowest link compared with it."""
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]
 
     @property
     def is_slow(self) -> bool:
-        """Whether it may be named."""
+        """Whether the suspect is to be reported as slow."""
         own, beside = zip(*self.figures, strict=True)
         return bool(max(own) < SLOW * statistics.median(beside))
 
 
 def members_of(ranks: Ranks) -> tuple[int, ...]:
-    """The ranks that take part: the first of each node, or all of a single node."""
+    """Return the ranks that take part: the first rank of each node, or all ranks of a single node."""
     first = {node: rank for rank, node in reversed([*enumerate(ranks.nodes)])}
     return tuple(sorted(first.values())) if len(first) > 1 else tuple(range(ranks.size))
 
 
 def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
-    """A round-robin tournament (the circle method): each two meet once, and the pairs of a round are disjoint."""
+    """Yield the rounds of a round-robin tournament (circle method): each pair meets once, a round's are disjoint."""
     order: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     half = len(order) // 2
     for _ in range(len(order) - 1):
@@ -71,7 +72,7 @@ def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
 
 
 def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pair]]) -> list[tuple[Pair, float]]:
-    """Measure pairs, those of a group at the same time; the figures in the order of the pairs, on every rank."""
+    """Measure the pairs of one group at a time, all in parallel. Return the figures in order, on every rank."""
     own: list[float] = []
     for pairs in at_once:
         ranks.barrier()
@@ -85,7 +86,7 @@ def measure(ranks: Ranks, members: Sequence[int], at_once: Sequence[Sequence[Pai
 
 
 def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
-    """GB/s between this rank and another, which calls this as well; ``first``: this one sends first, and counts."""
+    """Return the GB/s to ``peer``, which makes the same call; ``first``: this rank sends first and sets the count."""
     data = torch.zeros(BYTES[ranks.device.type] // 4, device=ranks.device)
     calls = data.new_full((1,), EXCHANGES[0])
 
@@ -103,7 +104,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 
 
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
-    """Which of ``number`` members look slow; and a line where too many do, or there are too few to compare."""
+    """Return which of ``number`` members look slow, and a line if too many do or there are too few to compare."""
     if number < 3:
         return (), "two have no siblings to be compared with"
     speed = figures.__getitem__
@@ -122,7 +123,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Which links look slow, the slowest first, and a line as above; ``slow``: nodes whose links are left out."""
+    """Return the links that look slow, slowest first, and a line if too many do; skips the links of ``slow`` nodes."""
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []
@@ -139,7 +140,7 @@ def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tup
 
 
 def measure_again(ranks: Ranks, members: Sequence[int], suspect: Suspect) -> Again:
-    """Measure a suspect and the links beside it in turn, while nothing else is."""
+    """Measure a suspect and the links to compare it with, one at a time."""
     figures = []
     for _ in range(REPETITIONS):
         found = dict(measure(ranks, members, [[pair] for pair in (suspect.pair, *suspect.beside)]))

@@ -1,6 +1,6 @@
-"""What the nodes find between each other: TCP to an ephemeral port, the path MTU, names; and who is to blame.
+"""Checks between the nodes: TCP to an ephemeral port, the path MTU and host names; and which node is at fault.
 
-Each node opens a TCP and a UDP port and tries those of all others, both directions of a pair by the two nodes of it.
+Each node opens a TCP and a UDP port and tries those of all others, so each pair is tried in both directions.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ MTUS = (
     1280,
     1000,
     800,
-)  # what links and tunnels have
+)  # the MTUs of common links and tunnels
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # linux/in.h; Python has no names for them
 BAD_CLOCK_S = 30.0
 MOST_THREADS = 32
@@ -45,29 +45,29 @@ MOST_THREADS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """What a node tells the others of itself first."""
+    """What a node first sends to the others about itself."""
 
     node: int
     host: str
     address: str
     tcp: int
     udp: int
-    mtu: int  # of the interface that has the address; 0: unknown
+    mtu: int  # MTU of the interface that has the address; 0: unknown
     machine: str  # the same for nodes that share a kernel
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paths:
-    """What a node found on the way to each of the others."""
+    """What a node found on the paths to the other nodes, each keyed by node."""
 
-    closed: dict[int, str] = field(default_factory=dict)  # whose TCP port it does not reach, and why
-    mtu: dict[int, int] = field(default_factory=dict)  # the largest packet that arrives, by node
-    announced: dict[int, bool] = field(default_factory=dict)  # where it is less: whether a router says so
-    names: dict[int, str] = field(default_factory=dict)  # the address of each host name; empty: it has none
+    closed: dict[int, str] = field(default_factory=dict)  # why its TCP port cannot be reached
+    mtu: dict[int, int] = field(default_factory=dict)  # the largest packet that arrives
+    announced: dict[int, bool] = field(default_factory=dict)  # whether a router has announced the lower MTU
+    names: dict[int, str] = field(default_factory=dict)  # the address of its host name; empty: unknown
 
 
 def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
-    """Listen on a TCP and a UDP port that the kernel chooses. Datagrams are answered by a thread with their length."""
+    """Listen on a TCP and a UDP port that the kernel chooses. A thread answers each datagram with its length."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
     tcp.bind((address, 0))
@@ -85,7 +85,7 @@ def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
 
 
 def try_paths(me: Node, nodes: Sequence[Node]) -> Paths:
-    """Try all the others side by side; bounded by its time-outs, about 10 s where everything is closed."""
+    """Try the paths to all other nodes in parallel; with the time-outs it takes about 10 s if everything is closed."""
     found = Paths()
     others = [node for node in nodes if node.node != me.node]
 
@@ -122,9 +122,9 @@ def _why_closed(peer: Node) -> str:
 
 
 def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
-    """The largest packet that is answered, of those that links have, and whether a router has announced a lower MTU.
+    """Return the largest tried packet that is answered, or 0 if none is; and whether a router announced a lower MTU.
 
-    0: no datagram is answered. The largest is tried again at the end: datagrams may be lost on a sound network.
+    ``most`` is tried again at the end, because a sound network may also lose datagrams.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
@@ -147,7 +147,7 @@ def _path_mtu(peer: Node, most: int) -> tuple[int, bool]:
 def _arrives(probe: socket.socket, size: int) -> bool:
     payload = bytes(size - IP_HEADERS)
     for _ in range(UDP_TRIES):
-        with contextlib.suppress(OSError):  # no answer; or the answer to an earlier one that a router refused
+        with contextlib.suppress(OSError):  # no answer, or a router's refusal of an earlier datagram
             probe.send(payload)
             while int(probe.recv(16)) != len(payload):
                 pass
@@ -156,10 +156,10 @@ def _arrives(probe: socket.socket, size: int) -> bool:
 
 
 def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pair]]:
-    """Which node each failed pair is put down to: as few nodes as explain all of them.
+    """Return the failed pairs, keyed by the node at fault; as few nodes as possible are blamed.
 
-    First each node that none of the others reaches, where there are several others; then, again and again, the node
-    in most of the pairs that are left, of equals the receiving one.
+    First each node that none of several others reaches; then repeatedly the node in most of the remaining pairs, and
+    among equals one that receives.
     """
     alone = {node for node in nodes if len(nodes) > 2 and sum(to == node for _, to in failed) == len(nodes) - 1}
     blamed = {node: sorted(pair for pair in failed if pair[1] == node) for node in sorted(alone)}
@@ -173,7 +173,7 @@ def blame(failed: Collection[Pair], nodes: Collection[int]) -> dict[int, list[Pa
 
 
 def judge(nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Iterator[Finding]:
-    """What the nodes have found together, a finding a node and check."""
+    """Combine what the nodes have found. Yields one finding per node and check."""
     if len({(node.machine, node.address) for node in nodes}) == 1:
         for node in nodes:
             yield from (Finding(check, "ok", "one machine", node.node) for check in ("ports", "path MTU", "names"))
@@ -214,7 +214,7 @@ def _by_node(failed: Collection[Pair], nodes: Sequence[Node]) -> list[tuple[Node
 
 
 def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) -> Finding:
-    """Bad: another node's name is an address of the loopback. A warning: its own is, as Debian has it; ddprun copes."""
+    """Bad: another node's name resolves to the loopback. Warning: its own name does (usual on Debian, harmless)."""
     hosts = {node.node: node.host for node in nodes}
     found = {to: address for to, address in paths[node.node].names.items() if address}
     looped = {to: address for to, address in found.items() if address == "::1" or address.startswith("127.")}
@@ -226,7 +226,7 @@ def _judge_names(node: Node, nodes: Sequence[Node], paths: Mapping[int, Paths]) 
 
 
 def judge_clocks(offsets: Mapping[int, float]) -> Iterator[Finding]:
-    """How far each clock is from the median of all: from 2 s on a warning, from 30 s bad; of two, node 1 is named."""
+    """Check each clock against the median (of two clocks, node 0's): over 2 s is a warning, over 30 s bad."""
     middle = median(offsets.values()) if len(offsets) > 2 else 0.0
     for node, offset in offsets.items():
         apart = abs(offset - middle)

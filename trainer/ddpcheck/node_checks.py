@@ -1,4 +1,4 @@
-"""What a node finds out about itself: limits, disks, interfaces, the libraries of this process, the speed of a core."""
+"""What a node checks about itself: limits, disks, interfaces, the libraries of this process, the speed of a core."""
 
 import contextlib
 import ctypes
@@ -46,9 +46,9 @@ MIN_CORE_SHARE = 0.75
 
 
 def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
-    """Shared memory, memlock and open files.
+    """Check shared memory, memlock and open files.
 
-    Bad: /dev/shm below 64 MiB (Docker's default), fewer than 1024 open files (Linux's default). A warning: less than
+    Bad: /dev/shm below 64 MiB (Docker's default), fewer than 1024 open files (Linux's default). Warning: less than
     ddprun's own preflight asks for.
     """
     shm, wanted = shm_bytes(), max(MIN_SHM, num_gpus * SHM_PER_RANK)
@@ -67,10 +67,10 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
 
 
 def check_disks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The disks of checkpoints and temporary files: room, and 8 MiB written and synced within about a second.
+    """Check the disks of checkpoints and of temporary files: free space, and the speed of writing up to 8 MiB.
 
-    Bad: no 64 MiB free, or a file cannot be written. A warning: less than 2 GiB, or less than 10 MB/s. A slow disk is
-    never bad, since a busy one is slow as well.
+    Bad: less than 64 MiB free, or a file cannot be written. Warning: less than 2 GiB free, or less than 10 MB/s. Low
+    speed is never bad, since a sound disk that is busy is also slow.
     """
     checkpoints = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
     for check, wanted in (("disk", checkpoints), ("temporary disk", Path(tempfile.gettempdir()))):
@@ -91,7 +91,7 @@ def check_disks(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
-    """Answer how many bytes are free, and how many are written a second."""
+    """Set ``answer`` to the bytes that are free, and the bytes that can be written per second."""
     try:
         status, block, written, began = os.statvfs(folder), bytes(MIB), 0, time.monotonic()
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
@@ -104,7 +104,7 @@ def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:
 
 
 def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
-    """The interface towards node 0. A warning: two in one subnet, or an InfiniBand port down beside an active one."""
+    """Check the interfaces. Warning: two are in one subnet, or some InfiniBand ports are active and others are not."""
     states = psutil.net_if_stats()
     subnets: dict[str, set[str]] = {}
     for name, owned in psutil.net_if_addrs().items():
@@ -122,7 +122,7 @@ def check_interfaces(address: str, sysfs: Path = Path("/sys")) -> Finding:
 
 
 def interface_of(address: str) -> tuple[str, int]:
-    """The interface that has ``address``, and its MTU; "unknown", 0: none has."""
+    """Return the interface that has ``address``, and its MTU; or "unknown" and 0 if there is none."""
     for name, owned in psutil.net_if_addrs().items():
         if any(one.address.partition("%")[0] == address for one in owned):
             found = psutil.net_if_stats().get(name)
@@ -131,7 +131,7 @@ def interface_of(address: str) -> tuple[str, int]:
 
 
 def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
-    """Which container runtimes the node has, and whether GPUs can be given to a container."""
+    """Check which container runtimes the node has, and whether a container can be given GPUs."""
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
     if inside or "KUBERNETES_SERVICE_HOST" in environ:
         return Finding("container runtime", "not looked at", "this is inside a container")
@@ -142,16 +142,16 @@ def check_containers(environ: Mapping[str, str], *, num_gpus: int) -> Finding:
 
 
 def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
-    """The versions that torch states, and the sha256 of each library of torch and NCCL that this process has mapped.
+    """Return torch's versions, and the sha256 of each library of torch and NCCL that this process has mapped.
 
-    NCCL's version is what the mapped library says: not a package's metadata, nor what torch was built with.
+    NCCL's version comes from the mapped library, not from a package's metadata or the build of torch.
     """
     found = {"torch": str(torch.__version__)} | ({"CUDA": torch.version.cuda} if torch.version.cuda else {})
     lines = maps.read_text().splitlines()
     for name, match in sorted({match[2]: match for line in lines if (match := LIBRARY.search(line))}.items()):
         found[name] = "replaced on the disk since it was loaded"
         if not match[3]:
-            with open(match[1], "rb") as file:  # noqa: PTH123 -- as the kernel names it
+            with open(match[1], "rb") as file:  # noqa: PTH123 -- the path as the kernel gives it
                 found[name] = hashlib.file_digest(file, "sha256").hexdigest()
             if name.startswith("libnccl"):
                 version = ctypes.c_int()
@@ -162,11 +162,11 @@ def mapped_libraries(maps: Path = Path("/proc/self/maps")) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuSpeed:
-    """How fast one thread computes. The best of several windows, so that a moment's load does not count."""
+    """How fast one thread computes: the best of several windows, so that a short load does not count."""
 
-    gflops: float  # a second of CPU time, of float32 matrices
-    copy_bytes: float  # read and written a second of CPU time
-    share: float  # of a core that the thread got
+    gflops: float  # per second of CPU time, with float32 matrices
+    copy_bytes: float  # read and written per second of CPU time
+    share: float  # the part of a core that the thread got
     idle: float  # cores that had nothing to do meanwhile, of those that this process may use
     others: float  # cores that other programs used meanwhile
     throttled: int  # periods in which a CPU quota stopped the thread
@@ -203,7 +203,7 @@ def measure_cpu() -> CpuSpeed:
 
 
 def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> int:
-    """In how many periods a quota has stopped this process's cgroup or one above it; 0: that is not to be seen."""
+    """Return in how many periods a quota has stopped this process's cgroup or a parent of it; 0 if unknown."""
     found = [0]
     with contextlib.suppress(OSError):
         for _, controllers, path in (line.split(":", 2) for line in own.read_text().splitlines()):
@@ -217,7 +217,7 @@ def throttled_periods(own: Path = Path("/proc/self/cgroup"), root: Path = Path("
 
 
 def _core_seconds() -> tuple[float, float]:
-    """Seconds that the cores which this process may use were busy and idle since the machine's start."""
+    """Return how many seconds this process's usable cores were busy and idle since the machine's start."""
     times = psutil.cpu_times(percpu=True)
     cores = [times[core] for core in os.sched_getaffinity(0) if core < len(times)]
     idle = sum(core.idle + core.iowait for core in cores)
@@ -225,10 +225,10 @@ def _core_seconds() -> tuple[float, float]:
 
 
 def check_cpu(speed: CpuSpeed) -> Finding:
-    """Whether a thread gets the core that it asks for.
+    """Check whether a thread gets the core that it asks for.
 
-    Bad: it gets less than 75 % of one and a quota stops its cgroup, or cores that it may use are idle for at least half
-    of what it lacks. A warning: it gets less because other programs have the cores.
+    Bad: it gets less than 75 % of a core, and a quota stops its cgroup, or its usable cores are idle for at least half
+    of the missing time. Warning: it gets less than 75 % because other programs use the cores.
     """
     held = speed.throttled > 0 or speed.idle >= (1 - speed.share) / 2
     status: Status = "ok" if speed.share >= MIN_CORE_SHARE else "bad" if held else "warning"

@@ -1,4 +1,4 @@
-"""A rank of a check among the others: on which nodes they are, their devices, and how they meet."""
+"""The ranks of a check: on which nodes they are, which devices they have, and how they meet."""
 
 import os
 from dataclasses import dataclass
@@ -10,32 +10,32 @@ import torch.distributed as dist
 
 from ddpwire import names
 
-TIMEOUT_S = 180.0  # of one operation of the process groups
+TIMEOUT_S = 180.0  # for one operation of the process groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """All ranks, seen from one of them. ``nodes`` and ``hosts`` are by rank."""
+    """All ranks, as one of them sees them. ``nodes`` and ``hosts`` have one entry per rank."""
 
     rank: int
     device: torch.device
     nodes: tuple[int, ...]
     hosts: tuple[str, ...]
-    group: Any  # the process group that is measured: NCCL's or gloo's; the default one is gloo's
+    group: Any  # the process group to measure: NCCL's, or the default group, which uses gloo
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return len(self.nodes)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, by rank, on every rank."""
+        """Return the values of all ranks, in the order of the ranks, on every rank."""
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
 
     def slowest(self, seconds: float) -> float:
-        """The longest time of all ranks."""
+        """Return the longest time of all ranks."""
         longest = torch.tensor([seconds], dtype=torch.float64)
         dist.all_reduce(longest, dist.ReduceOp.MAX)
         return float(longest)
@@ -51,7 +51,7 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def node_name(self, rank: int) -> str:
-        """``node 2 (box3)``; without the host's name where several nodes have the same."""
+        """Return ``node 2 (box3)``, without the host's name if several nodes have the same one."""
         node, host = self.nodes[rank], self.hosts[rank]
         alone = {other for other, name in zip(self.nodes, self.hosts, strict=True) if name == host} == {node}
         return f"node {node} ({host})" if alone else f"node {node}"

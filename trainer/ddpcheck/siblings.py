@@ -1,4 +1,4 @@
-"""What only means something beside the other nodes: builds that must be the same, speeds against the others' median."""
+"""Checks that compare a node with the others: builds that must be the same, speeds against the others' median."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
@@ -12,9 +12,9 @@ SHORT = 12  # characters of a sha256
 
 
 def compare_builds(check: str, builds: Mapping[int, Mapping[str, str]]) -> Iterator[Finding]:
-    """A finding a node: bad where a value is not what most nodes have; without a majority, not what node 0 has.
+    """Yield one finding per node: bad if a value is not the most frequent one (if several are, the first of these).
 
-    Of a driver the branch must be the same, 570 of 570.86.15; another patch is a warning.
+    For a driver only the branch (570 of 570.86.15) must be the same; a different patch is a warning.
     """
     keys = dict.fromkeys(key for build in builds.values() for key in build)
     usual = {key: Counter(build.get(key, "none") for build in builds.values()).most_common(1)[0][0] for key in keys}
@@ -35,10 +35,10 @@ def _short(value: str) -> str:
 def compare_speed(
     check: str, speeds: Mapping[int, float], unit: str, *, loaded: Collection[int] = ()
 ) -> Iterator[Finding]:
-    """A finding a node: slower than 80 % of the others' median is a warning, than 50 % bad.
+    """Yield one finding per node: below 80 % of the others' median is a warning, below 50 % bad.
 
-    It is no more than a warning where other programs had the cores meanwhile (``loaded``), and with fewer than three
-    nodes, of which the quick one may be the odd one.
+    It is only a warning if other programs used the cores meanwhile (``loaded``), or with fewer than three nodes, where
+    the faster node may be the unusual one.
     """
     for node, speed in speeds.items():
         usual = median([other for number, other in speeds.items() if number != node] or [speed])

@@ -1,6 +1,6 @@
-"""The entry point of a rank and of the verbs: install signal handlers, parse the command line, then import torch.
+"""The entry point of a rank and of the subcommands: installs signal handlers, parses the options, then imports torch.
 
-A signal may come while torch is imported, which takes seconds, and ``--help`` must not wait for that.
+Importing torch takes seconds: a signal may come meanwhile, and ``--help`` must not wait for the import.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ VERBS = {
 
 
 def main() -> NoReturn:
-    """Run a rank or a verb, and exit with its code."""
+    """Run a rank or a subcommand, and exit with its code."""
     open_closed()
     if sys.argv[1:2] and sys.argv[1] in VERBS:
         sys.exit(_verb(sys.argv[1], sys.argv[2:]))

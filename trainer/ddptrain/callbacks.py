@@ -1,7 +1,7 @@
-"""What runs around the steps of the training loop.
+"""Everything that runs around the steps of the training loop.
 
 `NonFiniteGuard` finds NaN and infinite losses and gradients, `StopVote` lets the ranks agree on when to stop,
-`ProgressDisplay` reports on stdout; `Callbacks` holds these and all else that is called before and after a step.
+`ProgressDisplay` reports on stdout; `Callbacks` holds these and the other objects called before and after a step.
 """
 
 import math
@@ -32,15 +32,15 @@ from ddpwire.vote import Vote
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-MAX_OVERFLOWS = 20  # in a row: a scale of 65,536 is below 1 by then
+MAX_OVERFLOWS = 20  # consecutive steps: by then a scale of 65,536 is below 1
 LOG_EVERY_S = 30.0
 NOT_FINITE = 1 << 10  # above all exit codes, so that it wins the vote
 TIMES_EVERY_S = 0.5
 DEVICE_EVERY_S = 5.0
 
 
-class NonFinite(Exception):  # noqa: N818 - a fact about a step, not ours to report
-    """Step number ``step``, from 1, was not taken: its loss or gradient is not finite."""
+class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
+    """Step ``step`` (counted from 1) was not taken: its loss or gradient is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -50,34 +50,35 @@ class NonFinite(Exception):  # noqa: N818 - a fact about a step, not ours to rep
 class NonFiniteGuard:
     """Finds NaN and infinity before the optimizer's step, so that they reach no weight and no checkpoint.
 
-    A loss that is not finite on one rank gets a NaN gradient, which the all-reduce brings to every rank: all ranks see
-    it after the same step, without further communication. On a CPU the step is not taken and NonFinite is raised. A GPU
-    is not waited for: a flag on it, once set, keeps every later step from changing anything (``found_inf``, with which
-    torch's fused optimizers support GradScaler), and is read when its copy has arrived, a step or more later.
+    If a loss is not finite on one rank, its gradient becomes NaN, which the all-reduce brings to every rank: all ranks
+    see it after the same step, without further communication. On a CPU the step is not taken and NonFinite is raised.
+    With a GPU, the CPU does not wait: a flag on the GPU, once set, keeps every later step from changing anything
+    (``found_inf``, with which torch's fused optimizers support GradScaler). The CPU reads a copy of the flag when it
+    arrives, one or more steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._norm: Tensor | None = None  # of the last gradient, not waited for
+        self._norm: Tensor | None = None  # of the last gradient; may still be computed on the GPU
         self._overflows = torch.zeros((), device=device, dtype=torch.int64)
         self._no_more: Tensor | None = None  # NaN once a scaler's overflows have set the flag, 0 before
         self._flag: Tensor | None = None
         if device.type == "cuda":
             self._flag = torch.zeros((), device=device)  # 1: a step was not finite, and no more are taken
-            self._step = torch.zeros((), device=device, dtype=torch.int64)  # its number
-            self._seen = torch.zeros((), dtype=torch.int64, pin_memory=True)  # its copy on the host
+            self._step = torch.zeros((), device=device, dtype=torch.int64)  # the number of that step
+            self._seen = torch.zeros((), dtype=torch.int64, pin_memory=True)  # a copy of _step on the host
             self._copied: torch.cuda.Event | None = None
-            self._known = False  # whether a copy that has arrived was not 0
+            self._known = False  # whether a copy that was not 0 has arrived
 
     def with_nan_gradient(self, loss: Tensor) -> Tensor:
-        """Return the same loss; its gradient is NaN if the loss is not finite, or no more steps are to be taken."""
+        """Return the same loss; its gradient is NaN if the loss is not finite or no more steps are to be taken."""
         factor = 1 + (loss - loss).detach()
         return loss * (factor if self._no_more is None else factor + self._no_more)
 
     def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
-        """Check the gradient's norm before the optimizer's step number ``step``, from 1. Raise NonFinite.
+        """Check the gradient's norm before optimizer step ``step`` (counted from 1). Raises NonFinite.
 
-        ``scaled``: by a GradScaler, which skips a step that overflowed and reduces its scale; then only MAX_OVERFLOWS
-        such steps in a row are an error.
+        ``scaled``: whether a GradScaler is used, which skips a step that overflowed and reduces its scale. Then only
+        MAX_OVERFLOWS overflowed steps in a row are an error.
         """
         self._norm = norm
         if scaled:
@@ -106,7 +107,7 @@ class NonFiniteGuard:
 
     @property
     def detected(self) -> bool:
-        """Whether a step is known not to have been finite, without waiting for the device."""
+        """Whether a step is already known not to be finite; does not wait for the device."""
         if self._flag is None or self._copied is None:
             return False
         self._copy_arrived()
@@ -118,7 +119,7 @@ class NonFiniteGuard:
         return self._flag is not None and bool(self._flag)
 
     def raise_if_tripped(self) -> None:
-        """Wait for the device. Raise NonFinite if any step until now was not finite; every rank makes this call."""
+        """Wait for the device. Raise NonFinite if any step so far was not finite. Every rank calls this."""
         if self._flag is not None and (step := int(self._step)):
             raise NonFinite(step)
 
@@ -165,33 +166,33 @@ class StopVote:
 
     @property
     def requested_by_other(self) -> int | None:
-        """The same, unless this rank received a signal itself."""
+        """The same as ``requested_by``, but None if this rank received a signal itself."""
         return None if self._signals.code else self.requested_by
 
     def close(self) -> None:
-        """Read the last vote, before the process group ends."""
+        """Read the last vote before the process group ends."""
         if self._vote:
             self._vote.answer()
 
 
 class ProgressDisplay:
-    """Reports on stdout while the model trains: nothing, as on all ranks but 0."""
+    """Reports on stdout while the model trains. This base class reports nothing: it is for all ranks but rank 0."""
 
     def log(self, text: str) -> None:
         """Print a line."""
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Report a step; ``epoch`` reads like 3/10."""
+        """Report a step; ``epoch`` is a text such as 3/10."""
 
     def close(self) -> None:
         """End the display."""
 
 
 class ProgressLines(ProgressDisplay):
-    """For a file or a pipe: whole lines, and in a long epoch one every LOG_EVERY_S."""
+    """For a file or a pipe: complete lines, and in a long epoch a line every LOG_EVERY_S."""
 
     def __init__(self, noun: str = "images") -> None:
-        self._noun = noun  # what a sample is
+        self._noun = noun  # the plural name of a sample
         self._logged_at = time.monotonic()
 
     def log(self, text: str) -> None:
@@ -251,7 +252,7 @@ class ProgressBar(ProgressDisplay):
 
 @contextmanager
 def _closed_terminal_ignored() -> Iterator[None]:
-    """Go on when the terminal was closed."""
+    """Continue if the terminal was closed."""
     try:
         yield
     except OSError:
@@ -259,7 +260,7 @@ def _closed_terminal_ignored() -> Iterator[None]:
 
 
 def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun: str = "images") -> ProgressDisplay:
-    """Return the display for this rank and its stdout."""
+    """Return the display that fits this rank and its stdout; ``first``: whether this is rank 0."""
     if not first:
         return ProgressDisplay()
     if sys.stdout.isatty() and environ.get("TERM") not in (None, "", "dumb"):
@@ -272,7 +273,7 @@ def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun:
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """The callbacks of one rank, which take a few microseconds a step."""
+    """The callbacks of one rank, which take a few microseconds per step."""
 
     poll_stop: Callable[[], int]  # StopVote.poll
     heartbeat: Heart
@@ -286,7 +287,7 @@ class Callbacks:
     overlap: Overlap
     events: EventLog
     on_gpu: bool
-    _last: dict[str, float] = field(default_factory=dict)  # when each periodic action last ran; the step, for "overlap"
+    _last: dict[str, float] = field(default_factory=dict)  # when each periodic action last ran; "overlap" has its step
 
     def on_train_begin(self) -> None:
         """Record the end of the start-up. Raises TrainError."""

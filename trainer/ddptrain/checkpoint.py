@@ -1,15 +1,15 @@
-"""The format of a checkpoint: what is in it, how its two files are written and read.
+"""The format of a checkpoint: its content, and how its files are written and read.
 
-    step-00000008.pt       what torch.save writes of a Checkpoint; loading it never runs code: weights_only, always
-    step-00000008.json     its manifest: size and SHA-256 of the file, its step and its configuration
-    step-00000008.shard-1  of a sharded training: what the second rank writes; the first writes step-00000008.pt
+    step-00000008.pt       a Checkpoint, written by torch.save; loading never runs code, because of weights_only
+    step-00000008.json     its manifest: the size and SHA-256 of the file, the step, the hash of the configuration
+    step-00000008.shard-1  only in a sharded training: the second rank's file; the first writes step-00000008.pt
 
-In a shard a tensor is a dictionary of "rows", those of its rank, and "shape", that of the whole tensor. The shards'
-rows one after the other are the tensor.
+In a shard a sharded tensor is a dictionary: "rows" are its rank's rows, "shape" is the shape of the complete tensor.
+The shards' rows, one after the other, are the tensor.
 
-The checkpoint exists once its manifest does. The data is written as ``.step-00000008.pt.part`` and synced to disk,
-the manifest is renamed to its name, then the data is. Where a manifest and a matching part are found, a kill came
-between the two, and ``finish_write`` renames the part. So are the shards, all before the manifest is written.
+The checkpoint exists once its manifest does. The data is written as ``.step-00000008.pt.part`` and synced to disk, then
+the manifest gets its final name, then the data does. A manifest beside a matching part means that a kill came between
+the two, so ``finish_write`` renames the part. All shards are written before the manifest, and renamed after it.
 """
 
 import contextlib
@@ -30,15 +30,15 @@ from torch import Tensor
 
 from ddpwire.run_files import read_regular, sync_folder
 
-FORMAT = 2  # of one file; format 1 had no manifest
-SHARDED_FORMAT = 3  # of several files
+FORMAT = 2  # a checkpoint in one file; format 1 had no manifest
+SHARDED_FORMAT = 3  # a checkpoint in several files
 ZIP = b"PK\x03\x04"  # torch.save writes a zip; torch.load would read anything else as an older format
-SYNC_EVERY = 64 << 20  # bytes, so that a disk that hangs is noticed before all is written
+SYNC_EVERY = 64 << 20  # bytes, so that a disk that hangs is noticed before everything is written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A training after ``step`` optimizer steps. The data stream has no other state."""
+    """The state of a training after ``step`` optimizer steps. The step is also the only state of the data stream."""
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -48,7 +48,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A tensor in shards, which may be mapped files."""
+    """A tensor in shards, which may be files mapped into memory."""
 
     shards: Sequence[Tensor]
     shape: tuple[int, ...]
@@ -57,9 +57,9 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True)
 class Shard:
-    """What one rank writes of a checkpoint.
+    """The part of a checkpoint that one rank writes.
 
-    ``gather`` returns to the writer of shard 0 what each writer passes to it, and None to the others.
+    Each writer passes a value to ``gather``, which returns all values to the writer of shard 0 and None to the others.
     """
 
     number: int
@@ -79,7 +79,7 @@ class Manifest:
     shards: Sequence[Sequence[Any]] = ()  # size and SHA-256 of each file after the first
 
     def text(self) -> str:
-        """The text of the file, the only valid one: any other byte means corruption."""
+        """Return the text of the file. It is the only valid one: any other byte means corruption."""
         values = asdict(self)
         if self.format == FORMAT:
             del values["shards"]
@@ -92,7 +92,7 @@ class Manifest:
 
 
 class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
-    """A checkpoint that cannot be loaded. ``reason`` is the metric's: truncated, missing, corrupt or incompatible."""
+    """A checkpoint that cannot be loaded. ``reason`` is a metric's: truncated, missing, corrupt or incompatible."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -101,11 +101,11 @@ class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether 
 
 
 class CorruptCheckpoint(UnusableCheckpoint):
-    """Files that are not a complete checkpoint."""
+    """The files are not a complete checkpoint."""
 
 
 class OtherFormat(UnusableCheckpoint):
-    """A checkpoint of another version of ddptrain. Nothing is wrong with it: it is neither renamed nor deleted."""
+    """A checkpoint of another version of ddptrain. It is not faulty, so it is neither renamed nor deleted."""
 
     def __init__(self, number: int) -> None:
         what = "a newer ddptrain wrote it" if number > SHARDED_FORMAT else "an older ddptrain wrote it"
@@ -120,22 +120,22 @@ def manifest_path(path: Path) -> Path:
 
 
 def shard_path(path: Path, number: int) -> Path:
-    """Return the path of a shard of a checkpoint; the first has the checkpoint's own."""
+    """Return the path of a shard of a checkpoint; the first shard has the path of the checkpoint."""
     return path.with_suffix(f".shard-{number}") if number else path
 
 
 def first_file(path: Path) -> Path:
-    """Return the path of a checkpoint, by which the others are found, from that of any of its files."""
+    """Return the path of a checkpoint's first file, given any of its files."""
     return path.with_suffix(".pt") if re.fullmatch(r"\.json|\.shard-\d+", path.suffix) else path
 
 
 def data_files(path: Path) -> list[Path]:
-    """Return the files of a checkpoint's data that are there. Raises OSError."""
+    """Return the data files of a checkpoint that exist. Raises OSError."""
     return [file for file in (path, *sorted(path.parent.glob(f"{path.stem}.shard-*[0-9]"))) if file.exists()]
 
 
 def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path: tuple[Any, ...] = ()) -> Any:
-    """Return a nested state with each tensor replaced by what ``function`` returns for its path and itself."""
+    """Return a nested state in which each tensor is replaced by ``function(path, tensor)``."""
     if isinstance(tree, (Tensor, Rows)):
         return function(path, tree)
     if isinstance(tree, Mapping):
@@ -156,7 +156,7 @@ def whole(state: Any) -> Any:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the path of a file while it is written."""
+    """Return the path that a file has while it is being written."""
     return path.with_name(f".{path.name}.part")
 
 
@@ -168,10 +168,11 @@ def config_sha256(shaping: Mapping[str, Any]) -> str:
 def write_checkpoint(
     path: Path, checkpoint: Checkpoint, *, on_write: Callable[[], None] = lambda: None, shard: Shard | None = None
 ) -> int:
-    """Write both files, and return the size in bytes. Raise OSError, and then leave the folder as it was.
+    """Write the data and the manifest, and return the size in bytes.
 
-    ``on_write`` is called whenever a piece has reached the disk. With a ``shard``, each writer calls this
-    function and writes its file; the first one writes the manifest, of all of them, or none if one of them fails.
+    Raises OSError. If that happens before the manifest gets its final name, no new file is left.
+    ``on_write`` is called whenever a piece has reached the disk. With a ``shard``, each writer calls this function and
+    writes its file; the first writer also writes the manifest of all files, or no manifest if a writer failed.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
     part = partial_path(path if shard is None else shard_path(path, shard.number))
@@ -218,26 +219,26 @@ def write_checkpoint(
 
 
 def _write_data(part: Path, checkpoint: Checkpoint, number: int, on_write: Callable[[], None]) -> tuple[int, str]:
-    """Write a file of data, and return its size and SHA-256. Raises OSError."""
+    """Write a data file, and return its size and SHA-256. Raises OSError."""
     with create_file(part) as file:
         hashed = _HashingFile(file, on_write)
         try:
             torch.save({"format": number, **vars(checkpoint)}, cast(IO[bytes], hashed))
         except Exception as error:
-            raise hashed.failure or error from None  # torch replaces the disk's error by one of its own
+            raise hashed.failure or error from None  # torch replaces the disk's error with its own
         hashed.sync()
     return hashed.size, hashed.digest.hexdigest()
 
 
 def create_file(path: Path) -> BinaryIO:
-    """Open a new file, never one that a link leads to. Raises OSError."""
+    """Replace a file with a new one and open it, without following a link. Raises OSError."""
     path.unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def finish_write(path: Path) -> None:
-    """Complete a write that a kill has interrupted, or remove what is left of it. Raises OSError."""
+    """Complete a write that a kill interrupted, or remove its partial files. Raises OSError."""
     parts = list(path.parent.glob(f".{path.stem}.*.part"))
     try:
         for file, size, digest in read_manifest(path).files(path):
@@ -245,7 +246,7 @@ def finish_write(path: Path) -> None:
                 _check_file(partial_path(file), size, digest)
                 partial_path(file).replace(file)
     except (OtherFormat, OSError):
-        return  # for the version that wrote it, or for a time when it can be read
+        return  # leave it to the version that wrote it, or until it can be read
     except CorruptCheckpoint:
         for part in parts:
             part.unlink(missing_ok=True)
@@ -254,9 +255,9 @@ def finish_write(path: Path) -> None:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest of a checkpoint. Raises UnusableCheckpoint, and OSError when it cannot be read.
+    """Return the manifest of a checkpoint. Raises UnusableCheckpoint, and OSError if it cannot be read.
 
-    A newer format, where the data is of this one and as described, is a flipped bit.
+    If it has a newer format, but the data has a format of this version and fits the manifest, the manifest is corrupt.
     """
     file = manifest_path(path)
     try:
@@ -283,7 +284,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _describes(values: Mapping[str, Any], path: Path) -> bool:
-    """Return whether all that a manifest says but its format fits the data, which has the format of this version."""
+    """Return whether a manifest, apart from its format, fits the data, and the data has a format of this version."""
     for file in (path, partial_path(path)):
         with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
             manifest = Manifest(**values)
@@ -293,7 +294,7 @@ def _describes(values: Mapping[str, Any], path: Path) -> bool:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint, verified by its manifest. Raises UnusableCheckpoint and OSError."""
+    """Return the checkpoint, verified against its manifest. Raises UnusableCheckpoint and OSError."""
     manifest = read_manifest(path)
     try:
         if manifest.format == SHARDED_FORMAT:
@@ -309,14 +310,14 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def parse_checkpoint(data: bytes) -> Checkpoint:
-    """Return a checkpoint of one file from its bytes. Raises UnusableCheckpoint."""
+    """Return a checkpoint from the bytes of its only file. Raises UnusableCheckpoint."""
     if not data.startswith(ZIP):
         raise CorruptCheckpoint("corrupt", "corrupt, or not a checkpoint")
     return _parse(io.BytesIO(data), FORMAT)
 
 
 def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
-    """Return a checkpoint of several files, which are mapped into memory. Raises CorruptCheckpoint and OSError."""
+    """Return a checkpoint from several files, which are mapped into memory. Raises CorruptCheckpoint and OSError."""
     files = manifest.files(path)
     for file, size, digest in files:
         _check_file(file, size, digest)
@@ -329,7 +330,7 @@ def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
 
 
 def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
-    """Return the state of the first shard, with the rows of all of them."""
+    """Return the state of the first shard, with the rows of all shards."""
     if isinstance(first, Mapping) and first.keys() == {"rows", "shape"}:
         rows, shape = [shard["rows"] for shard in all_shards], tuple(first["shape"])
         return Rows(shards=rows, shape=shape, dtype=rows[0].dtype)
@@ -339,7 +340,7 @@ def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
 
 
 def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
-    """Return what torch.load reads of a file, which is mapped into memory, or of bytes. Raises UnusableCheckpoint."""
+    """Return the Checkpoint in bytes, or in a file, which is mapped into memory. Raises UnusableCheckpoint."""
     try:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         number = int(values.pop("format"))
@@ -365,7 +366,7 @@ def _read_checked(path: Path, manifest: Manifest) -> bytes:
 
 
 def _check_file(file: Path, size: int, digest: str) -> None:
-    """Raise CorruptCheckpoint if a file is not as described, and OSError when it cannot be read."""
+    """Raise CorruptCheckpoint if a file does not have this size and SHA-256, and OSError if it cannot be read."""
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, f"{file.name} is not a regular file")

@@ -1,4 +1,4 @@
-"""The checkpoint directory of a training: its lock, its checkpoints, which of them are kept. Only rank 0 uses it."""
+"""The checkpoint directory of a training: its lock, its checkpoints and which of them are kept. Only rank 0 uses it."""
 
 import contextlib
 import errno
@@ -27,13 +27,13 @@ from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
 LOCK = ".lock"
-LOCK_WAIT_S = 5.0  # a training that was stopped may need as long to exit
+LOCK_WAIT_S = 5.0  # a training that was stopped may need this long to exit
 SUFFIX_BAD = ".bad"
 _NAME = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 
 class CheckpointDirectory:
-    """A folder that is locked until ``unlock`` or exit. Raises TrainError when another training has locked it."""
+    """A folder that is locked until ``unlock`` or exit. Raises TrainError if another training has locked it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class CheckpointDirectory:
         return len(list(self.folder.glob(f"step-*.pt{SUFFIX_BAD}")))
 
     def set_aside(self, path: Path) -> str:
-        """Rename a corrupt checkpoint. Return what was done, for a message."""
+        """Rename a corrupt checkpoint. Return what was done, as part of a message."""
         try:
             for file in (*data_files(path), manifest_path(path)):
                 if file.exists():
@@ -92,7 +92,7 @@ class CheckpointDirectory:
         return len(paths)
 
     def _lock(self) -> None:
-        """Take a lock, which no forked child keeps."""
+        """Lock the folder; forked children do not keep the lock."""
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         self.unlock = weakref.finalize(self, os.close, lock)
         os.register_at_fork(after_in_child=self.unlock)
@@ -121,7 +121,7 @@ class CheckpointDirectory:
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _clean_up(self) -> None:
-        """Complete or remove the writes that a kill has interrupted."""
+        """Complete or remove writes that a kill interrupted."""
         for pattern in (".step-*.json.*", ".shared-*"):
             for torn in self.folder.glob(pattern):
                 torn.unlink(missing_ok=True)
@@ -130,7 +130,7 @@ class CheckpointDirectory:
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
-    """Raise TrainError unless all ranks see the same folder, where each writes its shard. Every rank calls it."""
+    """Raise TrainError unless all ranks see the same folder, to which each writes its shard. Every rank calls this."""
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
     def make() -> None:
@@ -154,10 +154,11 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock a whole file; return False if another process has. Raises OSError on a file system without locks.
+    """Lock a complete file; return False if another process has locked it. Raises OSError if locks are not supported.
 
-    The lock is one of the open file (F_OFD_SETLK, fcntl(2)): closing another descriptor of the same file does not
-    release it. Where there is none (an older kernel, macOS), it is the process's, which conflicts with the former.
+    The lock belongs to the open file (F_OFD_SETLK, fcntl(2)): closing another descriptor of the same file does not
+    release it. Without F_OFD_SETLK (an older kernel, macOS), the lock belongs to the process. Both kinds exclude each
+    other.
     """
     whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     try:
@@ -181,13 +182,13 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in a checkpoint's name; None: it has another name."""
+    """Return the step in a checkpoint's name, or None for another name."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def best_checkpoint(paths: list[Path]) -> Path | None:
-    """Return the checkpoint of the highest accuracy, the newest of equals; None: no accuracy is known."""
+    """Return the checkpoint with the highest accuracy (of equals, the first in ``paths``), or None if none is known."""
     best, highest = None, -1.0
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
@@ -198,7 +199,7 @@ def best_checkpoint(paths: list[Path]) -> Path | None:
 
 
 def _may_be_best(path: Path) -> bool:
-    """Return whether the manifest cannot be read at present, so that its accuracy is not known."""
+    """Return whether the accuracy is unknown because the manifest cannot be read at present."""
     try:
         read_manifest(path)
     except OSError:

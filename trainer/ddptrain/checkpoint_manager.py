@@ -1,6 +1,6 @@
 """Saving and resuming: which checkpoint to resume from, when to save, and writing in the background.
 
-Rank 0 reads, and writes unless the training is sharded: then each rank writes its shard. All ranks agree on the result.
+Rank 0 reads and writes the checkpoints; in a sharded training each rank writes its shard. All ranks share the result.
 """
 
 import errno
@@ -48,7 +48,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import read_regular
 
 T = TypeVar("T")
-STUCK_S = 45.0  # without any progress of the disk
+STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
 READ_TRIES, READ_PAUSE_S = 3, 1.0
 PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # of a network file system
@@ -89,10 +89,10 @@ class CheckpointManager:
             )
 
     def resume(self) -> tuple[Path, int, int | None] | None:
-        """Load the checkpoint that ``--resume`` selects on every rank.
+        """Load the checkpoint that ``--resume`` selects, on every rank.
 
-        Return its file, the number of steps done, and the epochs of its training (None: not known); None: there is no
-        checkpoint, start at step 0. Raises TrainError.
+        Return its file, the number of steps done and the epochs of its training (None if unknown); or None if there is
+        no checkpoint, to start at step 0. Raises TrainError.
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
@@ -124,14 +124,14 @@ class CheckpointManager:
         return path, step, shaping.get("epochs")
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step, in the middle of an epoch; False on ranks that do not write."""
+        """Return whether to save after this step in the middle of an epoch; False on ranks that do not write."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)
         return due
 
     def save(self, step: int, accuracy: float | None) -> None:
-        """Write a checkpoint in the background, unless there is one of this step."""
+        """Write a checkpoint in the background, unless this step already has one."""
         saver, sharding, rank_info = self._saver, self._sharding, self._state.world.rank_info
         with self._goodput.time_lost("checkpoint"):
             stuck = False
@@ -150,16 +150,16 @@ class CheckpointManager:
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
-        """Save the last step, and return its file. Raises TrainError when it cannot be saved.
+        """Save the last step, and return its file. Raises TrainError if it cannot be saved.
 
-        With ``--epochs 0`` nothing is written.
+        With ``--epochs 0`` it writes nothing, and returns the file that was loaded.
         """
         if not self._epochs:
             return self._resumed
         problem, path = "", self._path(step)
         written = self.wait_for_write(step)
         again = written and self._saver is not None and self._saver.newest != path
-        if broadcast(self._state.world.rank_info, again):  # not started, or the disk has space again
+        if broadcast(self._state.world.rank_info, again):  # it was not started, or the disk may have space again
             self.save(step, accuracy)
             written = self.wait_for_write(step)
         if self._saver is not None:
@@ -174,7 +174,7 @@ class CheckpointManager:
         return path
 
     def wait_for_write(self, step: int | None = None) -> bool:
-        """Wait until what is being written is on the disk. Return False when the disk is stuck."""
+        """Wait until the current write is on the disk. Return False if the disk is stuck."""
         with self._goodput.time_lost("checkpoint"):
             return self._saver is None or self._saver.wait_for_write(step)
 
@@ -184,26 +184,26 @@ class CheckpointManager:
 
 def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | None) -> None:
     if values is None and isinstance(part, torch.amp.GradScaler):
-        return  # trained in another precision until now: fp16 begins with a fresh scale
+        return  # the checkpoint was trained in another precision: fp16 begins with a new scale
     try:
         if values is None:
             raise RuntimeError(f"it has no {name!r}")
         if isinstance(part, torch.optim.Optimizer):
             for group, saved in zip(part.param_groups, values["param_groups"], strict=False):
-                if missing := sorted(group.keys() - saved.keys()):  # of another optimizer: torch would not notice
+                if missing := sorted(group.keys() - saved.keys()):  # of another optimizer, which torch would not notice
                     raise KeyError(missing[0])
         part.load_state_dict(values)
         if isinstance(part, torch.optim.Optimizer):
             match_strides(part)
     except (KeyError, RuntimeError, ValueError) as error:
-        lines = [line.strip() for line in str(error).splitlines()[:2]]  # torch's second line says which tensor
+        lines = [line.strip() for line in str(error).splitlines()[:2]]  # torch's second line names the tensor
         reason = f"its {name} has no {error.args[0]!r}" if isinstance(error, KeyError) else " ".join(lines)
         raise TrainError(Exit.CONFIG, f"{path} does not fit this training: {reason}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFinder:
-    """Selects the checkpoint to resume from. ``warn`` is called with a line for each one that cannot be used."""
+    """Selects the checkpoint to resume from. ``warn`` is called with a line for each checkpoint that is not usable."""
 
     directory: CheckpointDirectory
     options: CheckpointOptions
@@ -211,7 +211,7 @@ class CheckpointFinder:
     warn: Callable[[str], None]
 
     def find(self, shaping: Mapping[str, Any]) -> tuple[Path, Checkpoint] | None:
-        """Return what ``--resume`` selects; None: there is no checkpoint, start at step 0. Raises TrainError."""
+        """Return the checkpoint that ``--resume`` selects, or None to start at step 0. Raises TrainError."""
         resume = self.options.resume
         paths = self._checkpoints()
         started_again = os.environ.get(names.ATTEMPT, "1") != "1" and paths
@@ -238,15 +238,15 @@ class CheckpointFinder:
             ) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
-        """Return the first complete one, and set aside the corrupt ones before it.
+        """Return the first complete checkpoint, and set aside the corrupt ones before it.
 
-        What cannot be read may be complete: it keeps its name. If none is complete, all do.
+        A checkpoint that cannot be read may be complete, so it keeps its name. If none is complete, all keep theirs.
         """
         bad: dict[Path, CorruptCheckpoint | OSError] = {}
         for path in paths:
             try:
                 checkpoint = self._load(path)
-            except OtherFormat as error:  # an older checkpoint would be followed by ones that replace it
+            except OtherFormat as error:  # resuming from an older checkpoint would later replace it
                 raise _other_format(path, error) from None
             except (CorruptCheckpoint, OSError) as error:
                 bad[path] = error
@@ -268,7 +268,7 @@ class CheckpointFinder:
         return None
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
-        """Return the checkpoint of a file; without a manifest its bytes are not verified."""
+        """Return the checkpoint in a file; without a manifest its bytes are not verified. Raises TrainError."""
         if not path.name:
             raise TrainError(
                 Exit.NO_INPUT, f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
@@ -285,7 +285,7 @@ class CheckpointFinder:
                 Exit.NO_INPUT, f"--resume {path}: {error.strerror}; expected auto, never or a file"
             ) from None
         newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
-        if newer:  # they would be resumed from, and this training's be deleted as older ones
+        if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise TrainError(
                 Exit.CONFIG,
                 f"--resume {path} is of step {found.step}, and {self.directory.folder} holds {newer[0].name}",
@@ -329,7 +329,7 @@ class CheckpointFinder:
 
 
 def _read_again(read: Callable[[], T]) -> T:
-    """Call ``read``, again after an error that may pass. Raises OSError and its other errors."""
+    """Call ``read``, and repeat it after an error that may pass. Raises OSError and the other errors of ``read``."""
     tries = READ_TRIES
     while True:
         tries -= 1
@@ -358,10 +358,10 @@ def _other_format(path: Path, error: OtherFormat) -> TrainError:
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes it to the disk.
+    """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes the copy to the disk.
 
-    ``warn`` is called with a line when a write fails: the training continues, and the previous checkpoint is complete.
-    ``on_wait`` is called with the step while the loop waits for the disk. ``directory``: None on all ranks but 0.
+    ``warn`` is called with a line when a write fails: the training continues, and the previous checkpoint stays valid.
+    ``on_wait`` is called with the step while the loop waits for the disk. ``directory`` is None on all ranks but 0.
     """
 
     def __init__(
@@ -385,12 +385,12 @@ class CheckpointSaver:
         self._snapshot = Snapshot()
         self._writing: threading.Thread | None = None
         self._written_at = 0.0
-        self._waited_s = 0.0  # of the loop for the copy
+        self._waited_s = 0.0  # how long the loop waited for the copy
         self._saved_at = time.monotonic()
-        self.newest: Path | None = None  # the last one that was written, or resumed from
+        self.newest: Path | None = None  # the last checkpoint that was written or resumed from
 
     def is_due(self, step: int) -> bool:
-        """Return whether the options ask for a checkpoint after this step, in the middle of an epoch."""
+        """Return whether the options ask for a checkpoint after this step in the middle of an epoch."""
         every, minutes = self._options.every, self._options.minutes
         return bool((every and step % every == 0) or (minutes and time.monotonic() - self._saved_at >= 60 * minutes))
 
@@ -407,14 +407,14 @@ class CheckpointSaver:
         self._writing.start()
 
     def skip(self, step: int) -> None:
-        """Report that there is no checkpoint of this step, since a disk is stuck."""
+        """Report that this step has no checkpoint because a disk is stuck."""
         self._metrics.checkpoint_failed(op="save", reason="io")
         self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
-        """Wait until what is being written is on the disk, or has failed. Return False when the disk is stuck.
+        """Wait until the current write is on the disk or has failed. Return False if the disk is stuck.
 
-        ``step``: for ``on_wait``; None: it is not called, since the training is over.
+        ``step`` is passed to ``on_wait``, which is not called if it is None: the training has ended.
         """
         while self._writing is not None and self._writing.is_alive():
             if time.monotonic() - self._written_at > STUCK_S:
@@ -437,7 +437,7 @@ class CheckpointSaver:
             retained = self._directory.delete_old(
                 keep=self._options.keep, keep_best=self._options.keep_best, written=path
             )
-        except Exception as error:  # no failed checkpoint ends the training
+        except Exception as error:  # a failed checkpoint does not end the training
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
             self._metrics.checkpoint_failed(op="save", reason="enospc" if full else "io")
             reason = error.strerror if isinstance(error, OSError) else error
@@ -457,7 +457,7 @@ class CheckpointSaver:
             )
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange what the writers have written. The disk is not stuck meanwhile; the group has its own time-out."""
+        """Exchange the writers' results. Meanwhile the disk does not count as stuck; the group has its own time-out."""
         self._written_at = math.inf
         try:
             return shard.gather(value)
@@ -473,9 +473,9 @@ class CheckpointSaver:
 
 
 class Snapshot:
-    """Copies a nested state to buffers on the CPU, which are reused, and pinned where tensors come from a GPU.
+    """Copies a nested state to buffers on the CPU, which are reused, and pinned for tensors from a GPU.
 
-    What ``take`` returned is valid until it is called again.
+    The result of ``take`` is valid until the next call of ``take``.
     """
 
     def __init__(self) -> None:
@@ -483,7 +483,7 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, state: Any) -> Any:
-        """Return the state with its tensors copied. From a GPU they are complete after ``wait``."""
+        """Return the state with its tensors copied. Copies from a GPU are complete after ``wait``."""
         sources: list[Tensor] = []
         copies: list[Tensor] = []
 
@@ -494,7 +494,7 @@ class Snapshot:
 
         copy = map_tensors(state, copy_of)
         if sources:
-            # In the training's own stream: the next step cannot change a tensor before it is copied.
+            # The copy runs in the training's own stream, so the next step cannot change a tensor before it is copied.
             compat.copy_all(copies, sources)
         if any(source.is_cuda for source in sources):
             self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

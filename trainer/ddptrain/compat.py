@@ -1,4 +1,4 @@
-"""Every private interface of torch that ddptrain uses, each with a check and a plain fallback."""
+"""Every private interface of torch that ddptrain uses, each with a check and a simple fallback."""
 
 import sys
 from collections.abc import Callable
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 
 class NoDispatchMode:
-    """A context that sees no function: then the operations of a step are not known."""
+    """A context that sees no function calls, so the operations of a step remain unknown."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave."""
+        """Do nothing."""
 
 
 def _dispatch_mode() -> Any:
@@ -30,7 +30,7 @@ DispatchMode = _dispatch_mode()  # a context whose __torch_dispatch__ is called 
 
 
 def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
-    """Move each tensor of ``averages`` by ``weight`` towards that of ``weights``, in one call for all on a GPU."""
+    """Move each tensor of ``averages`` by the share ``weight`` towards that of ``weights``, in one call if possible."""
     if hasattr(torch, "_foreach_lerp_"):
         torch._foreach_lerp_(averages, weights, weight)
         return
@@ -39,7 +39,7 @@ def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> No
 
 
 def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each tensor, without waiting for the GPU, in one call for all."""
+    """Copy each tensor without waiting for the GPU, all in one call if possible."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(copies, sources, non_blocking=True)
         return
@@ -48,14 +48,14 @@ def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module keeps the statistics of batches."""
+    """Return whether a module is a batch norm, which keeps statistics of batches."""
     base = getattr(nn.modules.batchnorm, "_BatchNorm", None)
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) if base is None else base
     return isinstance(module, kinds)
 
 
 def has_cpu_bf16() -> bool:
-    """Return whether the CPU has AVX-512 bf16 or AMX; False where torch cannot tell."""
+    """Return whether the CPU has AVX-512 bf16 or AMX; False if torch cannot detect them."""
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         is_supported = getattr(torch.cpu, name, None)
         if is_supported is not None and is_supported():
@@ -64,7 +64,7 @@ def has_cpu_bf16() -> bool:
 
 
 def flight_recorder_dump() -> Callable[[], Any] | None:
-    """Return the function that dumps gloo's last collectives as JSON; None: this torch has none."""
+    """Return the function that dumps gloo's last collectives as JSON, or None if this torch has no such function."""
     try:
         from torch._C._distributed_c10d import _dump_fr_trace_json
     except ImportError:
@@ -74,24 +74,24 @@ def flight_recorder_dump() -> Callable[[], Any] | None:
 
 
 def sharded_type() -> type | tuple[type, ...]:
-    """Return the type of sharded tensors, () where torch's module for them, which takes 1 s, was not imported."""
+    """Return the type of sharded tensors; () if torch's module for them (1 s to import) was not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return () if module is None else module.DTensor
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its shards, or added up from the ranks' parts; itself if it is not sharded."""
+    """Return the complete tensor: gathered from shards, summed from the ranks' parts, or unchanged if not sharded."""
     sharded: Any = tensor
     return sharded.full_tensor() if isinstance(tensor, sharded_type()) else tensor
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Return a number that tensors with the same memory share, also those without data."""
+    """Return a number that is the same for tensors with the same memory, even for tensors without data."""
     storage = tensor.untyped_storage()
     return int(getattr(storage, "_cdata", None) or storage.data_ptr())
 
 
 def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return how long DDP's communication and the backward pass ran at once in a step, in ns; 0: not known."""
+    """Return for how many ns of a step DDP's communication and the backward pass ran at the same time; 0: unknown."""
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))

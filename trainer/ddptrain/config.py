@@ -1,7 +1,8 @@
 """The options of ddptrain, as groups of frozen dataclasses, and its command line.
 
-A field of a group carries its flag, help, type, default, and whether it shapes the weights. A value comes from a flag,
-else the environment, else the recipe, else the default. Nothing here imports torch, so that ``--help`` is instant.
+A field of a group has a flag, help, a type, a default, and whether it shapes the weights. A value comes from the flag,
+else from the environment, else from the recipe, else from the default. This module does not import torch, so that
+``--help`` is fast.
 """
 
 import argparse
@@ -26,7 +27,7 @@ DEVICES = ("auto", "cuda", "cpu")
 COMPILE = ("off", "default", "reduce-overhead", "max-autotune")
 
 
-# What argparse takes for a field of a type, unless the option says something else.
+# The arguments of add_argument for a field of each type, unless the option overrides them.
 _ARGUMENTS: dict[Any, dict[str, Any]] = {
     bool: {"action": argparse.BooleanOptionalAction},  # --name and --no-name
     int: {"metavar": "N"},
@@ -38,7 +39,7 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
     """Return a dataclass field for an option; ``flag`` if it differs from the field's name, ``argument`` for argparse.
 
-    ``shapes``: it shapes the weights, so a checkpoint with another value cannot be resumed.
+    ``shapes``: the option shapes the weights, so a checkpoint with another value cannot be resumed.
     Without a default, the recipe gives the value.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
@@ -50,12 +51,12 @@ def flag_of(item: Field[Any]) -> str:
 
 
 def key_of(item: Field[Any]) -> str:
-    """Return the name of a field that is unique among all groups: in a checkpoint, and in argparse."""
+    """Return a field's name that is unique among all groups. It is used in checkpoints and in argparse."""
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
 def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return an argparse type: whole numbers from ``lowest`` to ``highest``, by default what 64 bits hold."""
+    """Return an argparse type: whole numbers from ``lowest`` to ``highest`` (default: the largest of 64 bits)."""
 
     def parse_whole(text: str) -> int:
         try:
@@ -71,7 +72,7 @@ def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
-    """Return an argparse type: numbers from ``lowest`` to under ``below``."""
+    """Return an argparse type: numbers of at least ``lowest`` and less than ``below``."""
 
     def parse_real(text: str) -> float:
         try:
@@ -87,7 +88,7 @@ def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
 
 
 def image_shape(text: str) -> tuple[int, int, int]:
-    """Parse an argument: CxHxW with H = W."""
+    """Parse an image shape CxHxW with H = W."""
     parts = text.split("x")
     if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts) or parts[1] != parts[2]:
         raise argparse.ArgumentTypeError(f"{text!r} is not CHANNELSxSIZExSIZE, such as 3x32x32")
@@ -95,7 +96,7 @@ def image_shape(text: str) -> tuple[int, int, int]:
 
 
 def milestones(text: str) -> tuple[int, ...]:
-    """Return an argparse type: whole numbers that grow, separated by commas them."""
+    """Parse increasing whole numbers, separated by commas."""
     parts = text.split(",")
     values = tuple(int(part) for part in parts if part.isdecimal())
     if len(values) != len(parts) or list(values) != sorted(set(values)):
@@ -105,7 +106,7 @@ def milestones(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The dataset, where it is, and how its images reach the model."""
+    """The data set, where it is, and how its images reach the model."""
 
     name: str = option("data set: %(choices)s", flag="--data", shapes=True, default="digits", choices=DATA)
     folder: Path = option(
@@ -139,7 +140,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions:
-    """The augmentation. It is a function of the seed, the epoch and the sample: the same on any number of ranks."""
+    """The augmentation. It depends only on the seed, the epoch and the sample, not on the number of ranks."""
 
     augment: bool = option("the changes of this group, or none", shapes=True, default=True)
     shift: int | None = option(
@@ -336,7 +337,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """How the ranks meet, and DDP. ddprun and torchrun set a rank's variables: then no option is needed to meet."""
+    """How the ranks meet, and DDP. Under ddprun and torchrun, which set a rank's variables, none is needed to meet."""
 
     rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None)
     world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None)
@@ -413,7 +414,7 @@ there. The weights are those of a training that never stopped, up to rounding; w
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one training, with the recipe filled in; each group with its title in the help."""
+    """The options of one training, including the recipe's values; each group is annotated with its title in --help."""
 
     data: Annotated[DataOptions, "what is trained on"]
     augmentation: Annotated[AugmentationOptions, "how images are changed"]
@@ -438,19 +439,19 @@ class Parser(commandline.Parser):
     source = ""  # a prefix of errors, when the arguments are not from the command line
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
+        """Print the message, unless ``quiet``, and exit with code 2."""
         write_error(f"{self.prog}: {self.with_suggestion(message)}", os.environ)
         if self.quiet:
             self.exit(Exit.USAGE)
         super().error(message)
 
     def with_suggestion(self, message: str) -> str:
-        """Return the message with its source."""
+        """Return the message after the prefix ``source``, with a suggestion."""
         return self.source + super().with_suggestion(message)
 
 
 def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Return the options of a command line. Exit with 2 on a wrong one."""
+    """Return the options of a command line. Exit with code 2 if it is wrong."""
     parser = _parser(quiet=environ.get(names.RANK, "0") != "0")
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
@@ -468,7 +469,7 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
 
 
 def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
-    """Return the values of a recipe, which is parsed as a command line."""
+    """Return the values of a recipe, which is parsed like a command line."""
     try:
         recipe: Recipe = read_recipe(name)
     except RecipeError as error:
@@ -480,10 +481,10 @@ def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
 
 
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
-    """Return the options that shape the weights, which a resumed training must share; ``batch_size`` over all ranks.
+    """Return the options that shape the weights, which a resumed training must share; ``batch_size``: over all ranks.
 
-    The values are of types that torch.load reads. Not among them: the epochs, since a training may be made longer.
-    With ``--deterministic`` the options that change the rounding belong to them as well.
+    The values have types that torch.load reads. The epochs are not included, since a training may be made longer. With
+    ``--deterministic`` the options that change the rounding are included.
     """
     groups = [getattr(options, name) for name in GROUPS]
     values = {
@@ -498,7 +499,7 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
 
 
 def _group(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a group; a field without a value has its default."""
+    """Return a group of options; a field without a value gets its default."""
     return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
 
 
@@ -532,7 +533,7 @@ def _parser(*, quiet: bool) -> Parser:
     for name, kind in GROUPS.items():
         arguments = parser.add_argument_group(TITLES[name])
         for one in fields(kind):
-            base = (*get_args(one.type), one.type)[0]  # of a type or None
+            base = (*get_args(one.type), one.type)[0]  # the type without "or None"
             argument = _ARGUMENTS.get(base, {}) | one.metadata["argument"]
             argument["help"] += _default_text(one)
             arguments.add_argument(flag_of(one), dest=key_of(one), default=argparse.SUPPRESS, **argument)
@@ -545,7 +546,7 @@ def _default_text(item: Field[Any]) -> str:
     if default is MISSING:
         return " (default: the recipe's)"
     if default is None:
-        return ""  # the help says what it means
+        return ""  # the help itself explains the default
     if isinstance(default, bool):
         return " (default)" if default else ""
     if isinstance(default, tuple):

@@ -1,4 +1,4 @@
-"""``--debug``: torch's means to find out why ranks disagree, hang or compute NaN. They make the training slower."""
+"""``--debug``: torch's tools to find out why ranks disagree, hang or compute NaN. They make the training slower."""
 
 import os
 from collections.abc import Callable
@@ -9,11 +9,11 @@ import torch.distributed as dist
 
 from ddptrain import compat
 
-RECORDS = 2000  # of collectives in the flight recorder
+RECORDS = 2000  # collectives that the flight recorder keeps
 
 
 def set_up(folder: Path = Path()) -> None:
-    """Turn it on, before the process group is created. The user's environment takes precedence."""
+    """Turn the tools on before the process group is created. The user's environment takes precedence."""
     given = {
         # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -31,7 +31,7 @@ def set_up(folder: Path = Path()) -> None:
 
 
 def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Write the last collectives of this rank, which gloo, unlike NCCL, does not do by itself."""
+    """Write the last collectives of this rank to a file. NCCL does so itself, but gloo does not."""
     dump = compat.flight_recorder_dump()
     if dump is None:
         return

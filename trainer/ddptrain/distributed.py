@@ -1,7 +1,7 @@
-"""The ranks of a training: which one this is, how they meet and agree, their devices, and how DDP wraps the model.
+"""The ranks of a training: which rank this is, how they meet and agree, their devices, and how DDP wraps the model.
 
-There are two process groups. The default one uses gloo on every machine and carries what the ranks exchange on the CPU,
-so that no GPU waits for it; ``World.data_group`` carries the gradients.
+There are two process groups. The default group uses gloo on every machine and carries the data that the ranks exchange
+on the CPU, so that no GPU waits for it; ``World.data_group`` carries the gradients.
 """
 
 import io
@@ -40,7 +40,7 @@ _OPEN_MPI_NAMES = {  # Open MPI's names: https://www.open-mpi.org/faq/?category=
     names.LOCAL_RANK: "OMPI_COMM_WORLD_LOCAL_RANK",
     names.LOCAL_WORLD_SIZE: "OMPI_COMM_WORLD_LOCAL_SIZE",
 }
-LATE_S = 10.0  # how long a rank waits for the others before it logs that it does
+LATE_S = 10.0  # how long a rank waits for the others before it prints that it is waiting
 T = TypeVar("T")
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")  # torch.compile's modes that keep a graph's memory
 _LOST = re.compile(
@@ -67,9 +67,9 @@ class RankInfo:
 
 
 def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
-    """Return what the options say, else the variables of ddprun, torchrun or mpirun; without any, one process.
+    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else a single rank.
 
-    Without LOCAL_RANK all ranks are on this machine. Raises TrainError.
+    Without LOCAL_RANK all ranks are assumed to be on this machine. Raises TrainError.
     """
     environ = _with_options(environ, options or RankOptions())
     if names.RANK not in environ and names.WORLD_SIZE not in environ:
@@ -129,16 +129,16 @@ def _rank_error(message: str) -> TrainError:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A rank among the others, its device, and the process group of the gradients."""
+    """A rank, its device, and the process group of the gradients."""
 
     rank_info: RankInfo
     device: torch.device
     backend: str
-    data_group: dist.ProcessGroup | None  # None: a single rank, which has no groups
+    data_group: dist.ProcessGroup | None  # None: a single rank has no groups
 
 
 def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
-    """Create the default process group. Raises TrainError, on each rank that cannot."""
+    """Create the default process group. Raises TrainError on each rank that cannot join."""
     if rank_info.size == 1:
         return
     if options.backend == "mpi" and not dist.is_mpi_available():
@@ -146,7 +146,7 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     folder = Path(options.init_method.removeprefix("file://")).parent
     if (
         options.init_method.startswith("file://") and not folder.is_dir()
-    ):  # torch would wait for it, and handle no signal
+    ):  # torch would wait for the folder, and handle no signal
         raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: there is no folder {folder}", rank=None)
     if needs_master(options):
         _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
@@ -192,11 +192,11 @@ def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> I
         yield
     finally:
         timer.cancel()
-        timer.join()  # so that a later fork has no thread
+        timer.join()  # so that no thread is left at a later fork
 
 
 def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
-    """Wait until the name resolves: a pod's name may appear some time after the pod. torch would print its stack."""
+    """Wait until the name resolves: a pod's name may appear later than the pod. torch would print a C++ stack."""
     deadline, logged = time.monotonic() + timeout_s, False
     while True:
         try:
@@ -220,8 +220,8 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
 def torch_cpp_log_off() -> Iterator[None]:
     """Turn off the logging of torch's C++ code, unless the user has set its level.
 
-    For the rendezvous, where an error is an exception anyway, and the C++ stacks would hide our one line. The NCCL
-    group is made later: its warnings and errors are printed.
+    It is used for the rendezvous, where an error is an exception anyway and C++ stacks would hide the one-line message.
+    The NCCL group is created later, so its warnings and errors are printed.
     """
     if CPP_LOG_LEVEL in os.environ:
         yield
@@ -284,7 +284,7 @@ def take_device(rank_info: RankInfo, name: str) -> torch.device:
 
 
 def check_same_devices(kinds: Sequence[str]) -> None:
-    """Raise TrainError, the same on every rank, if some ranks alone have a GPU. ``kinds``: of devices, by rank."""
+    """Raise TrainError, the same on every rank, if only some ranks have a GPU. ``kinds``: each rank's device type."""
     without = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
     if 0 < len(without) < len(kinds):
         owner = next(rank for rank in range(len(kinds)) if rank not in without)
@@ -297,7 +297,7 @@ def check_same_devices(kinds: Sequence[str]) -> None:
 
 
 def gather(rank_info: RankInfo, value: T) -> list[T]:
-    """Return the value of each rank, in their order. Every rank makes this call."""
+    """Return the value of each rank, in the order of the ranks. Every rank calls this."""
     values = [value] * rank_info.size
     if rank_info.size > 1:
         dist.all_gather_object(values, value)
@@ -305,7 +305,7 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Call ``action`` on every rank. If it raises TrainError on one, raise the error of the lowest rank on all."""
+    """Call ``action`` on every rank. If it raises TrainError on any rank, raise the lowest such rank's error on all."""
     failure: TrainError | None = None
     try:
         result = action()
@@ -328,9 +328,9 @@ def broadcast(rank_info: RankInfo, value: T) -> T:
 
 
 def broadcast_state(rank_info: RankInfo, value: T) -> T:
-    """Return rank 0's value on all ranks. Its tensors, on the CPU, are sent one by one, not copied into a pickle.
+    """Return rank 0's value on all ranks. Its tensors, on the CPU, are sent one by one and not copied into a pickle.
 
-    A tensor keeps its strides, if it has no gaps: the fused optimizers need those of the weight for its moments.
+    A tensor without gaps keeps its strides: for the fused optimizers, the moments must have the strides of the weight.
     """
     if rank_info.size == 1:
         return value
@@ -345,12 +345,12 @@ def broadcast_state(rank_info: RankInfo, value: T) -> T:
         tensors += [torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in kinds]
     for tensor in filter(Tensor.numel, tensors):
         memory = tensor.as_strided((tensor.numel(),), (1,))
-        dist.broadcast(memory.view(torch.uint8), src=0)  # bytes: gloo does not know every dtype
+        dist.broadcast(memory.view(torch.uint8), src=0)  # as bytes: gloo does not support every dtype
     return value if rank_info.is_first else cast(T, _Unpickler(io.BytesIO(pickled), tensors).load())
 
 
 def _has_no_gaps(tensor: Tensor) -> bool:
-    """Return whether the elements fill a stretch of memory, in whatever order of the dimensions."""
+    """Return whether the elements fill a block of memory without gaps, in any order of the dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -360,7 +360,7 @@ def _has_no_gaps(tensor: Tensor) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts the tensors of what it pickles into a list, and their indices into the pickle."""
+    """Collects the tensors of the pickled object in a list, and puts their indices into the pickle."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
@@ -385,7 +385,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
-    """Return the sum of a tensor over the ranks, on the CPU."""
+    """Return the sum of a tensor over all ranks, on the CPU."""
     values = values.cpu()
     if rank_info.size > 1:
         dist.all_reduce(values)
@@ -393,10 +393,10 @@ def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether the rendezvous or a collective timed out, by the text of torch's or gloo's error.
+    """Return whether the rendezvous or a collective timed out, judged by the text of torch's or gloo's error.
 
-    There is no type for it: torch raises DistNetworkError, DistStoreError or a plain RuntimeError, each of them also
-    for other failures, and gloo raises RuntimeError. The first lines of their texts say "timeout" or "timed out".
+    No error type means a time-out: torch raises DistNetworkError, DistStoreError or RuntimeError, each also for other
+    failures, and gloo raises RuntimeError. The first line of their texts contains "timeout" or "timed out".
     """
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
@@ -413,10 +413,10 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def nccl_failure(error: Exception) -> str | None:
-    """Return NCCL's reason for a failure of its own; None: it lost another rank, or the error is not NCCL's.
+    """Return NCCL's reason for a failure, or None if NCCL lost another rank or the error is not NCCL's.
 
-    All of it is in the text of torch's DistBackendError (NCCLUtils.hpp): a line with "NCCL error in: FILE:LINE, WHAT",
-    one with "ncclKIND: WHAT", and "Last error:" with a line of NCCL's. A lost rank is not always an ncclRemoteError:
+    The text of torch's DistBackendError (NCCLUtils.hpp) contains a line "NCCL error in: FILE:LINE, WHAT", a line
+    "ncclKIND: WHAT", and "Last error:" with a line from NCCL. A lost rank is not always an ncclRemoteError:
     https://github.com/NVIDIA/nccl/issues/795.
     """
     head, _, text = str(error).partition("\n")
@@ -432,7 +432,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set threads and algorithms of this process. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
+    """Set the threads and algorithms of this process. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -442,7 +442,7 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
-    """Raise TrainError for options that cannot be combined. Every rank prints it: they have not met yet."""
+    """Raise TrainError for options that cannot be combined. Every rank prints it, as the ranks have not met yet."""
     ranks = options.ranks
     if ranks.strategy in SHARDED:
         _check_sharded(options)
@@ -456,7 +456,7 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
     if ranks.static_graph and options.training.accumulate > 1:
         message = "--static-graph cannot be used with --accumulate"
         raise TrainError(Exit.CONFIG, message, hint="leave one of them out", rank=None)
-    if ranks.strategy == "dp" and options.model.recompute:  # its replicas would call the first one's blocks
+    if ranks.strategy == "dp" and options.model.recompute:  # the replicas would call the first replica's blocks
         message = "--strategy dp cannot be used with --recompute"
         raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave out --recompute", rank=None)
     if options.machine.compile in CUDA_GRAPHS and options.training.accumulate > 1:
@@ -487,7 +487,7 @@ def _check_sharded(options: Options) -> None:
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
-    """Return the model as it is trained; a world of one needs no wrapper. Every rank makes this call.
+    """Return the model wrapped for training; a single rank needs no wrapper. Every rank calls this.
 
     ``deterministic`` fixes the order in which gradients are added, see `lay_out_buckets`. Raises TrainError.
     """
@@ -507,7 +507,7 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
 
 
 class WithAutocast(nn.Module):
-    """A model that turns autocast on itself: DataParallel's threads inherit that it is on, but not its dtype."""
+    """A model that enables autocast itself, because DataParallel's threads do not inherit autocast's dtype."""
 
     def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> None:
         super().__init__()
@@ -523,7 +523,7 @@ class WithAutocast(nn.Module):
 
 def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> DistributedDataParallel:
     """Return the model wrapped in DDP, which averages its gradients over the ranks."""
-    # For the weights of a convolution of one channel, whose memory is the same in both layouts.
+    # The warning concerns weights of a one-channel convolution, whose memory is the same in both layouts.
     warnings.filterwarnings("ignore", message="Grad strides do not match bucket view strides")
     ddp = DistributedDataParallel(
         model,
@@ -539,22 +539,22 @@ def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> Distrib
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DDP wrapper of a model, which may be compiled; None: it has none."""
+    """Return the DDP wrapper of a model, which may be compiled, or None if it has none."""
     inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 def lay_out_buckets(ddp: DistributedDataParallel) -> None:
-    """Give DDP's buckets their final layout before the first step. Every rank makes this call.
+    """Give DDP's buckets their final layout before the first step. Every rank calls this.
 
-    DDP groups the gradients into buckets when it is made, and once more after the first backward pass of the process,
-    by the order in which the gradients became ready. An all-reduce adds the ranks' numbers in an order that depends on
-    an element's place in its bucket. Without this call the first step after each start adds in another order than the
-    same step of a process that started earlier, and on three ranks or more the last bits differ.
+    DDP groups the gradients into buckets when it is created, and again after the first backward pass of the process, in
+    the order in which the gradients became ready. An all-reduce adds the ranks' numbers in an order that depends on an
+    element's place in its bucket. Without this call the first step after each start adds in a different order than the
+    same step of a process that started earlier, and with three or more ranks the last bits differ.
 
-    The backward passes made here are of a sum that takes one element of each parameter, in the order of the
-    parameters, so the layout is a function of the model alone. They run neither the model nor an optimizer: weights,
-    buffers and random generators stay as they are, and no gradient is left.
+    The backward passes made here are those of a sum of one element of each parameter, in the order of the parameters,
+    so the layout depends only on the model. They run neither the model nor an optimizer: weights, buffers and random
+    generators stay as they are, and no gradient is left.
     """
     module = ddp.module
     parameters = [one for one in module.parameters() if one.requires_grad]

@@ -7,11 +7,11 @@ from ddpwire.exits import Exit
 
 
 class TrainError(Exception):
-    """An error that ends the training with one line, ``str(error)``: ``message``, and ``hint`` where there is one.
+    """An error that ends the training with one line, ``str(error)``: ``message``, and ``hint`` if there is one.
 
-    ``rank`` is the one that prints the line; None: every rank that raises it, for errors before the ranks have met.
-    ``fields`` are the facts in the message, for whoever must act on them: no code reads the message. They are values
-    that pickle, since an error of one rank is raised on all.
+    ``rank`` prints the line; None: every rank that raises it does, for errors before the ranks have met. ``fields`` are
+    the facts in the message, for code that must act on them, since no code parses the message. They must be picklable,
+    since an error of one rank is raised on all.
     """
 
     def __init__(self, code: Exit, message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> None:

@@ -1,4 +1,4 @@
-"""``ddptrain export``: write the weights of a checkpoint as a plain file, to be read without ddptrain."""
+"""``ddptrain export``: write the weights of a checkpoint to a plain file that can be read without ddptrain."""
 
 import argparse
 import contextlib
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     path = choose_checkpoint(given.source, best=given.best)
     name, weights, found = read_part(path, given.part)
     _write(given.target, weights)
-    # Averaged weights are the ones that are evaluated.
+    # If there are averaged weights, the accuracy is theirs.
     accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
     tested = "" if accuracy is None else f", test accuracy {100 * accuracy:.2f} %"
     tensors = f"{len(weights)} tensor{'s' * (len(weights) != 1)}"
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
 def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]:
     """Return the name and the tensors of a part, and the checkpoint. Raises TrainError.
 
-    ``part``: auto is the averaged weights, where there are any, else the model's.
+    ``part``: "auto" selects the averaged weights if there are any, else the model's.
     """
     from ddptrain import checkpoint  # imports torch
 
@@ -80,7 +80,7 @@ def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> Path:
-    """Return the checkpoint that SOURCE names. Raises TrainError."""
+    """Return the checkpoint for SOURCE; from a folder, the newest or, with ``best``, the best. Raises TrainError."""
     from ddptrain.checkpoint import first_file
     from ddptrain.checkpoint_directory import best_checkpoint, list_checkpoints
 
@@ -101,7 +101,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> Path:
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return the checkpoint directory of a run; that of a resumed run is the first run's, which its record names."""
+    """Return a run's checkpoint directory, or None. A resumed run shares the first run's, which its record names."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

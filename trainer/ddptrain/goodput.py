@@ -1,4 +1,4 @@
-"""Goodput: a rank's wall time since the start of its process, in productive steps and in what was lost by cause."""
+"""Goodput: how much of a rank's wall time went to productive steps, and how much was lost to each cause."""
 
 import contextlib
 import time
@@ -10,10 +10,10 @@ from ddpwire.metrics import UNPRODUCTIVE_CAUSES
 
 
 class Goodput:
-    """Productive and lost seconds. ``started``: time.monotonic() of the process' start."""
+    """Productive and lost seconds of a process. ``started``: time.monotonic() at its start."""
 
     def __init__(self, started: float, *, steps_before: int = 0) -> None:
-        """``steps_before``: the step that an earlier attempt has reached; those up to it are recomputed."""
+        """``steps_before``: the last step of earlier attempts; steps up to it count as recomputed."""
         self.started = started
         self.productive_s = 0.0  # in steps that no earlier attempt has taken
         self.lost_s = dict.fromkeys(UNPRODUCTIVE_CAUSES, 0.0)
@@ -28,7 +28,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def time_lost(self, cause: str) -> Iterator[None]:
-        """Add the duration of the block to what was lost."""
+        """Add the duration of the block to the seconds lost to ``cause``."""
         began = time.monotonic()
         try:
             yield
@@ -36,7 +36,7 @@ class Goodput:
             self.lost_s[cause] += time.monotonic() - began
 
     def mark_ready(self) -> None:
-        """End the start-up: all time until now that has no other cause."""
+        """End the start-up: it gets all time until now that has no other cause."""
         self.lost_s["startup"] = 0.0
         self.lost_s["startup"] = self.total_s - sum(self.lost_s.values())
 
@@ -46,20 +46,20 @@ class Goodput:
         return time.monotonic() - self.started
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of this process, "productive" and by cause."""
+        """Return the seconds of this process, keyed by "productive" and by each cause."""
         return {"productive": self.productive_s, **self.lost_s}
 
 
 def steps_before(environ: Mapping[str, str]) -> int:
-    """Return the step that earlier attempts have reached, which ddprun sets in the environment."""
+    """Return the last step of earlier attempts, which ddprun sets in the environment; 0 without any."""
     text = environ.get(names.STEPS_BEFORE, "")
     return int(text) if text.isdecimal() else 0
 
 
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
-    """Return seconds by cause before this process was ``started``, which ddprun sets in the environment.
+    """Return the seconds lost before this process was ``started``, keyed by cause; ddprun sets them in the environment.
 
-    The time since the process was requested is start-up: ddprun's fork server may have had to import torch first.
+    The time since ddprun requested the process counts as start-up: its fork server may have had to import torch first.
     """
     given: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
@@ -73,10 +73,10 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return when this process was started, by time.monotonic(); where that is not known (not Linux), now."""
+    """Return the time.monotonic() at which this process was started; if unknown (not Linux), the present one."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 to all programs (time(7))
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))
     except (OSError, AttributeError):
         age_s = 0.0
     return time.monotonic() - age_s

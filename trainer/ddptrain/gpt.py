@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
-"""A decoder-only transformer over bytes, as GPT-2 (A. Radford et al. 2019): learned positions, norms before each layer.
+"""A decoder-only transformer over bytes like GPT-2 (A. Radford et al. 2019): learned positions, norms before layers.
 
 Shapes: B batch, T positions, D width, H heads, V vocabulary.
 """
@@ -15,7 +15,7 @@ VOCABULARY = 256  # a token is a byte
 
 
 class Attention(nn.Module):
-    """Causal self-attention: a position sees itself and those before it."""
+    """Causal self-attention: a position sees itself and the positions before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Return what each position reads, of shape (B, T, D)."""
+        """Return the attention output of each position, of shape (B, T, D)."""
         split = self.query_key_value(x_BTD).unflatten(2, (3, self.heads, -1))
         query_BHTE, key_BHTE, value_BHTE = split.permute(2, 0, 3, 1, 4)
         read_BHTE = functional.scaled_dot_product_attention(query_BHTE, key_BHTE, value_BHTE, is_causal=True)
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a perceptron, each added to its input."""
+    """Attention and a multilayer perceptron, each added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The transformer: logits of the next byte at each position."""
+    """The transformer, which returns the logits of the next byte at each position."""
 
     def __init__(self, *, layers: int, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class GPT(nn.Module):
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
-            elif parameter.ndim > 1:  # layers that are added up begin smaller, so that their sum does not grow
+            elif parameter.ndim > 1:  # layers whose outputs are summed begin smaller, so that the sum does not grow
                 is_added = name.endswith(("attention.output.weight", "perceptron.2.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * layers) if is_added else 0.02)
 
@@ -76,7 +76,7 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def generate(model: GPT, prompt: bytes, *, temperature: float, seed: int) -> Iterator[int]:
-    """Iterate over bytes that may follow the prompt, without end; temperature 0: the most probable one each time."""
+    """Yield bytes that may follow the prompt, without end; with temperature 0 always the most probable byte."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt or b"\n")
     while True:

@@ -1,4 +1,4 @@
-"""One rank, from its options to its exit code: process group, data, training state, checkpoint, loop, report."""
+"""Runs one rank from its options to its exit code: process group, data, training state, checkpoint, loop, report."""
 
 import contextlib
 import gc
@@ -66,9 +66,9 @@ _SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_T
 
 
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
-    """Train, and return the exit code, the same on every rank. One rank prints an error, in one line.
+    """Train, and return the exit code. An expected error is printed as one line.
 
-    ``started``: time.monotonic() of the process' start.
+    ``started``: time.monotonic() at the start of the process.
     """
     rank_info, metrics = RankInfo(), Metrics()
     goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
@@ -131,7 +131,7 @@ def _train(
     progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
     progress.log(start_message(state))
 
-    # A sharded optimizer has no flag on the GPU that keeps it from a step: each step's norm is waited for.
+    # A sharded optimizer cannot skip a step by a flag on the GPU, so each step waits for the norm of its gradient.
     guard = NonFiniteGuard(world.device if state.sharding is None else torch.device("cpu"))
     heartbeat = _open_heartbeat(environ)
     events = events_of(environ) if rank_info.is_first else EventLog(None, node=0)
@@ -167,7 +167,7 @@ def _train(
         events=events,
         on_gpu=world.device.type == "cuda",
     )
-    signals.can_save = True  # from here on a stop waits for the end of a step
+    signals.can_save = True  # from here on a signal stops the training at the end of a step, after saving
     agree(rank_info, callbacks.on_train_begin)
     try:
         result = train(
@@ -184,7 +184,7 @@ def _train(
     callbacks.stragglers.read_answer(result.step)
     _save_and_report(state, result, manager, callbacks, progress, stop)
     if rank_info.size > 1:
-        del state, manager  # and with them DDP's hold on gloo, which else may abort the process as it ends
+        del state, manager  # they keep DDP's reference to gloo, which may abort the process at its end
         gc.collect()
         dist.barrier()
     return result.exit_code
@@ -219,9 +219,9 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
 
 
 def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset | TextDataset:
-    """Return the dataset, after fetching it and the pretrained weights. Raises TrainError.
+    """Return the data set, after fetching it and the pretrained weights. Raises TrainError.
 
-    Rank 0 downloads first, which is enough where nodes share a folder, then one rank of each node.
+    Rank 0 downloads first, which is enough if the nodes share a folder; then one rank of each other node.
     """
     try:
         return _fetch_and_load(options, rank_info)
@@ -251,7 +251,7 @@ def _save_and_report(
     progress: ProgressDisplay,
     stop: StopVote,
 ) -> None:
-    """Save the last step, and report how the training ended. Raises TrainError when it cannot be saved."""
+    """Save the last step, and report how the training ended. Raises TrainError if it cannot be saved."""
     accuracy = None if result.evaluation is None else result.evaluation.accuracy
     path = manager.save_last(result.step, accuracy)
     if result.exit_code:
@@ -278,7 +278,7 @@ def _save_and_report(
 
 
 def _do_nothing() -> None:
-    """Do what the other ranks do while one fetches: nothing."""
+    """Do nothing, on the ranks that do not fetch."""
 
 
 def _log_error(message: str) -> None:
@@ -286,13 +286,13 @@ def _log_error(message: str) -> None:
 
 
 def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return how much was requested, as torch says it in its first sentences, and what to do."""
+    """Return a message with the first sentences of torch's error, which give the requested memory, and with advice."""
     asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
     return f"has too little GPU memory: {asked}: give a smaller --batch-size, --accumulate or --recompute"
 
 
 def start_message(state: TrainingState) -> str:
-    """Return what is trained, on which data, with which resources."""
+    """Return a message about what is trained, on which data and with which resources."""
     options, world = state.options, state.world
     epochs = options.training.epochs
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
@@ -311,7 +311,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return where the training continues; ``epochs_before``: the epochs of the checkpoint's training, where known."""
+    """Return a message about where the training continues; ``epochs_before``: the earlier training's, if known."""
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -335,12 +335,12 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 def stop_message(
     state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
 ) -> str:
-    """Return why the training stopped, and how to continue; ``other``: the rank that got the signal, if another."""
+    """Return why the training stopped and how to continue; ``other``: the rank that got the signal, if not this one."""
     by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
     if other is not None:
         by += f" to rank {other}"
     where = f"stopped by {by} after step {result.step} of {state.num_steps}"
-    # A launcher that names the folder for each run prints by itself how to continue.
+    # A launcher that sets the checkpoint folder of each run prints itself how to continue.
     how = "" if names.CHECKPOINT_DIR in os.environ else "; the same command continues from there"
     return f"{where}: saved {checkpoint}{how}"
 
@@ -348,7 +348,7 @@ def stop_message(
 def summary_message(
     state: TrainingState, result: TrainResult, *, evaluation: Evaluation, checkpoint: Path | None
 ) -> str:
-    """Return the results of a training that is complete."""
+    """Return a message with the results of a complete training."""
     speed = f"{result.num_images / result.seconds:.0f}" if result.seconds else "nothing was trained"
     images, counts = isinstance(state.data, ImageDataset), f"{evaluation.num_correct} of {evaluation.num_predicted}"
     return "\n".join(
@@ -364,9 +364,9 @@ def summary_message(
 
 
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
-    """Return what the ranks' time and rank 0's memory were used for; the peak is torch's on a GPU, else the process'.
+    """Return how the ranks' time was used, and rank 0's peak memory: torch's peak on a GPU, else that of the process.
 
-    ``spent_s``: by rank, "productive" seconds and the others by cause.
+    ``spent_s``: for each rank, the "productive" seconds and the lost seconds, keyed by cause.
     """
     total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")

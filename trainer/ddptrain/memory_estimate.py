@@ -1,6 +1,6 @@
-"""``ddptrain fit``: estimate whether a training fits into a GPU's memory, with the arithmetic, before it is launched.
+"""``ddptrain fit``: estimate before a launch whether a training fits into a GPU's memory, and show the calculation.
 
-torch is imported only to measure a model or to read this machine's GPU.
+torch is imported only to measure a model or to read the memory of this machine's GPU.
 """
 
 import argparse
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 GIB = 1 << 30
-OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state for a parameter
-DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # of a parameter; amp: mixed precision, computed in 16 bits
+OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state per parameter
+DTYPE_BYTES = {"fp32": 4, "amp": 4, "bf16": 2, "fp16": 2}  # per parameter; amp: mixed precision, computed in 16 bits
 LIBRARY_BYTES = 2 * GIB
-MAX_RANKS = 4096  # up to which a number of ranks is looked for
-WHOLE_LAYERS = 3  # with FSDP: weights of the layer that runs and of the next one, and a gradient
+MAX_RANKS = 4096  # the largest number of ranks that is tried
+WHOLE_LAYERS = 3  # with FSDP: the weights of the running layer and of the next layer, and a gradient
 EPILOG = """\
 Examples:
   ddptrain fit --params 8e9 --optimizer adamw --dtype fp32 --memory 80GB
@@ -44,7 +44,7 @@ The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one o
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the sum; ``size`` in bytes, None: not known."""
+    """A line of the sum; ``size`` is in bytes, None: unknown."""
 
     what: str
     size: float | None
@@ -59,13 +59,13 @@ class TrainingSize:
     optimizer: str
     dtype: str
     bucket_view: bool = False
-    activations: float | None = None  # bytes; None: not known
+    activations: float | None = None  # bytes; None: unknown
     batch_size: int = 0
-    state_bytes: float | None = None  # of the optimizer for a parameter; None: the usual
+    state_bytes: float | None = None  # of the optimizer's state per parameter; None: computed from the moments
     shards_optimizer: int = 1  # ranks that share the optimizer's state
     shards_all: int = 1  # ranks that share everything
-    largest_layer: float | None = None  # parameters that are gathered at once with FSDP; None: not known
-    recomputed: float | None = None  # bytes of activations with --recompute; None: not known, or they are already
+    largest_layer: float | None = None  # parameters that FSDP gathers at a time; None: unknown
+    recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
     def rows(self) -> tuple[Row, ...]:
         """Return the lines of the sum."""
@@ -112,12 +112,12 @@ class TrainingSize:
         return tuple(rows)
 
     def total(self) -> float:
-        """Return the bytes that are known."""
+        """Return the sum of the known sizes in bytes."""
         return sum(row.size or 0.0 for row in self.rows())
 
 
 def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingSize], ...]:
-    """Return what would need less memory."""
+    """Return changes that would need less memory, each with its description."""
     ideas: list[tuple[str, TrainingSize]] = []
     if not case.bucket_view:
         ideas.append(("gradients as views of DDP's buckets (gradient_as_bucket_view)", replace(case, bucket_view=True)))
@@ -144,7 +144,7 @@ def with_recompute(case: TrainingSize) -> TrainingSize:
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training on the fewest ranks, a power of two, on which it fits with FSDP; None: on none."""
+    """Return the training on the fewest ranks (a power of two) on which it fits with FSDP, or None if it never fits."""
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
     known = (one for one in trials if case.activations is None or one.activations is not None)
@@ -152,9 +152,9 @@ def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
 
 
 def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
-    """Return the answer, with its arithmetic.
+    """Return the answer, with its calculation.
 
-    ``options``: of ddptrain for this training, but its batch size; None: ddptrain has no such training.
+    ``options``: ddptrain's options for this training, without the batch size; None: ddptrain cannot run this training.
     """
     rows = case.rows()
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_size(text: str) -> float:
-    """Parse an argument: 80GB, 80GiB and 80 are the same; MB, MiB, TB and TiB too."""
+    """Parse a size in bytes: 80GB, 80GiB and 80 are the same; MB, MiB, TB and TiB work in the same way."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text, re.IGNORECASE)
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 80GB")
@@ -218,7 +218,7 @@ def parse_size(text: str) -> float:
 
 
 def parse_count(text: str) -> float:
-    """Parse an argument: 8e9, 8000000000, 8B or 350M."""
+    """Parse a number of parameters such as 8e9, 8000000000, 8B or 350M."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?(?:e\d+)?)([KMBT]?)", text, re.IGNORECASE)
     value = float(match[1]) * 1000.0 ** " KMBT".index(match[2].upper() or " ") if match else 0.0
     if value < 1:
@@ -267,7 +267,7 @@ def _parser() -> Parser:
 
 
 def _fill_in(given: argparse.Namespace) -> None:
-    """Set the defaults: those of ddptrain for its own models, those of torch for any other."""
+    """Set the defaults: ddptrain's for its own models, torch's for any other model."""
     if given.bucket_view is None:
         given.bucket_view = given.model is not None and RankOptions().bucket_view
     if given.dtype is None:
@@ -276,7 +276,7 @@ def _fill_in(given: argparse.Namespace) -> None:
 
 
 def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
-    """Return the size of one of our models: its parameters are counted, its activations measured on the meta device."""
+    """Return a model's size and description: counts its parameters, and measures activations on the meta device."""
     import torch
 
     from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
@@ -298,7 +298,7 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
     kept = activation_bytes(model, batch)
     enable_recompute(model)
     recomputed = activation_bytes(model, batch)
-    recomputed += (kept - recomputed) // max(1, len(blocks))  # those of the layer that is computed again
+    recomputed += (kept - recomputed) // max(1, len(blocks))  # plus the activations of one recomputed layer
     count = sum(parameter.numel() for parameter in model.parameters())
     case = TrainingSize(
         num_parameters=count,
@@ -315,7 +315,7 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
 
 
 def _launch_options(given: argparse.Namespace) -> str | None:
-    """Return the options of ddptrain for this model, optimizer and precision; None: it has no such precision."""
+    """Return ddptrain's options for this model, or None if ddptrain lacks the precision or the optimizer."""
     if given.dtype not in ("amp", "fp32") or given.optimizer == "plain-sgd":
         return None
     options = f"--model {given.model} --optimizer {given.optimizer}"
@@ -341,14 +341,14 @@ def _gpu_memory() -> float:
 def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:
     """Return the bytes that autograd saves for the backward pass, without the parameters.
 
-    Model and batch are on the meta device: nothing is computed.
+    Model and batch are on the meta device, so nothing is computed.
     """
     import torch
 
     from ddptrain import compat
 
     parameters = {compat.storage_id(parameter) for parameter in model.parameters()}
-    kept: dict[int, Tensor] = {}  # by storage; kept, so that no address is reused
+    kept: dict[int, Tensor] = {}  # keyed by storage; the tensors are kept so that no address is reused
 
     def keep(tensor: "Tensor") -> "Tensor":
         storage = compat.storage_id(tensor)

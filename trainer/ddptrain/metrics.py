@@ -1,7 +1,7 @@
-"""The metrics of a rank for Prometheus, those of ddpwire.metrics.
+"""Writes a rank's metrics, which ddpwire.metrics defines, for Prometheus.
 
-Under ddprun, which names a folder for them, they are written with prometheus_client to files that ddprun collects;
-elsewhere nothing is written, and prometheus_client is not imported.
+Under ddprun, which sets a folder for them, prometheus_client writes them to files that ddprun collects. Without ddprun
+nothing is written, and prometheus_client is not imported.
 """
 
 import sys
@@ -20,25 +20,25 @@ from ddpwire.metrics import Metric
 class TrainingInfo:
     """What is trained, and where."""
 
-    backend: str  # of the gradients; none: one rank
+    backend: str  # carries the gradients; "none" with one rank
     device: str
     model: str
     dataset: str
     num_steps: int
-    flops_per_sample: int  # of a training step; 0: not known
+    flops_per_sample: int  # of a training step; 0: unknown
 
 
 class Metrics:
-    """The metrics of a rank. A series that is not written, as one of rank 0's on another rank, is skipped.
+    """The metrics of a rank. Values for a series that this rank does not write, such as one of rank 0, are ignored.
 
-    A write costs some microseconds: what changes with every step is added up until ``flush``.
+    A write costs some microseconds, so values that change with every step are collected until ``flush``.
     """
 
     def __init__(self, folder: str = "", *, first: bool = False) -> None:
-        """``folder``: prometheus_client's; empty: nothing is written. ``first``: of rank 0. Raises OSError."""
+        """``folder``: for the files; empty: write nothing. ``first``: whether this is rank 0. Raises OSError."""
         self.enabled = bool(folder)
         self._folder = folder
-        self._series: dict[tuple[str, ...], Any] = {}  # by their name and their labels' values
+        self._series: dict[tuple[str, ...], Any] = {}  # keyed by the metric's name and the labels' values
         self._flops_per_sample = 0
         self._exported: dict[str, float] = {}
         self._unwritten_steps = self._unwritten_samples = 0
@@ -50,7 +50,7 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series, which are 0 until something is written. Those of phases appear when measured."""
+        """Create a metric's series with the value 0. Those of phases and communication are created when measured."""
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
@@ -74,7 +74,7 @@ class Metrics:
             series.observe(value)
 
     def training_info(self, info: TrainingInfo) -> None:
-        """Set what is trained."""
+        """Set the facts about the training."""
         self._flops_per_sample = info.flops_per_sample
         self._set(catalogue.STEPS_PLANNED, info.num_steps)
         if (series := self._series.get((catalogue.TRAINING_INFO.name,))) is not None:
@@ -87,11 +87,11 @@ class Metrics:
         self._unwritten_samples += samples
 
     def step_duration(self, seconds: float) -> None:
-        """Observe the duration of a step, of the last one or an earlier one."""
+        """Record the duration of the last step or of an earlier one."""
         self._unwritten_s.append(seconds)
 
     def flush(self) -> None:
-        """Write what was added up."""
+        """Write the collected values."""
         for seconds in self._unwritten_s:
             self._observe(catalogue.STEP_DURATION, seconds)
         self._unwritten_s.clear()
@@ -107,7 +107,7 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Set seconds since the start: of the steps by phase, productive ones, unproductive ones by cause."""
+        """Set the seconds since the start: per phase of the steps, productive, and lost per cause."""
         for phase, seconds in phases.items():
             self._count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -122,14 +122,14 @@ class Metrics:
         return more
 
     def lost_before(self, lost: Mapping[str, float]) -> None:
-        """Add the seconds by cause that were lost before this process was started."""
+        """Add the seconds, keyed by cause, that were lost before this process was started."""
         for cause, seconds in lost.items():
             self._count(catalogue.UNPRODUCTIVE, cause, number=seconds)
 
     def time_totals(self) -> dict[str, float]:
-        """Return the seconds of this rank in all starts of the run, "productive" and by cause; empty: not kept.
+        """Return this rank's seconds in all starts of the run, keyed by "productive" and cause; empty without a folder.
 
-        They are in the files that ddprun collects, also those of earlier processes.
+        They come from the files that ddprun collects, which include those of earlier processes.
         """
         if not self.enabled:
             return {}
@@ -146,19 +146,19 @@ class Metrics:
         self._count(catalogue.COMM, "hidden", number=seconds)
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set the results of an epoch, and write what was added up: the loss stands beside the step that it is of."""
+        """Set an epoch's results. First write the collected values, so that the exported step matches the loss."""
         self.flush()
         self._set(catalogue.LOSS, loss)
         self._set(catalogue.EVAL_ACCURACY, accuracy, "test")
         self._set(catalogue.GRAD_NORM, grad_norm)
 
     def skew(self, ratio: float, speed: float) -> None:
-        """Set how the slowest rank compares with the others, and the speed of this one."""
+        """Set how the slowest rank compares with the others, and this rank's speed."""
         self._set(catalogue.STRAGGLER_SKEW, ratio)
         self._set(catalogue.RELATIVE_SPEED, speed)
 
     def memory(self, **kinds: int) -> None:
-        """Set bytes on the GPU by kind. A rank on a CPU, which never calls this, has no such series."""
+        """Set the bytes on the GPU for each kind. A rank on a CPU never calls this and does not have these series."""
         if self.enabled and (catalogue.DEVICE_MEMORY.name,) not in self._series:
             self._open(catalogue.DEVICE_MEMORY)
             self._open(catalogue.DEVICE_OOMS)
@@ -166,11 +166,11 @@ class Metrics:
             self._set(catalogue.DEVICE_MEMORY, size, kind)
 
     def nonfinite(self, where: str) -> None:
-        """Count a NaN or an infinity of this rank; ``where``: loss or grad."""
+        """Count a NaN or an infinity on this rank; ``where``: loss or grad."""
         self._count(catalogue.NONFINITE, where)
 
     def data_error(self, kind: str) -> None:
-        """Count a file of the dataset that is missing or corrupt."""
+        """Count a file of the data set that is missing or corrupt."""
         self._count(catalogue.DATA_ERRORS, kind)
 
     def timed_out(self) -> None:
@@ -191,7 +191,7 @@ class Metrics:
         self._set(catalogue.CHECKPOINTS_RETAINED, retained)
 
     def checkpoint_loaded(self, *, seconds: float, step: int, written_at: float, size_bytes: int) -> None:
-        """Record a checkpoint that was read; ``written_at``: in seconds since the epoch."""
+        """Record a checkpoint that was read; ``written_at`` is in seconds since the epoch."""
         self._observe(catalogue.CHECKPOINT_DURATION, seconds, "load")
         self._set(catalogue.CHECKPOINT_LAST_SUCCESS, written_at)
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
@@ -202,14 +202,14 @@ class Metrics:
         self._count(catalogue.CHECKPOINT_FALLBACKS)
 
     def checkpoint_failed(self, *, op: str, reason: str) -> None:
-        """Count a failed write or read of a checkpoint; the values are those of the catalogue."""
+        """Count a failed write or read of a checkpoint; ``op`` and ``reason`` are labels from the catalogue."""
         self._count(catalogue.CHECKPOINT_FAILURES, op, reason)
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
-    """Return metrics that are written under ddprun; elsewhere, or where that fails, ones that are not.
+    """Return metrics that are written if this runs under ddprun; otherwise, or if that fails, metrics that are not.
 
-    ``first``: for rank 0.
+    ``first``: whether this is rank 0.
     """
     try:
         return Metrics(environ.get(names.PROMETHEUS_MULTIPROC_DIR, ""), first=first)

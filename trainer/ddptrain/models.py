@@ -1,5 +1,5 @@
 # ruff: noqa: N803 - tensors carry their shape in their name
-"""The models by name: our own, and any classifier of torchvision; pretrained weights.
+"""The models, selected by name: ddptrain's own, and torchvision's classifiers; and their pretrained weights.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -25,10 +25,10 @@ from ddpwire.exits import Exit
 Norm = Callable[[int], nn.Module]
 __all__ = ["ImageShape", "build_model"]
 NORM_GROUPS = 8
-SMALL_PX = 64  # up to here ImageNet's stem leaves too little for the layers above it
+SMALL_PX = 64  # up to this size ImageNet's stem leaves too few pixels for the layers above it
 
-# The smallest image of each of our models: its poolings leave at least a pixel, and its batch norms more than one value
-# a channel even where a rank has a single image.
+# The smallest image of each of ddptrain's models: its poolings leave at least one pixel, and its batch norms see more
+# than one value per channel even if a rank has a single image.
 SMALLEST_PX = {"simple": 1, "convnet": 4, "imageclassifier": 8, "resnet18": 16, "digitsnet": 2}
 _NORMED = ("convnet", "resnet18")
 TORCHVISION_PREFIX = "torchvision:"
@@ -37,7 +37,7 @@ IMAGENET = "imagenet"
 
 
 def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
-    """Return a model by its name, freshly initialised. Raises TrainError for unknown names and images too small."""
+    """Return the model with this name and initial weights. Raises TrainError for unknown names and too small images."""
     if norm == "group" and name not in _NORMED:
         raise TrainError(
             Exit.CONFIG, f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out"
@@ -65,7 +65,7 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
 
 
 def build_gpt(options: ModelOptions, *, context: int) -> GPT:
-    """Return the model of ``--data text``, freshly initialised. Raises TrainError."""
+    """Return the model of ``--data text`` with initial weights. Raises TrainError."""
     if options.name != TEXT_MODEL:
         raise TrainError(Exit.CONFIG, f"--model {options.name} is for images, not for --data text", hint="give gpt")
     if options.width % options.heads:
@@ -74,13 +74,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers of a model that are sharded one by one: those of its nn.Sequentials."""
+    """Return the layers of a model that are sharded one by one: the parts of its nn.Sequentials with parameters."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width, as AdaptiveAvgPool2d(1), which has no deterministic backward on CUDA."""
+    """The mean over height and width. AdaptiveAvgPool2d(1) is equal, but has no deterministic backward on CUDA."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -112,9 +112,9 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), its parameters named as torchvision's.
+    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with the parameter names of torchvision.
 
-    The small stem is one 3x3 convolution: ImageNet's stem and pool leave a 32 px image 1x1 before the last block.
+    The small stem is one 3x3 convolution: ImageNet's stem and pool would reduce a 32 px image to 1x1 in the last block.
     """
 
     def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
@@ -150,12 +150,12 @@ def simple_model(shape: ImageShape) -> nn.Module:
 
 
 def _pool_relu() -> tuple[nn.Module, nn.Module]:
-    """Return MaxPool2d(2), then ReLU: the same numbers and gradients as in the other order, for less work."""
+    """Return MaxPool2d(2), then ReLU: the results and gradients equal those of the other order, but cost less work."""
     return nn.MaxPool2d(2), nn.ReLU(inplace=True)
 
 
 def convnet(shape: ImageShape, norm: Norm) -> nn.Module:
-    """Return ConvNet, two convolutions, of https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
+    """Return ConvNet: two convolutions, from https://yangkky.github.io/2019/07/08/distributed-pytorch-tutorial.html."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, kernel_size=5, padding=2)
@@ -186,7 +186,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return three convolutions for the 8x8 digits, with GroupNorm, which does not depend on the number of ranks."""
+    """Return three convolutions for the 8x8 digits. Their GroupNorm does not depend on the number of ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
@@ -197,7 +197,7 @@ def digitsnet(shape: ImageShape) -> nn.Module:
 
 
 class ThreeChannels(nn.Module):
-    """A model of colour images for grey ones: their channel is repeated."""
+    """Applies a model of colour images to grey images, whose channel is repeated."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class ThreeChannels(nn.Module):
 
 
 def torchvision_name(name: str) -> str:
-    """Return torchvision's name of a model. Raises TrainError for an unknown one."""
+    """Return torchvision's name of a model. Raises TrainError for an unknown model."""
     models = torchvision_module("models")
     plain = name.removeprefix(TORCHVISION_PREFIX)
     known = models.list_models(module=models)
@@ -222,7 +222,7 @@ def torchvision_name(name: str) -> str:
 
 
 def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -> nn.Module:
-    """Return a classifier of torchvision, freshly initialised, for any number of channels. Raises TrainError."""
+    """Return a classifier of torchvision with initial weights, for 1 or 3 channels. Raises TrainError."""
     plain = torchvision_name(name)
     options: dict[str, Any] = {"num_classes": shape.classes}
     if plain in _TWO_HEADS:
@@ -240,7 +240,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
         reason = str(error).splitlines()[0] if str(error) else "it fails"
         raise TrainError(Exit.CONFIG, f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # on the initialisation of some
+        warnings.simplefilter("ignore")  # some models warn about their initialisation
         model = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
     return model if shape.channels == 3 else ThreeChannels(model)
 
@@ -257,14 +257,14 @@ def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
 
 
 def weights_file(options: ModelOptions) -> Path:
-    """Return where the weights are, or will be once they are fetched. Raises TrainError."""
+    """Return the file of the weights, which may still have to be fetched. Raises TrainError."""
     if options.pretrained != IMAGENET:
         return Path(str(options.pretrained))
     return Path(torch.hub.get_dir(), "checkpoints", _weights_url(options.name).rsplit("/", 1)[1])
 
 
 def fetch_pretrained(options: ModelOptions) -> None:
-    """Download the weights unless they are there. A lock makes several runs of a node take turns. Raises TrainError."""
+    """Download the weights unless they exist. A lock makes several runs on a node take turns. Raises TrainError."""
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
@@ -284,7 +284,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     """Load the weights into a model. Return the names of its modules that are not loaded. Raises TrainError.
 
-    These are the head, since its classes differ, and the stem where it has another shape. All else must fit.
+    These are the head, since its classes differ, and the stem if it has another shape. Everything else must fit.
     """
     path = weights_file(options)
     given = _read_weights(path)
@@ -313,7 +313,7 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file: a state_dict, or a checkpoint that holds one as "model" or "state_dict"."""
+    """Return the tensors of a file: a state_dict, or a checkpoint with a state_dict as "model" or "state_dict"."""
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
@@ -333,7 +333,7 @@ def _weights_url(name: str) -> str:
 
 
 def _download(url: str, path: Path) -> None:
-    digest = path.stem.rpartition("-")[2]  # torchvision's names end in the start of the file's sha256
+    digest = path.stem.rpartition("-")[2]  # torchvision's file names end with the first digits of the sha256
     try:
         with connect_timeout():
             torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)

@@ -16,9 +16,9 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return a fused optimizer, if torch has it for these weights.
+    """Return the optimizer, fused if torch has a fused one for these weights.
 
-    Norms and biases have no weight decay, which does not regularise them.
+    Norms and biases get no weight decay, because it does not regularise them.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -31,15 +31,15 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
     kind = {"foreach" if isinstance(parameters[0], compat.sharded_type()) else "fused": True}
     sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, nesterov=options.momentum > 0, **kind)
     if options.momentum:
-        # torch leaves the buffers uninitialised until a step is taken, which fp16's first steps may not be. Beginning
-        # with 0 gives the same first step.
+        # torch initialises the buffers at the first step, and fp16 may skip its first steps. Beginning with 0 gives the
+        # same first step.
         for parameter in parameters:
             sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 
 
 def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of step number ``step`` from 0, of ``num_steps``. It has no state to save."""
+    """Return the learning rate of step ``step`` (counted from 0) of ``num_steps``. It has no state to save."""
     peak = options.lr * (ranks if options.scale_lr else 1)
     if options.schedule == "one-cycle":
         return peak * one_cycle(step / num_steps)
@@ -56,7 +56,7 @@ def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps
 
 
 def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch: int) -> int:
-    """Return the warm-up steps of the schedules other than one-cycle."""
+    """Return the number of warm-up steps, for schedules other than one-cycle."""
     epochs = options.warmup
     if epochs is None:
         epochs = min(SCALED_WARM_UP_EPOCHS, num_steps / steps_per_epoch / 4) if options.scale_lr else 0.0
@@ -64,21 +64,21 @@ def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch:
 
 
 def one_cycle(fraction: float) -> float:
-    """Return the share of the peak: up by a cosine to 1, down by a cosine to 0."""
+    """Return the share of the peak: it rises to 1 along a cosine, and then falls to 0 along a cosine."""
     if fraction < WARM_UP_SHARE:
         return 1 + (START_SHARE - 1) * cosine(fraction / WARM_UP_SHARE)
     return cosine((fraction - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
 
 
 def cosine(fraction: float) -> float:
-    """Return the share of the peak: from 1 to 0."""
+    """Return the share of the peak, which falls from 1 to 0 along a cosine."""
     return (1 + math.cos(math.pi * fraction)) / 2
 
 
 def match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give each moment the strides of its weight: the fused step takes the memory of both in the same order.
+    """Give each moment the strides of its weight: the fused step goes through the memory of both in the same order.
 
-    They differ after loading a checkpoint of a training with the other ``--channels-last``.
+    The strides differ after loading a checkpoint of a training with the other value of ``--channels-last``.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():
@@ -87,9 +87,9 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 
 
 class WeightAverage:
-    """An exponential moving average of the weights, evaluated instead of them. In the first steps it decays faster.
+    """An exponential moving average of the weights, evaluated in their place. In the first steps it decays faster.
 
-    ``decay``: the share of the average that a step keeps. ``average``: a copy of the model; None: one is made.
+    ``decay``: the share of the average that a step keeps. ``average``: a copy of the model; None: make a copy.
     """
 
     def __init__(self, model: nn.Module, decay: float, average: nn.Module | None = None) -> None:
@@ -105,7 +105,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights after ``step`` steps, and the batch norms' statistics."""
+        """Add the weights after ``step`` steps, and the statistics of the batch norms."""
         decay = min(self._decay, (1 + step) / (10 + step))
         compat.lerp_all(self._averages, self._weights, 1 - decay)
         for own, given in self._counts:

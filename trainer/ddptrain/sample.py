@@ -1,4 +1,4 @@
-"""``ddptrain sample``: write text with a GPT that was trained on ``--data text``."""
+"""``ddptrain sample``: generate text with a GPT that was trained on ``--data text``."""
 
 import contextlib
 import os
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     model.load_state_dict(weights)
     prompt = given.prompt.encode(errors="surrogateescape")
     text = generate(model.float().eval(), prompt, temperature=given.temperature, seed=given.seed)
-    with contextlib.suppress(BrokenPipeError):  # the reader has enough
+    with contextlib.suppress(BrokenPipeError):  # the reader has closed the pipe
         for written in chain([prompt], (bytes([byte]) for byte in islice(text, given.bytes)), [b"\n"]):
             os.write(sys.stdout.fileno(), written)
     return Exit.OK

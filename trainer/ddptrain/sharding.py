@@ -1,7 +1,7 @@
-"""Sharding by torch's fully_shard: each rank keeps some rows of every parameter, its gradient and its moments.
+"""Sharding with torch's fully_shard: each rank keeps some rows of every parameter, of its gradient and its moments.
 
-``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of a node, and each node has a replica of the whole.
-The ranks of the first replica write the checkpoints. Only a sharded training imports this module: torch's takes 1 s.
+``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of a node, so each node has a complete replica. The
+ranks of the first replica write the checkpoints. Only a sharded training imports this module: it takes 1 s.
 """
 
 from collections.abc import Mapping
@@ -26,16 +26,16 @@ from ddpwire.exits import Exit
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How a training is sharded. ``shard``: what this rank writes of a checkpoint; None: another rank writes it."""
+    """How a training is sharded. ``shard``: the part of a checkpoint that this rank writes; None: it writes none."""
 
     world: World
     mesh: DeviceMesh
     shard: Shard | None
 
     def apply(self, model: nn.Module, compute: torch.dtype | None) -> None:
-        """Shard a model in place, and move it to the device a block at a time. Every rank makes this call.
+        """Shard a model in place, and move it to the device block by block. Every rank calls this.
 
-        ``compute``: the dtype of mixed precision, in which weights are gathered; None: their own.
+        ``compute``: the dtype of mixed precision, in which weights are gathered; None: the weights' own dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
@@ -43,7 +43,7 @@ class Sharding:
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
 
     def own_rows(self, state: Any) -> Any:
-        """Return a state with this rank's rows in place of each sharded tensor, as a checkpoint's shard holds them."""
+        """Return a state with each sharded tensor replaced by this rank's rows, as in a checkpoint's shard."""
 
         def rows_of(_path: tuple[Any, ...], tensor: Tensor) -> Any:
             return {"rows": tensor.to_local(), "shape": list(tensor.shape)} if isinstance(tensor, DTensor) else tensor
@@ -51,9 +51,9 @@ class Sharding:
         return map_tensors(state, rows_of)
 
     def distribute(self, part: Any, values: Any) -> Any:
-        """Return rank 0's state of a part on all ranks, each with the rows that are its own. Every rank calls it.
+        """Return on each rank its own rows of rank 0's state of a part. Every rank calls this.
 
-        One tensor at a time is whole, so that no rank holds a whole state.
+        Only one tensor at a time is complete in memory, so that no rank holds a complete state.
         """
         rank_info, tensors = self.world.rank_info, []
 
@@ -80,7 +80,7 @@ class Sharding:
 
 
 def make_sharding(options: RankOptions, world: World) -> Sharding:
-    """Return the sharding of ``--strategy``. Every rank makes this call. Raises TrainError."""
+    """Return the sharding for ``--strategy``. Every rank calls this. Raises TrainError."""
     rank_info, kind = world.rank_info, world.device.type
     timeout = timedelta(seconds=options.timeout_s)
     if options.strategy == "fsdp":
@@ -102,7 +102,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
             for ranks in (grid.T, grid)
         ]
         mesh = DeviceMesh.from_group(groups, kind, mesh=grid, mesh_dim_names=("replicate", "shard"))
-    # The threads that write have a group of their own: the default one is used by the training loop meanwhile.
+    # The threads that write have their own group, because the training loop uses the default group at the same time.
     writers: Any = dist.new_group(list(range(num_shards)), timeout=timeout, backend="gloo")
 
     def gather_to_first(value: Any) -> list[Any] | None:
@@ -116,7 +116,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter that a tensor of a part's state belongs to; None: it has none."""
+    """Return the parameter that a tensor of a part's state belongs to, or None if there is none."""
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None

@@ -18,17 +18,17 @@ from types import FrameType
 from ddpwire import names
 from ddpwire.exits import Exit, of_status
 
-GRACE_S = 30.0  # for the other ranks to exit, once one has failed
+GRACE_S = 30.0  # time for the other ranks to exit after one has failed
 POLL_S = 0.05
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
-    """Train on so many processes with a command line of ddptrain. Return the first exit code that is not 0."""
+    """Train on ``num_ranks`` processes with a command line of ddptrain. Return the first exit code that is not 0."""
     from torch.multiprocessing.spawn import start_processes  # imports torch
 
     processes: list[BaseProcess] = []
-    signal.set_wakeup_fd(-1)  # the handlers of a rank, which this process is not
+    signal.set_wakeup_fd(-1)  # turns off the signal handling of a rank, because this process is not a rank
 
     def forward(number: int, _frame: FrameType | None) -> None:
         for process in processes:
@@ -53,7 +53,7 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
 
 
 def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, ...], parent: int) -> None:
-    """Run one rank, in its own process, which torch ends with its parent."""
+    """Run one rank in its own process. torch ends the process when its parent ends."""
     if os.getppid() != parent:  # the parent was killed before torch could watch it
         os._exit(Exit.KILLED)
     variables = {
@@ -64,16 +64,16 @@ def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, 
     }
     os.environ.update({name: str(value) for name, value in variables.items()})
     sys.argv[1:] = [*arguments, "--spawn=1", f"--init-method={init_method}"]
-    import_module("ddptrain.__main__").main()  # by name: it imports this module
+    import_module("ddptrain.__main__").main()  # imported by name, because it imports this module
 
 
 def is_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher has started this process as a rank, which does not spawn others."""
+    """Return whether a launcher has started this process as a rank. A rank does not spawn others."""
     return names.RANK in environ
 
 
 def _wait(processes: Sequence[BaseProcess]) -> int:
-    """Wait until all have ended. Return the first exit code that is not 0."""
+    """Wait until all processes have ended. Return the first exit code that is not 0, or 0."""
     first, failed_at = int(Exit.OK), 0.0
     while any(process.exitcode is None for process in processes):
         time.sleep(POLL_S)
@@ -86,5 +86,5 @@ def _wait(processes: Sequence[BaseProcess]) -> int:
 
 
 def _first_failure(processes: Sequence[BaseProcess]) -> int:
-    """Return the exit code of the lowest rank that has failed; 0: none has."""
+    """Return the exit code of the lowest rank that has failed, or 0 if none has."""
     return next((of_status(process.exitcode) for process in processes if process.exitcode), 0)

@@ -1,11 +1,11 @@
 """The time of each phase of a step, the overlap of communication with the backward pass, and profiler traces.
 
 The phases of a step add up to the step, and no device waits for the measurement. On a CPU a clock is read between the
-phases. A GPU gets an event there, and what lies between two events is read when the GPU has passed both: the time of a
-step is then that of the GPU, since the host may be many steps ahead of it. ``comm_exposed`` is the end of the backward
-pass: from the moment when a rank's last gradient is ready to the moment when the all-reduce is done. Sharded ranks wait
-for each other within ``forward`` and ``backward``: they have no ``comm_exposed``. ``other`` is what runs around a step:
-the vote on a stop, metrics, the heartbeat.
+phases. On a GPU an event is recorded there, and the time between two events is read when the GPU has passed both: so
+the time of a step is the GPU's, since the host may be many steps ahead. ``comm_exposed`` is the end of the backward
+pass: from the time when a rank's last gradient is ready to the end of the all-reduce. Sharded ranks wait for each other
+within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is everything around a step: the vote
+on a stop, metrics, the heartbeat.
 """
 
 import os
@@ -26,8 +26,8 @@ from ddptrain.distributed import find_ddp
 from ddpwire.metrics import STEP_PHASES
 
 NANO = 1e-9
-SKIPPED_STEPS = 3  # steps: the first ones allocate, and DDP builds its buckets again after them
-WARM_UP_STEPS = 1  # the profiler's own
+SKIPPED_STEPS = 3  # in the first steps memory is allocated, and then DDP builds its buckets again
+WARM_UP_STEPS = 1  # for the profiler to warm up
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +39,27 @@ class StepTime:
 
 
 class Phases(Protocol):
-    """Measures step after step: ``begin``, a ``mark`` at the end of each phase, ``end``."""
+    """Measures the steps. For each step call ``begin``, ``mark`` at the end of each phase, and ``end``."""
 
-    totals: dict[str, float]  # seconds by phase, of all steps that were measured
-    own_s: deque[float]  # of each step since it was last emptied: the rank's own time, without waiting for the others
-    completed: deque[StepTime]  # the steps that were measured; to be emptied by the caller
+    totals: dict[str, float]  # seconds per phase, over all measured steps
+    own_s: deque[float]  # per step since it was last emptied: the rank's own time, without waiting for the others
+    completed: deque[StepTime]  # the measured steps; the caller empties it
 
     def begin(self) -> None:
         """Begin a step."""
 
     def mark(self, phase: str) -> None:
-        """End a phase; a step may have it several times."""
+        """End a phase; a step may have the same phase several times."""
 
     def gradients_ready(self) -> None:
         """Note that the rank's last gradient is ready: the rest of ``backward`` is waiting for the other ranks."""
 
     def end(self, step: int) -> None:
-        """End the step; what was not marked is ``other``."""
+        """End the step; the time since the last mark is ``other``."""
 
 
 class ClockPhases:
-    """Phases by the clock, on a CPU, where a call ends when its work is done."""
+    """Measures phases with a clock, on a CPU, where a call returns when its work is done."""
 
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
@@ -105,7 +105,7 @@ class PendingStep:
 
 
 class EventPhases:
-    """Phases by events in the stream of a GPU."""
+    """Measures phases with events in the stream of a GPU."""
 
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
@@ -156,15 +156,15 @@ class EventPhases:
 
 
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
-    """Return what measures steps on this device.
+    """Return an object that measures steps on this device.
 
-    ``parameters``: of the model, in the order of its forward pass. ``alone``: without other ranks to wait for.
+    ``parameters``: the model's, in the order of its forward pass. ``alone``: whether this is the only rank.
     """
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
     if sharded:
         del phases.totals["comm_exposed"]
     first = next((one for one in parameters if one.requires_grad), None)
-    if first is not None and not alone and not sharded:  # its gradient is the last
+    if first is not None and not alone and not sharded:  # its gradient is computed last
         first.register_post_accumulate_grad_hook(lambda _: phases.gradients_ready())  # type: ignore[no-untyped-call]
     return phases
 
@@ -176,14 +176,14 @@ class Overlap:
         self._ddp = find_ddp(model)
 
     def hidden_s(self) -> float:
-        """Return the seconds of overlap in a step, averaged over the steps that were sampled; 0 without DDP."""
+        """Return the seconds of overlap in a step, averaged over the sampled steps; 0 without DDP."""
         if self._ddp is None:
             return 0.0
         return NANO * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:
-    """Traces ``num_steps`` steps of this rank, after the first few, for https://ui.perfetto.dev; 0: none."""
+    """Traces ``num_steps`` steps of this rank (0: none), after the first few steps, for https://ui.perfetto.dev."""
 
     def __init__(self, num_steps: int, path: Path, *, log: Callable[[str], None]) -> None:
         self._left = SKIPPED_STEPS + WARM_UP_STEPS + num_steps if num_steps else 0
@@ -194,11 +194,11 @@ class Tracer:
         self._num_steps = num_steps
 
     def begin(self) -> None:
-        """Start the profiler. Raises OSError when the trace's folder cannot be made."""
+        """Start the profiler. Raises OSError if the trace's folder cannot be made."""
         if not self._left:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it logs that it starts, and a missing GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it logs its start, and a missing GPU
         cuda = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
         self._profile = profile(
             activities=[ProfilerActivity.CPU, *cuda],
@@ -208,7 +208,7 @@ class Tracer:
         self._profile.start()
 
     def step(self) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         if self._profile is not None:
             self._left -= 1
             if self._left == 0:
@@ -217,7 +217,7 @@ class Tracer:
                 self._profile.step()
 
     def end(self) -> None:
-        """Write the trace, unless that is done."""
+        """Write the trace, unless it is already written."""
         if self._profile is None:
             return
         running, self._profile = self._profile, None

@@ -1,9 +1,9 @@
-"""Stragglers: ranks that the others wait for. Each rank's own time of a step, without waiting, is compared.
+"""Finds stragglers: ranks that the others wait for. It compares each rank's own time for a step, without waiting.
 
-Every few steps each rank contributes the least of its last steps to an all-reduce of one number a rank: another process
-on a rank's core lengthens some of its steps, a slow rank has no fast one. The result is read a few steps later, so no
-rank waits for it. A rank is reported, with its node, when it was slow in several comparisons in a row (see
-`StragglerPolicy`), and again when it no longer is.
+Every few steps each rank contributes the shortest time of its last steps to an all-reduce of one number per rank:
+another process on a rank's core lengthens only some of its steps, but a slow rank has no fast steps. The result is read
+a few steps later, so no rank waits for it. A rank is reported, with its node, when it was slow in several comparisons
+in a row (see `StragglerPolicy`), and again when it is no longer slow.
 """
 
 import math
@@ -22,27 +22,27 @@ from ddptrain.distributed import RankInfo
 from ddpwire import names
 from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
 
-EVERY_STEPS = 3  # steps
-COMPARISON_S = 0.8  # all-reduces are joined to one comparison until they span so long
-LASTING_S = 3.5  # of comparisons in a row: for a second or two other processes may hold one rank's core
-WELL_RATIO = 1.5  # below which a reported rank is no longer slow
-IN_A_ROW = 2  # comparisons at least
+EVERY_STEPS = 3  # steps between two all-reduces
+COMPARISON_S = 0.8  # all-reduces are combined into one comparison until they span this time
+LASTING_S = 3.5  # minimum time of slow comparisons in a row: other processes may use a core for a second or two
+WELL_RATIO = 1.5  # a reported rank is no longer slow below this ratio
+IN_A_ROW = 2  # minimum number of comparisons in a row
 FALSE_REPORTS = 1e-5  # expected number of healthy ranks that a comparison reports
-PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # as if so many of so many ranks had been slow in comparisons before the first
+PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # counts to start with: slow ranks, and all ranks, in earlier comparisons
 
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
     """How the ranks' own times compare."""
 
-    slowest: int  # its rank
+    slowest: int  # the slowest rank
     ratio: float  # its time divided by the median of all ranks
     behind_s: float  # its time minus that median
-    speeds: tuple[float, ...]  # by rank: the best time divided by its own, 0 to 1
+    speeds: tuple[float, ...]  # for each rank, the best time divided by the rank's own, 0 to 1
 
 
 def compute_skew(own_s: Sequence[float]) -> Skew:
-    """Return the skew of these times, one a rank. Of two ranks the faster one is the median."""
+    """Return the skew of these times, one per rank. Of an even number of ranks the lower median is used."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
     return Skew(
@@ -55,30 +55,30 @@ def compute_skew(own_s: Sequence[float]) -> Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerEvent:
-    """A rank is slow, or (``ratio`` is 0) is as fast as the others again."""
+    """A rank is slow or, if ``ratio`` is 0, is as fast as the others again."""
 
     rank: int
     ratio: float = 0.0
 
 
 class StragglerPolicy:
-    """Decides when to report that a rank is slow, and that it no longer is. Without side effects.
+    """Decides when to report that a rank is slow, and that it is no longer slow. Without side effects.
 
-    A healthy rank is slow in a share p of the comparisons, and by chance in k comparisons in a row with probability
-    p**k, if these are independent. A rank is reported after the least k for which this is at most FALSE_REPORTS, over
-    all ranks, and after LASTING_S. p is counted in this training, without the ranks that are reported.
+    A healthy rank is slow in a share p of the comparisons. If comparisons are independent, it is slow by chance in k
+    comparisons in a row with probability p**k. A rank is reported after the smallest k for which this, summed over all
+    ranks, is at most FALSE_REPORTS, and not before LASTING_S. p is measured in this training, without reported ranks.
     """
 
     def __init__(self, size: int) -> None:
-        self._least_s = [math.inf] * size  # by rank: in this comparison
-        self._seconds = 0.0  # that it spans
-        self._in_a_row = [0] * size  # comparisons in which a rank was slow, or a reported one was not
-        self._slow_s = [0.0] * size  # that they span
+        self._least_s = [math.inf] * size  # each rank's shortest time in this comparison
+        self._seconds = 0.0  # how long this comparison has lasted
+        self._in_a_row = [0] * size  # comparisons in a row in which a rank was slow, or a reported rank was not
+        self._slow_s = [0.0] * size  # how long those slow comparisons lasted
         self._reported: set[int] = set()
         self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
 
     def update(self, own_s: Sequence[float], *, seconds: float) -> list[StragglerEvent]:
-        """Return what to report now. ``own_s``: by rank; ``seconds``: that the steps took."""
+        """Return the events to report now. ``own_s``: each rank's time; ``seconds``: how long the steps took."""
         self._seconds += seconds
         self._least_s = list(map(min, self._least_s, own_s))
         if self._seconds < COMPARISON_S:
@@ -125,15 +125,15 @@ class StragglerDetector:
         on_event: Callable[[StragglerEvent, int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event`` is called on rank 0, with the step."""
+        """``on_event`` is called on rank 0, with the event and the step."""
         self.skew: Skew | None = None  # of the last comparison
         self._rank = rank
-        self._began_s = clock()  # when the steps began that are measured now
-        self._pending_s = 0.0  # what the steps took that are in the all-reduce
+        self._began_s = clock()  # when the present steps began
+        self._pending_s = 0.0  # how long the steps of the pending all-reduce took
         self._policy = StragglerPolicy(size)
         self._on_event = on_event
         self._clock = clock
-        self._times_s = torch.zeros(size, dtype=torch.float64)  # by rank; before the all-reduce, 0 for the others
+        self._times_s = torch.zeros(size, dtype=torch.float64)  # per rank; before the all-reduce, 0 for the other ranks
         self._pending: dist.Work | None = None
 
     @property
@@ -146,7 +146,7 @@ class StragglerDetector:
         if step % EVERY_STEPS or len(self._times_s) == 1:
             return False
         is_new = self.read_answer(step)
-        # A GPU may not have passed any step yet: then no rank compares.
+        # A GPU may not have finished any step yet: its rank sends 0, and then no rank compares.
         self._times_s.zero_()
         self._times_s[self._rank] = min(own_s, default=0.0)
         own_s.clear()
@@ -157,7 +157,7 @@ class StragglerDetector:
         return is_new
 
     def read_answer(self, step: int) -> bool:
-        """Read the last all-reduce, also before the process group ends. Return whether there is a new ``skew``."""
+        """Read the last all-reduce; call it also before the process group ends. Return whether ``skew`` is new."""
         if self._pending is None:
             return False
         self._pending.wait()
@@ -176,7 +176,7 @@ class StragglerDetector:
 class RankHost:
     """The machine of a rank."""
 
-    node: int | None  # the number that the launcher gave it; None: not known
+    node: int | None  # the number that the launcher gave it; None: unknown
     host: str
 
     def __str__(self) -> str:
@@ -184,7 +184,7 @@ class RankHost:
 
 
 def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[RankHost, ...]:
-    """Return the hosts of all ranks. Every rank makes this call."""
+    """Return the hosts of all ranks. Every rank calls this."""
     node = environ.get(names.RANKS_NODE) or environ.get(names.GROUP_RANK) or ""
     mine = (int(node) if node.isdecimal() else None, socket.gethostname())
     hosts = [mine] * rank_info.size
@@ -194,7 +194,7 @@ def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[
 
 
 def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> str:
-    """Return one line about a slow rank."""
+    """Return one line about a rank that is slow, or no longer slow."""
     who = f"step {step}: rank {event.rank} on {rank_host}"
     if not event.ratio:
         return f"{who} is as fast as the others again"

@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
 """The training loop: `train`, one step, the evaluation, and the diagnosis of a step that was not finite.
 
-Nothing in a step waits for the device. Shapes: B batch, K classes.
+A step does not wait for the device. Shapes: B batch, K classes.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What a model predicts of the test set: classes of images, or bytes of a text."""
+    """How well a model predicts the test set: the classes of images, or the bytes of a text."""
 
     num_correct: int
     num_predicted: int
-    loss: float  # the mean cross entropy of a prediction, in nats
+    loss: float  # the mean cross entropy of the predictions, in nats
 
     @property
     def accuracy(self) -> float:
@@ -61,7 +61,7 @@ class TrainResult:
     exit_code: int = 0  # other than 0: a stop was requested
     evaluation: Evaluation | None = None  # of the final weights; None: not evaluated
     num_images: int = 0  # trained by this process, over all ranks
-    seconds: float = 0.0  # spent on them, without evaluation
+    seconds: float = 0.0  # spent on training these images, without evaluation
 
 
 def train(
@@ -72,7 +72,7 @@ def train(
     due: Callable[[int], bool],
     save: Callable[[int, float | None], None],
 ) -> TrainResult:
-    """Train from ``first_step`` to the last, or until the ranks agree to stop; save on the way. Raises NonFinite."""
+    """Train from ``first_step`` to the last step, or until the ranks agree to stop; also save. Raises NonFinite."""
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
     step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
@@ -133,9 +133,9 @@ def train(
 def train_step(
     state: TrainingState, shard: BatchShard, *, step: int, epoch: int, lr: float, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Take optimizer step number ``step``, from 1, with this rank's shard of a global batch. Return its weighted loss.
+    """Take optimizer step ``step`` (counted from 1) with this rank's shard of a global batch. Return the weighted loss.
 
-    The loss is not waited for. Raises NonFinite, on every rank and before the optimizer's step.
+    The loss may still be computed on the device. May raise NonFinite, on every rank and before the optimizer's step.
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
@@ -153,7 +153,7 @@ def compute_gradients(
 ) -> Tensor:
     """Compute every parameter's gradient, averaged over all ranks. Return the weighted loss.
 
-    Sharded ranks exchange weights in each part: one with fewer samples repeats its last part, with weight 0.
+    Sharded ranks exchange weights in each part, so a rank with fewer parts repeats its last part with weight 0.
     """
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
@@ -173,7 +173,7 @@ def compute_gradients(
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-    """Return the weighted loss of a rank's batch, by ``state.ddp`` or, without the other ranks, by ``state.model``."""
+    """Return the weighted loss of a rank's batch. ``model``: ``state.ddp``, or ``state.model`` without other ranks."""
     with state.precision.autocast(state.world.device):
         logits_BK = model(batch.inputs)
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
@@ -199,7 +199,7 @@ def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFini
 
 
 def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothing: float) -> Tensor:
-    """Return the cross entropy, summed over the shard and weighted as BatchShard says."""
+    """Return the cross entropy, summed over the shard and multiplied by ``weight`` (see BatchShard)."""
     logits_BK = logits_BK if logits_BK.dtype == torch.float64 else logits_BK.float()
     if batch.labels_B.ndim > 1:  # each position of a window has a label
         weight /= batch.labels_B[0].numel()
@@ -215,7 +215,7 @@ def weighted_loss(logits_BK: Tensor, batch: Batch, weight: float, label_smoothin
 
 
 def _parts(batch: Batch, count: int) -> Iterator[Batch]:
-    """Split the batch into so many parts, or fewer where it has fewer images."""
+    """Split the batch into ``count`` parts, or fewer if it has fewer images."""
     if count == 1:
         yield batch
         return
@@ -227,7 +227,7 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
 
 
 def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Return DDP's context in which gradients are accumulated without an all-reduce."""
+    """Return DDP's context for accumulating gradients without an all-reduce."""
     ddp = find_ddp(model)
     return contextlib.nullcontext() if ddp is None else ddp.no_sync()
 
@@ -237,7 +237,8 @@ def evaluate(state: TrainingState) -> Evaluation:
     """Return how well the model predicts the test set; the same on every rank.
 
     The evaluation is exact: every test sample is counted once, on any number of ranks. Every rank makes the same number
-    of forward passes, in which sharded ranks exchange weights; one that has no samples left evaluates the first again.
+    of forward passes, because sharded ranks exchange weights in them; a rank that has no samples left evaluates sample
+    0, which is not counted.
     """
     model, world, num_samples = state.evaluated, state.world, len(state.test)
     _broadcast_buffers(model, world)
@@ -268,7 +269,7 @@ def _num_evaluated_at_once(state: TrainingState) -> int:
 
 
 def _test_batch(state: TrainingState, index_B: Tensor) -> Batch:
-    """Return samples of the test set on the device, not augmented."""
+    """Return samples of the test set on the device, without augmentation."""
     device = state.world.device
     if isinstance(state.batch_builder, TextBatches):
         return state.batch_builder.test_batch(index_B)
@@ -285,7 +286,7 @@ def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's batch norm statistics: DDP does so only before the next training step."""
+    """Broadcast rank 0's batch norm statistics, because DDP does so only before the next training step."""
     if world.data_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0, group=world.data_group)
@@ -296,7 +297,7 @@ class RankFinding:
     """What a rank finds in its own shard of the batch, before anything is summed over the ranks."""
 
     loss: float
-    gradient_finite: bool | None  # None: not known, since a sharded gradient is summed before it is seen
+    gradient_finite: bool | None  # None: unknown, since a sharded gradient is summed over the ranks first
 
     @property
     def loss_finite(self) -> bool:
@@ -305,9 +306,9 @@ class RankFinding:
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Return the error that ends the training, the same on every rank. Every rank makes this call.
+    """Return the error that ends the training, the same on every rank. Every rank calls this.
 
-    The step, which was not taken, is computed once more to find what was not finite, and on which ranks.
+    The step, which was not taken, is computed again to find what was not finite, and on which ranks.
     """
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
@@ -322,7 +323,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
 
 
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
-    """Return the error message. ``findings``: by rank."""
+    """Return the error message. ``findings``: one per rank, in their order."""
     losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
     gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and one.gradient_finite is False]
     parts = []
@@ -341,7 +342,7 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
 
 
 def _recompute_step(state: TrainingState, step: int) -> RankFinding:
-    """Compute this rank's shard of step number ``step``, from 1, once more; the weights have not changed since."""
+    """Compute this rank's shard of step ``step`` (counted from 1) again; the weights have not changed since."""
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
     order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)

@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""All that a rank trains with: model, optimizer, data, precision, TensorBoard. Gradient checkpointing and FLOPs."""
+"""A rank's training: model, optimizer, data, precision, TensorBoard; also gradient checkpointing and FLOPs."""
 
 import contextlib
 import copy
@@ -38,7 +38,7 @@ BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward p
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """``weights``: the dtype of the parameters; ``compute``: that of the matrix products."""
+    """``weights``: the dtype of the parameters; ``compute``: the dtype of the matrix products."""
 
     name: str
     compute: torch.dtype
@@ -56,7 +56,7 @@ class Precision:
 
 
 def choose_precision(options: MachineOptions, device: torch.device) -> Precision:
-    """Return the precision that the options ask for. Raises TrainError for one that the device does not support."""
+    """Return the precision that the options ask for. Raises TrainError if the device does not support it."""
     name = options.precision
     if name == "auto":
         name = "fp32" if options.deterministic else fastest_precision(device)
@@ -69,7 +69,7 @@ def choose_precision(options: MachineOptions, device: torch.device) -> Precision
 
 
 def same_precision(options: MachineOptions, world: World) -> MachineOptions:
-    """Return the options with the precision that ``auto`` means on all ranks. Every rank makes this call."""
+    """Return the options, with ``auto`` replaced by a precision that suits all ranks. Every rank calls this."""
     if options.precision != "auto":
         return options
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
@@ -81,12 +81,12 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
 
 
 def lowest_precision(choices: Sequence[str]) -> str:
-    """Return the one that every rank supports. ``choices``: what is fastest on each."""
+    """Return the precision that every rank supports. ``choices``: the fastest precision of each rank."""
     return min(choices, key=("fp32", "fp16", "bf16").index)
 
 
 def fastest_precision(device: torch.device) -> str:
-    """Return bf16 where the hardware supports it: on other CPUs it is slower than fp32, and a T4 emulates it."""
+    """Return bf16 if the hardware supports it, as emulated bf16 is slow; else fp16 on a GPU, and fp32 on a CPU."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if compat.has_cpu_bf16() else "fp32"
@@ -103,10 +103,10 @@ class Stateful(Protocol):
 
 
 class TensorBoard:
-    """Scalars of each epoch in TensorBoard's event files."""
+    """Writes scalars of each epoch to TensorBoard's event files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder``: None: nothing is written. Raises TrainError."""
+        """``folder``: where to write; None: write nothing. Raises TrainError."""
         self._writer: Any = None
         try:
             if folder is not None:
@@ -130,7 +130,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """One training on one rank. ``ddp`` is the model as it is trained, ``model`` the same without wrappers."""
+    """One training on one rank. ``ddp`` is the model wrapped for training, ``model`` the model without wrappers."""
 
     options: Options
     world: World
@@ -140,7 +140,7 @@ class TrainingState:
     model: nn.Module
     fresh: tuple[str, ...]  # the model's modules that pretrained weights did not fill
     ddp: nn.Module
-    sharding: "Sharding | None"  # None: every rank has the whole model
+    sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
     ema: WeightAverage | None
     tensorboard: TensorBoard
@@ -158,22 +158,22 @@ class TrainingState:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model that is evaluated."""
+        """The model to evaluate: the average of the weights if there is one."""
         return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps of an epoch; the last one may have a smaller batch."""
+        """The number of optimizer steps of an epoch; the last step may have a smaller batch."""
         return num_batches(len(self.train), self.batch_size)
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of the whole training."""
+        """The number of optimizer steps of the complete training."""
         return self.options.training.epochs * self.steps_per_epoch
 
     @property
     def parts(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint, by name: all that has a state besides the step."""
+        """The parts of a checkpoint, keyed by name: everything that has a state, apart from the step."""
         parts: dict[str, Stateful | None] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -183,7 +183,7 @@ class TrainingState:
         return {name: part for name, part in parts.items() if part is not None}
 
     def lr(self, step: int) -> float:
-        """Return the learning rate of step number ``step`` from 0."""
+        """Return the learning rate of step ``step``, counted from 0."""
         return learning_rate(
             self.options.optimizer,
             ranks=self.world.rank_info.size,
@@ -194,7 +194,7 @@ class TrainingState:
 
 
 def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
-    """Return the samples of an optimizer step over all ranks. Raises TrainError."""
+    """Return the number of samples of an optimizer step over all ranks. Raises TrainError."""
     if options.batch_size_per_rank:
         return options.batch_size_per_rank * rank_info.size
     if options.batch_size < rank_info.size:
@@ -210,7 +210,7 @@ def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
 def build_training_state(
     options: Options, world: World, data: ImageDataset | TextDataset, *, batch_size: int
 ) -> TrainingState:
-    """Build model, optimizer and input on the device; the seed gives the weights. Raises TrainError."""
+    """Build the model, the optimizer and the input on the device; the seed fixes the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
     torch.manual_seed(options.training.seed)
     model_options = options.model
@@ -219,7 +219,7 @@ def build_training_state(
     sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
     channels_last = options.machine.channels_last and sharding is None  # shards are contiguous
     memory_format = torch.channels_last if channels_last else torch.preserve_format
-    device = world.device if sharding is None else torch.device("cpu")  # a whole model may not fit on the device
+    device = world.device if sharding is None else torch.device("cpu")  # a complete model may not fit on the device
     model = model.to(device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
     if model_options.recompute:
         enable_recompute(model)
@@ -292,7 +292,7 @@ def _make_batches(
 def fingerprint(state: dict[str, Tensor]) -> str:
     """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes.
 
-    Every rank makes this call: the tensors of a sharded training are gathered, one at a time.
+    Every rank calls this: the tensors of a sharded training are gathered, one at a time.
     """
     digest = hashlib.sha256()
     for name, tensor in state.items():
@@ -305,7 +305,7 @@ def fingerprint(state: dict[str, Tensor]) -> str:
 def enable_recompute(model: nn.Module) -> None:
     """Turn on gradient checkpointing: the model's blocks keep only their inputs, and recompute their activations.
 
-    The blocks are the model's children, or their children where one is an nn.Sequential.
+    The blocks are the model's children; for a child that is an nn.Sequential, its children.
     """
     for child in model.children():
         for block in child.children() if isinstance(child, nn.Sequential) else (child,):
@@ -338,7 +338,7 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
 class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
     """Counts the floating-point operations of matrix products, convolutions and attention; the rest is negligible.
 
-    The first use of torch's own counter (torch.utils.flop_counter) takes seconds of imports, at each start of a rank.
+    torch's own counter (torch.utils.flop_counter) is not used because its imports take seconds at each start of a rank.
     """
 
     def __init__(self) -> None:
@@ -353,7 +353,7 @@ class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
 
 
 def count_flops(name: str, args: Any, result: Any) -> int:
-    """Return the operations of one call of aten's function ``name``; a multiplication and its addition are two."""
+    """Return the operations of one call of aten's function ``name``; a multiplication and its addition count as two."""
     products = 0
     if name in ("mm", "bmm"):
         products = prod(args[0].shape) * args[1].shape[-1]
@@ -370,14 +370,14 @@ def count_flops(name: str, args: Any, result: Any) -> int:
 
 
 def step_flops(state: TrainingState) -> int:
-    """Return the floating-point operations of a training step for one sample; 0: not known."""
+    """Return the floating-point operations of a training step for one sample; 0: unknown."""
     device, data = state.world.device, state.data
     if isinstance(data, TextDataset):
         inputs = torch.zeros(1, data.context, dtype=torch.int64, device=device)
     else:
         channels, size_px = data.shape.channels, data.shape.size_px
         inputs = torch.zeros(1, channels, size_px, size_px, device=device, dtype=state.precision.compute)
-    if state.sharding is not None:  # its forward pass needs the other ranks
+    if state.sharding is not None:  # the sharded model's forward pass needs the other ranks
         with torch.device("meta"):
             return sample_flops(initial_model(state.options, data), inputs.to("meta", non_blocking=True))
     with state.precision.autocast(device):
@@ -385,7 +385,7 @@ def step_flops(state: TrainingState) -> int:
 
 
 def sample_flops(model: nn.Module, inputs: Tensor) -> int:
-    """Return the floating-point operations of a training step of this model for one sample; 0: not known."""
+    """Return the floating-point operations of a training step of this model for one sample; 0: unknown."""
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
     counter = FlopCounter()

@@ -9,8 +9,8 @@
                 ddp.saved(path)
             ddp.stop()                      # exit code 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C
 
-The same lines work under ddprun, under torchrun and in a lone process: where nobody listens, nothing is done. torch
-is touched only where ranks have met by torch.distributed, prometheus_client only where ddprun collects.
+The same lines work under ddprun, under torchrun and in a single process: without a listener they do nothing. torch
+is used only if the ranks have met through torch.distributed, prometheus_client only if ddprun collects metrics.
 """
 
 import atexit
@@ -42,9 +42,9 @@ def progress(
     lr: float | None = None,
     epoch: int | None = None,
 ) -> None:
-    """Say that optimizer step number ``step``, from 1, is done on this rank, with ``samples`` of its own.
+    """Report that this rank has finished optimizer step ``step`` (counted from 1), on ``samples`` samples of its own.
 
-    ``total``: the number of the last step. Reading a tensor ``loss`` waits for the device: give it every so many steps.
+    ``total``: the number of the last step. Reading a tensor ``loss`` waits for the device: pass it only now and then.
     """
     _heartbeat(step)
     if step == total:
@@ -54,13 +54,13 @@ def progress(
 
 
 def saved(path: str | Path, *, step: int | None = None) -> None:
-    """Say that a checkpoint is on the disk, whole; of ``step``, by default the last one. The rank that wrote it calls.
+    """Report that a checkpoint of ``step`` (default: the last step) is completely on the disk.
 
-    A path that does not exist is reported on stderr, and not as a checkpoint.
+    Call it on the rank that wrote it. A path that does not exist is reported on stderr, and not as a checkpoint.
     """
     step = _last_step if step is None else step
     try:
-        size_bytes = os.stat(path).st_size  # noqa: PTH116 - of a str as well
+        size_bytes = os.stat(path).st_size  # noqa: PTH116 - the path may be a str
     except OSError as error:
         print(f"ddpwire: {path} is not a checkpoint: {error.strerror}", file=sys.stderr)
         return
@@ -71,14 +71,14 @@ def saved(path: str | Path, *, step: int | None = None) -> None:
 
 
 def heartbeat(step: int | None = None) -> None:
-    """Say that this rank is alive, though no step ended: in an evaluation, a long save."""
+    """Report that this rank is alive although no step ended: during an evaluation or a long save."""
     _heartbeat(_last_step if step is None else step)
 
 
 def should_stop() -> bool:
-    """Whether to save and stop now. To be asked by every rank after every step: all get the same answer.
+    """Return whether to save and stop now. Every rank must call it after every step: all get the same answer.
 
-    Until it is asked for the first time a signal ends the process at once: there is nothing to save yet.
+    Until the first call a signal ends the process at once, because there is nothing to save yet.
     """
     global _code
     _signals.can_save = True
@@ -88,12 +88,12 @@ def should_stop() -> bool:
 
 
 def exit_code() -> int:
-    """The code that ``stop`` exits with; 0 as long as ``should_stop`` has not said so."""
+    """Return the code that ``stop`` exits with; 0 as long as ``should_stop`` has not returned True."""
     return _code
 
 
 def stop() -> NoReturn:
-    """Leave, every rank when the last one has come here: with the code of the signal that asked for it."""
+    """Wait until every rank is here, then exit with the code of the signal that asked for the stop."""
     global _leaving
     if _vote is not None:
         _vote.meet()
@@ -102,7 +102,7 @@ def stop() -> NoReturn:
 
 
 def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
-    """Where to keep checkpoints: the folder that the launcher names, which outlives an attempt, or ``default``."""
+    """Return the folder for checkpoints, and create it: the launcher's, which outlives an attempt, or ``default``."""
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -115,11 +115,11 @@ def _heartbeat(step: int) -> None:
 
 
 def _agreed(code: int) -> int:
-    """The code that the ranks agree on; this process' own where there are no others."""
+    """Return the code that the ranks agree on, or this process' own if there are no other ranks."""
     global _vote, _world
     dist = sys.modules.get("torch.distributed")
     world = dist.group.WORLD if dist is not None and dist.is_available() and dist.is_initialized() else None
-    if world is not _world:  # the ranks have met, or met again
+    if world is not _world:  # the ranks have met for the first time, or again
         _world, _vote = world, None
         if dist is not None and world is not None and dist.get_world_size() > 1:
             from ddpwire.vote import Vote
@@ -149,24 +149,24 @@ def _open_series() -> "LoopSeries | None":
 
 
 def _leave() -> None:
-    """The last of all exit functions, for this was the first import."""
+    """Run as the last of all exit functions, because this module was imported first."""
     if _vote is not None:
         _vote.part()
     if _leaving:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads them any more
+        with contextlib.suppress(OSError, ValueError):  # the streams have no reader any more
             sys.stdout.flush()
             sys.stderr.flush()
-        os._exit(_code)  # gloo's threads can abort the process while the interpreter takes itself down
+        os._exit(_code)  # gloo's threads can abort the process while the interpreter shuts down
 
 
 _signals = Signals()
 _heart = _open_heart()
 _series = _open_series()
 _vote: "Vote | None" = None
-_world: Any = None  # torch's group of all ranks, whose vote it is
+_world: Any = None  # torch's group of all ranks, for which _vote was made
 _last_step = 0
 _code = 0
 _leaving = False
 atexit.register(_leave)
-if threading.current_thread() is threading.main_thread():  # no other may listen to signals
+if threading.current_thread() is threading.main_thread():  # no other thread may set signal handlers
     _signals.install()

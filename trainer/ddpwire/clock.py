@@ -1,6 +1,6 @@
-"""How far the clocks of nodes are apart, asked over a store that they share (torch.distributed.Store).
+"""Measures how far the clocks of nodes are apart, over a store that they share (torch.distributed.Store).
 
-Keys: ``clock/asked`` numbers the requests, ``clock/ask/I`` is one, ``clock/answer/I`` node 0's time.
+Keys: ``clock/asked`` counts the requests, ``clock/ask/I`` is request I, ``clock/answer/I`` is node 0's time.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from typing import Any
 
 MAX_OFFSET_S = 2.0
 NUM_REQUESTS = 3
-WAIT = timedelta(days=30)  # the thread is a daemon: it ends with its process, or with the store
+WAIT = timedelta(days=30)  # the thread is a daemon: it ends when its process or the store ends
 
 
 def answer_requests(store: Any, now: Callable[[], float] = time.time) -> None:
-    """On node 0: answer clock requests from a thread; ``store`` is a connection of its own."""
+    """Answer clock requests in a thread on node 0; ``store`` is a connection that only this thread uses."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone, and so are the other nodes
@@ -33,10 +33,10 @@ def offset_s(
     now: Callable[[], float] = time.time,
     read: Callable[[str, bytes], float] = lambda _, value: float(value),
 ) -> float:
-    """Return how far this clock is ahead of node 0's, in s, by the quickest of a few round trips.
+    """Return how many seconds this clock is ahead of node 0's, using the quickest of ``NUM_REQUESTS`` round trips.
 
-    As in NTP, node 0's time is taken for that of the middle of the round trip. ``read`` gets a key and its value.
-    Raises RuntimeError.
+    As in NTP, node 0's time is assumed to be the time in the middle of the round trip. ``read`` converts the value of a
+    key, and gets both. Raises RuntimeError.
     """
     trips = []
     for _ in range(NUM_REQUESTS):

@@ -1,4 +1,4 @@
-"""argparse, saying what is wrong in one line, with the nearest of what is allowed. Knows no option."""
+"""An argparse parser that reports an error in one line and suggests the nearest option. It defines no options."""
 
 import argparse
 import difflib
@@ -6,18 +6,18 @@ from typing import NoReturn
 
 from ddpwire.exits import Exit
 
-UNKNOWN = "unrecognized arguments: "  # argparse's words
+UNKNOWN = "unrecognized arguments: "  # argparse's own message
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without the page of usage that argparse puts before an error."""
+    """A parser without the usage text that argparse prints before an error."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
+        """Print the message and exit with code 2."""
         self.exit(Exit.USAGE, f"{self.prog}: {self.with_suggestion(message)}; see {self.prog} --help\n")
 
     def with_suggestion(self, message: str) -> str:
-        """The message, and the option that an unknown one may have meant."""
+        """Return the message, with the known option that was probably meant if it is about an unknown one."""
         word = message.removeprefix(UNKNOWN).split()[0].partition("=")[0] if message.startswith(UNKNOWN) else ""
         if not word.startswith("--"):
             return message

@@ -1,7 +1,7 @@
-"""``events.jsonl``: what happened on a node, one JSON object a line, in the order in which it was written.
+"""``events.jsonl``: what happened on a node, one JSON object per line, in the order in which it was written.
 
-Written by the node's ddprun and its ranks, each event whole by one append; read by ddpctl. A run's events are those of
-all its nodes, by their time. Bounded: a file that is full becomes ``events.1.jsonl``, and the one before it goes.
+The node's ddprun and its ranks write it, each event with a single append; ddpctl reads it. A run's events are those of
+all its nodes, sorted by time. The size is bounded: a full file replaces ``events.1.jsonl``, whose contents are lost.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ EVENTS: Final = "events.jsonl"
 EVENTS_BEFORE: Final = "events.1.jsonl"
 EVENTS_FILE: Final = "DDP_EVENTS_FILE"  # set by ddprun for each rank
 LAST_TIME: Final = 1e11
-MOST_BYTES = 4_000_000  # of a file, so twice that of a node
+MOST_BYTES = 4_000_000  # per file, so twice that per node
 
 KINDS: Mapping[str, str] = {
     # of a node, by ddprun
@@ -48,19 +48,19 @@ KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One line. What has no field of its own is in ``facts``."""
+    """One line of the file. Values without a field of their own are in ``facts``."""
 
     event: str  # one of KINDS; another version may have more
-    time: float  # when it happened, or was over, in seconds since the epoch
+    time: float  # when it happened or ended, in seconds since the epoch
     node: int
     attempt: int = 1
     rank: int | None = None
     step: int | None = None
-    seconds: float | None = None  # how long what is over took
+    seconds: float | None = None  # how long it took, if it is the end of something
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     def line(self) -> str:
-        """As it stands in the file."""
+        """Return the line that is written to the file."""
         own = {
             "time": round(self.time, 3),
             "event": self.event,
@@ -74,7 +74,7 @@ class Event:
 
 
 class EventLog:
-    """The writer's side, of one process. Without a path, and where nothing can be written, nobody keeps them."""
+    """Writes the events of one process. Without a path, or if writing fails, the events are dropped."""
 
     def __init__(self, path: str | Path | None, *, node: int, rank: int | None = None, attempt: int = 1) -> None:
         self.attempt = attempt
@@ -92,7 +92,7 @@ class EventLog:
         ago_s: float = 0.0,
         **facts: Any,
     ) -> None:
-        """It has happened now, or ``ago_s``. ``rank`` and ``node``: another's than the writer's own."""
+        """Record an event of now, or of ``ago_s`` seconds ago; ``rank`` and ``node`` replace the writer's own."""
         if self._path is None:
             return
         record = Event(
@@ -105,12 +105,12 @@ class EventLog:
             seconds=seconds,
             facts=facts,
         )
-        with contextlib.suppress(OSError):  # a disk that is full must not stop a training
+        with contextlib.suppress(OSError):  # a full disk must not stop a training
             _append(self._path, record.line().encode())
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:
-    """The log of the rank with this environment."""
+    """Return the event log of the rank that has this environment."""
     from ddpwire import names
 
     return EventLog(
@@ -122,19 +122,19 @@ def events_of(environ: Mapping[str, str]) -> EventLog:
 
 
 def read_events(*texts: str) -> tuple[Event, ...]:
-    """The events of these files' contents, by time. Lines that are torn, or no event, are skipped."""
+    """Return the events in these files' contents, sorted by time. Skips incomplete lines and lines without an event."""
     found = (_event(line) for text in texts for line in text.split("\n"))
     return tuple(sorted((event for event in found if event), key=lambda event: event.time))
 
 
 def strange_lines(text: str) -> int:
-    """How many whole lines of a file's content are no event; its first may be cut, its last not yet written."""
+    """Return how many lines are no event; ignores the last line and a cut first line, which may be incomplete."""
     _, *lines = text.split("\n") if text and not text.startswith("{") else ("", *text.split("\n"))
     return sum(1 for line in lines[:-1] if line.strip() and _event(line) is None)
 
 
 def is_time(value: object) -> bool:
-    """Whether it can be a time: in seconds since the epoch, within the next few thousand years."""
+    """Return whether ``value`` can be a time: seconds since the epoch, up to ``LAST_TIME`` (the year 5138)."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= LAST_TIME
 
 
@@ -159,14 +159,14 @@ def _is_whole(event: Event) -> bool:
 
 
 def _append(path: Path, line: bytes) -> None:
-    # A FIFO in its place, which nobody reads, must not stop a training either: hence O_NONBLOCK.
+    # A FIFO without a reader in place of the file must not stop a training either: hence O_NONBLOCK.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
         os.write(descriptor, line)
         if os.fstat(descriptor).st_size > MOST_BYTES:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if path.stat().st_ino == os.fstat(descriptor).st_ino:  # nobody was quicker
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:  # no other process has replaced it meanwhile
                 path.replace(path.with_name(EVENTS_BEFORE))
     finally:
         os.close(descriptor)

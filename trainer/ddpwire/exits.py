@@ -1,14 +1,14 @@
-"""The exit codes of all three programs: sysexits(3) and 128 + signal, nothing invented.
+"""The exit codes of all three programs: those of sysexits(3) and 128 + signal, and no invented ones.
 
-Below 128 another run is not worth it; from 128 on it may be, and 130 never is. A script's own
-exit code is passed on as it is.
+For a code below 128, and for 130, starting the same run again does not help; for the other codes it may help.
+A script's own exit code is passed on unchanged.
 """
 
 from enum import IntEnum
 
 
 class Exit(IntEnum):
-    """What the number says; ``Exit(78).name`` is ``CONFIG``."""
+    """The exit codes by name: ``Exit(78).name`` is ``CONFIG``."""
 
     @property
     def retry(self) -> bool:
@@ -21,19 +21,19 @@ class Exit(IntEnum):
         return _MEANINGS.get(self, "")
 
     OK = 0
-    SCRIPT = 1  # the user's script failed and said no more
-    USAGE = 2  # a command line that makes no sense (Typer's and argparse's own)
-    DATA = 65  # a data set, or every checkpoint, is corrupt; or a loss is no number
+    SCRIPT = 1  # the user's script failed without a more specific code
+    USAGE = 2  # an invalid command line (the code of Typer and argparse)
+    DATA = 65  # a data set, or every checkpoint, is corrupt; or a loss is not finite
     NO_INPUT = 66  # a file or a data set is missing
-    UNAVAILABLE = 69  # a host, a port or a service cannot be reached or had
-    SOFTWARE = 70  # a fault of ours
-    CANNOT_WRITE = 73  # disk full, folder read-only
+    UNAVAILABLE = 69  # a host, a port or a service cannot be reached or used
+    SOFTWARE = 70  # a bug in one of the three programs
+    CANNOT_WRITE = 73  # the disk is full, or a folder is read-only
     GAVE_UP = 75  # three attempts without progress
-    CONFIG = 78  # configuration, or nodes that do not match
+    CONFIG = 78  # the configuration is wrong, or the nodes do not match
     INTERRUPTED = 130  # Ctrl-C
     KILLED = 137  # SIGKILL: killed, or out of memory, or a node was lost
     SAVED_USR1 = 138  # saved on SIGUSR1
-    ABSENT = 142  # the others did not come in time
+    ABSENT = 142  # the other nodes did not come in time
     SAVED_TERM = 143  # saved on SIGTERM
     HUNG = 144  # a rank hung and was killed
 
@@ -57,10 +57,10 @@ _MEANINGS = {
 
 
 def of_status(returncode: int) -> int:
-    """The shell's code of a ``subprocess`` return code: -9 is 137, 3 is 3."""
+    """Return the shell's exit code for a ``subprocess`` return code: 137 for -9, 3 for 3."""
     return 128 - returncode if returncode < 0 else returncode
 
 
 def worth_a_retry(code: int) -> bool:
-    """Whether starting the same run again may help."""
+    """Return whether starting the same run again may help."""
     return code >= 128 and code != Exit.INTERRUPTED

@@ -1,6 +1,6 @@
-"""A rank's heartbeat: how far its training loop is, and since when; written by the rank, read by its node's ddprun.
+"""A rank's heartbeat: its last step and when that step ended; written by the rank, read by its node's ddprun.
 
-A file of 24 bytes that both map: the last step (int64), the moment of its end (float64, CLOCK_MONOTONIC, which all
+It is a file of 24 bytes that both map: the last step (int64), the time of its end (float64, CLOCK_MONOTONIC, which all
 processes of a machine share), and 1 + the rank that the ranks stopped for (int64; 0: none, -1: the training is
 complete). A write costs a microsecond and survives the rank's death.
 """
@@ -29,7 +29,7 @@ class Beat:
 
 
 class Heart:
-    """The writer's side. Without ddprun there is no file, and beats are counted by nobody."""
+    """Writes the heartbeats of a rank. Without ddprun there is no file, and the methods do nothing."""
 
     def __init__(self, path: str | None) -> None:
         self._map: mmap.mmap | None = None
@@ -42,35 +42,35 @@ class Heart:
                 os.close(descriptor)
 
     def beat(self, step: int) -> None:
-        """The loop has come to the end of ``step``."""
+        """Record that the loop has reached the end of ``step``."""
         if self._map is not None:
             _BEAT.pack_into(self._map, 0, step, time.monotonic())
 
     def stopped_for(self, rank: int) -> None:
-        """The ranks have agreed to stop because this one of them was told to."""
+        """Record that the ranks have agreed to stop because ``rank`` received a signal."""
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
-        """The last step was taken: a stop that comes now ends nothing early."""
+        """Record that the last step was taken: a later stop does not end the training early."""
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 
 
 def read_beat(path: Path) -> Beat | None:
-    """The last beat of a rank; None: it has not beaten yet (or never will: a script need not)."""
+    """Return a rank's last beat, or None if there is none yet (a script does not have to send any)."""
     step, at_s, _ = _read(path)
     return Beat(step=step, at_s=at_s) if at_s else None
 
 
 def read_stopped_for(path: Path) -> int | None:
-    """The rank for which a rank has stopped; None: it has not said so."""
+    """Return the rank whose signal made this rank stop, or None if it recorded none."""
     *_, stop = _read(path)
     return stop - 1 if stop > 0 else None
 
 
 def read_complete(path: Path) -> bool:
-    """Whether a rank has said that its training is complete; a script need not."""
+    """Return whether a rank has recorded that its training is complete; a script does not have to record it."""
     *_, stop = _read(path)
     return stop == _COMPLETE
 

@@ -1,7 +1,7 @@
-"""``history.csv``: how a node's training went, a row every few seconds, for who looks later; ddprun writes it.
+"""``history.csv``: how a node's training went, one row every few seconds, for later reading; ddprun writes it.
 
-A row has the Unix time and one column a series of the catalogue, folded over the node's ranks: counters are summed, of
-gauges the largest is kept. A column is called as the series is, with its label's value after a colon:
+A row has the Unix time and one column per series of the catalogue, combined over the node's ranks: counters are summed,
+and of gauges the largest is kept. A column has the name of its series, with its label's value after a colon:
 ``ddp_step_phase_seconds_total:data``. A series without a sample has an empty cell. The rows of a long run are thinned
 evenly, so that there are never more than ``MAX_ROWS``.
 """
@@ -63,7 +63,7 @@ _LABELS = {metric.name: next((label for label, values in metric.labels.items() i
 
 
 def fold(samples: Iterable[Sample]) -> Row:
-    """The samples of a node as the values of its columns; what there is none of is left out."""
+    """Return a row from the samples of a node's ranks; columns without a sample are left out."""
     found: dict[str, list[float]] = {}
     for name, labels, value in samples:
         if name in _LABELS:
@@ -73,20 +73,20 @@ def fold(samples: Iterable[Sample]) -> Row:
 
 
 def line(time_s: float, row: Row) -> str:
-    """A row as the file has it."""
+    """Return a row as a line of the file."""
     cells = (f"{row[column.name]:.9g}" if column.name in row else "" for column in COLUMNS)
     return ",".join((f"{time_s:.1f}", *cells))
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """The rows of a file, also of another version's, each with its ``time``; a torn line is skipped."""
+    """Return the rows of a file, also one of another version, each with its ``time``. Skips lines that are no row."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))
 
 
 def strange_rows(text: str) -> int:
-    """How many whole lines of a file are no row; the last one may not be written yet."""
+    """Return how many lines of a file are no row; ignores the last line, which may be incomplete."""
     head, *lines = text.split("\n")
     return sum(1 for line in lines[:-1] if line.strip() and _row(head.strip().split(","), line) is None)
 

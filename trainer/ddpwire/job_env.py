@@ -1,7 +1,7 @@
-"""The variables of a job's ``env`` on their way to a node's ddprun, through shells and container engines.
+"""Passes the variables of a job's ``env`` to a node's ddprun, through shells and container engines.
 
-A shell keeps names for itself (UID, PS4, PATH while it looks for a program), and a script has variables of its own. So
-those of a job travel in one variable, which ddprun replaces by them before it does anything else.
+A shell reserves names (UID, PS4, PATH while it looks for a program), and a batch script has variables of its own. So
+the job's variables are packed into one variable, which ddprun unpacks before it does anything else.
 """
 
 import json
@@ -12,12 +12,12 @@ from ddpwire import names
 
 
 def pack(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that carries ``env``, in ASCII without line ends; none if there is nothing to carry."""
+    """Return the variable that carries ``env``, in ASCII without line ends; an empty dict if ``env`` is empty."""
     return {names.JOB_ENV: json.dumps(dict(env))} if env else {}
 
 
 def unpack(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return ``environ`` with the variables that it carries. Raises ValueError."""
+    """Return ``environ`` with the variables that were packed into it. Raises ValueError."""
     rest = dict(environ)
     try:
         env = json.loads(rest.pop(names.JOB_ENV, "{}"))

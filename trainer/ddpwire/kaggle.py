@@ -1,7 +1,7 @@
-"""What is known of a Kaggle session: that this is one, where its folders are, when it ends.
+"""A Kaggle session: whether this process is in one, where its folders are and when it ends.
 
-Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. A session that reaches its end is cut off and keeps no output, so
-that ranks have to save, and the notebook has to end, well before.
+Kaggle sets KAGGLE_KERNEL_RUN_TYPE in every session. A session that reaches its time limit is killed and its output is
+lost, so the ranks have to save, and the notebook has to end, well before.
 """
 
 import os
@@ -14,16 +14,16 @@ from typing import Final
 RUN_TYPE: Final = "KAGGLE_KERNEL_RUN_TYPE"  # Kaggle's own: Interactive, or Batch for a version that is saved and run
 INPUT_FOLDER: Final = "/kaggle/input"
 WORKING_FOLDER: Final = "/kaggle/working"
-INPUT: Final = "DDP_KAGGLE_INPUT"  # other folders than Kaggle's own
+INPUT: Final = "DDP_KAGGLE_INPUT"  # this and the next: folders to use instead of Kaggle's
 WORKING: Final = "DDP_KAGGLE_WORKING"
 SESSION_S: Final = "DDP_KAGGLE_SESSION_S"  # a shorter session than Kaggle's longest
-STARTED: Final = "DDP_KAGGLE_STARTED"  # seconds since the epoch, where the session is younger than its container
+STARTED: Final = "DDP_KAGGLE_STARTED"  # seconds since the epoch, if the session began later than its container
 
 RUNS: Final = "runs"  # in the working folder: the runs' folders
 LONGEST_S: Final = 12 * 3600.0  # https://www.kaggle.com/docs/notebooks: 12 hours with or without a GPU
 MARGIN_S: Final = 600.0  # from the last rank's end to the session's: the notebook ends, Kaggle stores its output
-# Two GPUs on PCIe in a virtual machine, where peer access may be announced and hang: through the host's memory, and no
-# search for InfiniBand.
+# Two GPUs on PCIe in a virtual machine may report peer access and then hang: send data through the host's memory, and
+# do not look for InfiniBand.
 NCCL: Final = {"NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "1"}
 
 
@@ -32,12 +32,12 @@ class Session:
     """A Kaggle session."""
 
     input: Path  # data sets and other notebooks' outputs, read-only
-    working: Path  # what is written here is the version's output
-    batch: bool  # nobody looks on
+    working: Path  # files written here are the output of the notebook's version
+    batch: bool  # it runs without a user
 
 
 def session(environ: Mapping[str, str]) -> Session | None:
-    """The session that this process is in; None: this is not Kaggle."""
+    """Return the session that this process is in, or None outside Kaggle."""
     if not environ.get(RUN_TYPE):
         return None
     return Session(
@@ -48,7 +48,7 @@ def session(environ: Mapping[str, str]) -> Session | None:
 
 
 def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | None:
-    """When the session is cut off, in seconds since the epoch; None: not Kaggle, or its start is not known."""
+    """Return when Kaggle kills the session, in seconds since the epoch; None outside Kaggle or without a start."""
     given = environ.get(STARTED, "")
     started = float(given) if given.isdecimal() else started
     if session(environ) is None or started is None:
@@ -58,9 +58,9 @@ def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | Non
 
 
 def container_start(proc: Path = Path("/proc")) -> float | None:
-    """When this container's first process was started, in seconds since the epoch; None: the kernel does not say."""
+    """Return when this container's first process started, in seconds since the epoch; None if that is unknown."""
     with suppress(OSError, ValueError, StopIteration, IndexError):
         boot = next(line for line in (proc / "stat").read_text().splitlines() if line.startswith("btime "))
-        ticks = (proc / "1" / "stat").read_text().rsplit(")", 1)[1].split()[19]  # proc(5): starttime, the 22nd
+        ticks = (proc / "1" / "stat").read_text().rsplit(")", 1)[1].split()[19]  # proc(5): starttime, field 22
         return float(boot.split()[1]) + int(ticks) / os.sysconf("SC_CLK_TCK")
     return None

@@ -1,7 +1,7 @@
-"""JSON objects as lines of a log, for who reads it on another machine: compressed with zlib, in several lines.
+"""JSON objects in a log that is read on another machine: compressed with zlib and split into several lines.
 
-``[node1] ddprun-record 2/3 BASE64``: a node's events, history and environment (file → text), where nothing else is left
-of it. ``[node0 rank0] ddpcheck-record 1/1 BASE64``: the result of a check (ddpcheck).
+``[node1] ddprun-record 2/3 BASE64``: a node's events, history and environment (file → text), for nodes of which only
+the log is left. ``[node0 rank0] ddpcheck-record 1/1 BASE64``: the result of a check (ddpcheck).
 """
 
 import base64
@@ -22,12 +22,12 @@ _PART = r"([0-9]{1,3})/([0-9]{1,3}) ([A-Za-z0-9+/=]+)$"
 LINE = re.compile(rf"^\[node([0-9]{{1,4}})\] ddprun-record {_PART}", re.MULTILINE)
 RESULT_LINE = re.compile(rf"^(\[node[0-9]{{1,4}} rank0\] )?ddpcheck-record {_PART}", re.MULTILINE)
 LINE_BYTES = 4000  # a container's runtime splits a line of 16 KiB
-MOST_BYTES = 120_000  # of all lines: 30 of them
-MOST_TEXT = 20_000_000  # of what a record may hold
+MOST_BYTES = 120_000  # of all lines together: 30 lines
+MOST_TEXT = 20_000_000  # bytes of a record after decompression
 
 
 def pack(node_dir: Path) -> tuple[str, ...]:
-    """The lines, without ``[node1] ``; of a long run the oldest events, and evenly the rows between, are left out."""
+    """Return the lines, without ``[node1] ``; for a long run the oldest events and every other row are left out."""
     texts = {name: text for name in FILES if (text := _read(node_dir / name))}
     while sum(map(len, lines := _encode("ddprun-record", texts))) > MOST_BYTES:
         texts = {name: half for name, text in texts.items() if (half := _half(name, text))}
@@ -35,7 +35,7 @@ def pack(node_dir: Path) -> tuple[str, ...]:
 
 
 def pack_result(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """The lines of a check's result, which rank 0 prints."""
+    """Return the lines of a check's result, which rank 0 prints."""
     return _encode("ddpcheck-record", result)
 
 
@@ -54,7 +54,7 @@ def _half(name: str, text: str) -> str:
 
 
 def unpack(log: str) -> dict[str, str]:
-    """The files of the last whole record of a node's log; none: there is none that can be read."""
+    """Return the files in the last complete record of a node's log; empty if no record can be read."""
     whole: dict[str, str] = {}
     for found in _records(LINE, log):
         whole = {name: text for name, text in found.items() if name in FILES and isinstance(text, str)} or whole
@@ -62,7 +62,7 @@ def unpack(log: str) -> dict[str, str]:
 
 
 def unpack_result(log: str) -> dict[str, Any] | None:
-    """The last whole result of a check; None: there is none that can be read."""
+    """Return the last complete result of a check, or None if none can be read."""
     return next(reversed([*_records(RESULT_LINE, log)]), None)
 
 
@@ -75,7 +75,7 @@ def _records(line: re.Pattern[str], log: str) -> Iterator[dict[str, Any]]:
 
 
 def without(log: str) -> str:
-    """The log as a person reads it."""
+    """Return the log without the lines of a node's records, for a person to read."""
     return "".join(line for line in log.splitlines(keepends=True) if not LINE.match(line))
 
 
@@ -86,7 +86,7 @@ def _decode(data: str) -> Any:
 
 
 def keep(node_dir: Path, texts: Mapping[str, str]) -> None:
-    """Add files to those that are kept of a node: of an earlier pod's events and history nothing is lost."""
+    """Add files to those kept for a node; the events and history of an earlier pod stay."""
     node_dir.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         lines = _read(node_dir / name).splitlines(keepends=True) if name != ENVIRONMENT else []

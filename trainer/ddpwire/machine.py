@@ -1,4 +1,4 @@
-"""What more than one program asks about the machine that it runs on."""
+"""Facts about the machine that more than one of the programs needs."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ MIN_SHM, SHM_PER_RANK = 1 * GIB, 256 * MIB
 MIN_OPEN_FILES = 1024
 OPEN_FILES_PER_RANK = 4  # node 0 holds the connections of all ranks to its stores
 MIN_MEMLOCK = 64 * MIB  # the minimum for the queues of an InfiniBand card
-MIG = "MIG-"  # the beginning of an instance of a GPU in CUDA_VISIBLE_DEVICES
+MIG = "MIG-"  # how the entry of a GPU instance begins in CUDA_VISIBLE_DEVICES
 
 
 def usable_cores() -> int:
@@ -30,7 +30,7 @@ def usable_cores() -> int:
     with contextlib.suppress(OSError, ValueError):  # cgroup v2: "max 100000" or "150000 100000"
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, int(quota) / int(period))
-    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 is no quota
+    with contextlib.suppress(OSError, ValueError):  # cgroup v1: -1 means no quota
         quota_us = int(Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text())
         if quota_us > 0:
             cores = min(cores, quota_us / int(Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()))
@@ -38,9 +38,9 @@ def usable_cores() -> int:
 
 
 def visible_devices(variable: str) -> tuple[str, ...]:
-    """Return the entries that CUDA takes of CUDA_VISIBLE_DEVICES, as torch reads it.
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses, following torch's own parsing.
 
-    CUDA stops at the first invalid entry, takes none if one is there twice, and one alone of MIG instances.
+    CUDA stops at the first invalid entry, uses none if an entry is repeated, and uses only the first MIG instance.
     """
     by_uuid = variable.startswith(("GPU-", MIG))
     taken: list[str] = []
@@ -56,13 +56,13 @@ def visible_devices(variable: str) -> tuple[str, ...]:
 
 
 def devices_of_rank() -> tuple[str, ...] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA takes; None: it is not set, and all GPUs are visible."""
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses; None if it is not set: all GPUs are visible."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if variable is None else visible_devices(variable)
 
 
 def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
-    """Return, by index or UUID, a call for the handle of each GPU that a rank sees; it fails for one that is lost."""
+    """Map the index or UUID of each GPU that a rank sees to a call for its handle, which fails for a lost GPU."""
     visible = devices_of_rank()
     devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
     return {
@@ -74,13 +74,13 @@ def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
 
 
 def resource_limit(which: int) -> int | None:
-    """Return a soft limit of this process; None: there is none."""
+    """Return a soft limit of this process, or None if it is unlimited."""
     soft, _ = resource.getrlimit(which)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def shm_bytes() -> int | None:
-    """Return the size of /dev/shm; None: it does not exist here."""
+    """Return the size of /dev/shm in bytes, or None if it does not exist."""
     with contextlib.suppress(OSError):
         status = os.statvfs(SHM_DIR)
         return status.f_blocks * status.f_frsize
@@ -96,7 +96,7 @@ def resolve(host: str, *, timeout_s: float) -> str:
             results.append(str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0]))
         except OSError as error:
             results.append(error)
-        except UnicodeError:  # a label that is empty or too long
+        except UnicodeError:  # a label of the name is empty or too long
             results.append(socket.gaierror(socket.EAI_NONAME, "not a name of a host"))
 
     resolver = threading.Thread(target=look_up, name="resolver", daemon=True)

@@ -1,8 +1,8 @@
-"""The output of several sources on one stream: whole lines, and what is unfinished, such as a progress bar.
+"""The output of several sources on one stream: complete lines, and unfinished ones such as progress bars.
 
-The text of a lone source is passed on as it comes. Of several, the last state of a progress bar is shown, at most once
-a second each, and any other line when it is whole; text of one begins a new line after an unfinished one of another.
-A bar is a line whose states are separated by carriage returns. Standard library only.
+The text of a single source is passed on as it comes. With several sources, each shows the last state of its progress
+bar at most once a second, and any other line when it is complete; after an unfinished line of one source, the text of
+another begins a new line. A bar is a line whose states are separated by carriage returns. Standard library only.
 """
 
 import threading
@@ -13,20 +13,20 @@ STATE_INTERVAL_S = 1.0
 
 
 class MergedOutput:
-    """A stream, by the function that writes to it, and the sources that have it in common.
+    """A stream, given by the function that writes to it, and the sources that share it.
 
-    ``num_sources``: how many there will be, where that is known; 0: as many as are added.
+    ``num_sources``: how many sources there will be, if that is known; 0: as many as are added.
     """
 
     def __init__(self, write: Callable[[bytes], object], *, num_sources: int = 0) -> None:
         self.write = write
         self.num_sources = num_sources
         self.lock = threading.Lock()
-        self.sources: set[Source] = set()  # those that are open
-        self.unfinished: Source | None = None  # the one whose line is at the end of the stream
+        self.sources: set[Source] = set()  # the open sources
+        self.unfinished: Source | None = None  # the source whose unfinished line is at the end of the stream
 
     def add_source(self, mark: Callable[[bytes], bytes] | None = None) -> "Source":
-        """Return a new source. ``mark`` makes a line bear its origin; such a line is not passed on unless whole."""
+        """Return a new source. ``mark`` adds the origin to a line; a marked source is not passed on as it comes."""
         source = Source(self, mark)
         with self.lock:
             self.sources.add(source)
@@ -40,11 +40,11 @@ class Source:
         self._output, self._mark = output, mark
         self._rest = b""  # the unfinished line, as far as it is still needed
         self._begun = False  # whether a part of it has been written
-        self._state = b""  # the state of a bar that was written last
+        self._state = b""  # the last state of a bar that was written
         self._state_at = -STATE_INTERVAL_S
 
     def add(self, data: bytes) -> None:
-        """Take what has come; nothing: a state that has waited for its time may be written."""
+        """Add new data; with empty data, only write a waiting state of a bar if its time has come."""
         with self._output.lock:
             *lines, self._rest = (self._rest + data).split(b"\n")
             text = b"".join([*map(self._end_line, lines), self._show_unfinished()])
@@ -52,7 +52,7 @@ class Source:
                 self._output.write(text)
 
     def close(self) -> None:
-        """End the source, and its last line."""
+        """Close the source, and end its last line."""
         with self._output.lock:
             if self._rest or self._begun:
                 self._output.write(self._end_line(self._rest))
@@ -71,7 +71,7 @@ class Source:
                 return line + b"\n"
             state = last_state(line)
             return b"\n" if state == self._state else b"\r" + self._marked(state) + b"\n"
-        text = last_state(line) if begun or self._mark else line  # a terminal would write it over the mark
+        text = last_state(line) if begun or self._mark else line  # a carriage return would overwrite the mark
         return self._start_line() + self._marked(text) + b"\n"
 
     def _show_unfinished(self) -> bytes:

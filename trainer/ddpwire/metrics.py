@@ -1,4 +1,4 @@
-"""The catalogue: every metric that ddprun and ddptrain export, from which code, docs and tests are made.
+"""The catalogue of every metric that ddprun and ddptrain export; the code, docs and tests are based on it.
 
 Names follow Prometheus' rules (https://prometheus.io/docs/practices/naming/): one prefix, base units, ``_total`` on
 counters, and the values of every label known in advance.
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
-# A rank has 80 series at the most. Few buckets tell a jam from a step; the mean is exact, from _sum and _count.
+# A rank has at most 80 series. A few buckets suffice to see a stall; _sum and _count give the exact mean.
 STEP_BUCKETS = (0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0, 60.0)
 CHECKPOINT_BUCKETS = (0.1, 1.0, 10.0, 100.0)
 STEP_PHASES = ("data", "h2d", "forward", "backward", "comm_exposed", "optimizer", "other")
@@ -22,7 +22,7 @@ RECOVERY_PHASES = ("detect", "teardown", "rendezvous", "start", "total", "first_
 @dataclass(frozen=True, kw_only=True)
 class Metric:
     """One metric. ``labels`` maps a label to its values; an empty tuple is a label whose value is free text,
-    set once a process (a version, a run's id, a device's number).
+    set once per process (a version, a run's id, a device's number).
     """
 
     name: str
@@ -30,13 +30,13 @@ class Metric:
     set_by: Literal["ddprun", "ddptrain"]
     labels: dict[str, tuple[str, ...]] = field(default_factory=dict)
     buckets: tuple[float, ...] = ()
-    needs_gpu: bool = False  # there only where there is one
+    needs_gpu: bool = False  # exported only on a machine with a GPU
     by_rank_0: bool = False  # the same on all ranks; only rank 0 exports it
-    at_first: bool = True  # False: there is no sample before something has happened
+    at_first: bool = True  # False: it has no sample until something happens
 
     @property
     def kind(self) -> Kind:
-        """By its name, as Prometheus' rules have it; a histogram has buckets."""
+        """The kind: a histogram has buckets, a counter's name ends in ``_total`` (Prometheus' rule)."""
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 
@@ -52,19 +52,19 @@ def _of_rank_0(name: str, help_text: str, **rest: Any) -> Metric:
     return _of_rank(name, help_text, by_rank_0=True, **rest)
 
 
-# ---- What a rank exports: ddptrain all of it, a script by ddpwire.script a part. The node's exporter adds the label
-# ``rank``, which a rank's process does not set.
+# ---- What a rank exports: ddptrain exports all of it, a script with ddpwire.script a part. The node's exporter adds
+# the label ``rank``, which a rank's process does not set.
 
 UNPRODUCTIVE_CAUSES = (
     "startup",  # of the rank's process, until its first step
     "rendezvous",  # of the nodes, from their start, or from the end of the failed ranks
     "restore",  # reading a checkpoint
     "recompute",  # steps that had been taken before a failure
-    "checkpoint",  # in which the loop waited for one
+    "checkpoint",  # time in which the loop waited for a checkpoint
     "evaluation",
     "hang",  # from the last heartbeat of ranks that hung to their end
-    "restart",  # the same of ranks that were lost otherwise
-    "requeue",  # from the last word of a start of the run to the next start
+    "restart",  # the same for ranks that were lost in another way
+    "requeue",  # from the last sign of life of one start of the run to the next start
 )
 STEPS = _of_rank("ddp_steps_total", "Optimizer steps taken.")
 SAMPLES = _of_rank("ddp_samples_total", "Training samples that this rank has seen.")
@@ -169,7 +169,7 @@ CHECKPOINT_FAILURES = _of_rank_0(
     "Checkpoints that could not be written or read; incompatible: of another training.",
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
-CHECKPOINT_FAILURES_KNOWN = (  # what may happen, and is 0 until then
+CHECKPOINT_FAILURES_KNOWN = (  # failures that may happen, and are exported as 0 until then
     ("save", "enospc"),
     ("save", "io"),
     *(("load", reason) for reason in ("io", "truncated", "missing", "corrupt", "incompatible")),
@@ -177,15 +177,15 @@ CHECKPOINT_FAILURES_KNOWN = (  # what may happen, and is 0 until then
 CHECKPOINT_FALLBACKS = _of_rank_0("ddp_checkpoint_fallbacks_total", "Checkpoints that were set aside for an older one.")
 OF_A_RANK: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
 
-# A straggler: a rank whose own time of a step is so many times the ranks' median, and more than it by so much.
-STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005  # less is the noise of a machine; the metric of the skew shows less too
+# A rank is a straggler if its own time for a step exceeds the ranks' median by this factor and by this many seconds.
+STRAGGLER_RATIO, STRAGGLER_S = 2.0, 0.005  # smaller differences are noise; the skew metric shows them as well
 
 
 def goodput(productive_s: float, unproductive_s: float) -> float | None:
-    """Return the goodput of a run, 0 to 1; None: no step was taken yet.
+    """Return the goodput of a run, from 0 to 1, or None if no step was taken yet.
 
     It is the share of new steps in the time of all ranks, from the start of the first ddprun, over all starts of the
-    run: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each summed over the ranks and causes. Every place shows this number.
+    run: PRODUCTIVE / (PRODUCTIVE + UNPRODUCTIVE), each summed over the ranks and causes. All outputs show this number.
     """
     return productive_s / (productive_s + unproductive_s) if productive_s else None
 
@@ -290,7 +290,7 @@ ENDED_INFO = _of_node(
     labels={"cause": (), "run_uid": ()},
 )
 
-# What a Pushgateway is told of a run that has ended; no endpoint has them.
+# What is pushed to a Pushgateway when a run has ended; no endpoint exports these metrics.
 PUSHED = (ENDED, ENDED_CODE, ENDED_SECONDS, ENDED_INFO)
 OF_A_NODE: tuple[Metric, ...] = tuple(
     value for value in globals().values() if isinstance(value, Metric) and value not in (*PUSHED, *OF_A_RANK)

@@ -1,19 +1,19 @@
 """The names of the environment variables that pass between the three programs.
 
-``PET_*`` are read by torchrun and set by Kubeflow's operators; the ranks' variables are those of
-https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are ours.
+``PET_*`` are read by torchrun and set by Kubeflow's operators; the ranks' variables are listed at
+https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables. ``DDP_*`` are this project's own.
 """
 
 from typing import Final
 
-# A node's place: set by whoever starts a node, read by ddprun.
+# A node's place in the run: set by the program that starts the node, read by ddprun.
 NNODES: Final = "PET_NNODES"  # "2", or "1:4" for a job that may shrink
 NPROC_PER_NODE: Final = "PET_NPROC_PER_NODE"
 NODE_RANK: Final = "PET_NODE_RANK"
 NODE_MASTER_ADDR: Final = "PET_MASTER_ADDR"
 NODE_MASTER_PORT: Final = "PET_MASTER_PORT"
 
-# A rank's place: set by ddprun (or torchrun), read by any script.
+# A rank's place in the run: set by ddprun (or torchrun), read by any script.
 MASTER_ADDR: Final = "MASTER_ADDR"
 MASTER_PORT: Final = "MASTER_PORT"
 RANK: Final = "RANK"
@@ -25,32 +25,32 @@ GROUP_WORLD_SIZE: Final = "GROUP_WORLD_SIZE"
 RANKS_NODE: Final = "NODE_RANK"
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"  # where a rank writes its error (ddpwire.run_files)
 
-# The run: set by ddpctl, read by ddprun and handed on to the ranks.
+# The run: set by ddpctl, read by ddprun and passed on to the ranks.
 RUN_ID: Final = "DDP_RUN_ID"
-RUN_UID: Final = "DDP_RUN_UID"  # tells runs of one name apart; unset: ddprun makes one
-USER: Final = "DDP_USER"  # who launched the run; unset: whose process ddprun is
+RUN_UID: Final = "DDP_RUN_UID"  # distinguishes runs of the same name; unset: ddprun makes one
+USER: Final = "DDP_USER"  # who launched the run; unset: the user that ddprun runs as
 PROJECT: Final = "DDP_PROJECT"  # whose work it is: set by the user, for Prometheus
-RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files says what is in it
+RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files lists its files
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
-NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller starts another node in the place of one that ends
+NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller replaces a node that ends
 NODES_HERE: Final = "DDP_NODES_HERE"  # how many nodes of the run share this machine's cores; unset: one
-DEADLINE: Final = "DDP_DEADLINE"  # seconds from the start, or an ISO time: when a node must have ended
-ONE_PORT: Final = "DDP_ONE_PORT"  # 1: the ranks meet on the master port as well; for a check of a network
+DEADLINE: Final = "DDP_DEADLINE"  # when a node must have ended: seconds from the start, or an ISO time
+ONE_PORT: Final = "DDP_ONE_PORT"  # 1: the ranks also meet on the master port; for checks of a network
 ATTEMPT: Final = "DDP_ATTEMPT"  # 1 for the first start of the ranks
-LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: at its end of file ddprun saves and stops
+LIFELINE_FD: Final = "DDP_LIFELINE_FD"  # a pipe's read end: when it is closed, ddprun saves and stops
 METRICS_HOST: Final = "DDP_METRICS_HOST"
 METRICS_PORT: Final = "DDP_METRICS_PORT"  # 0: a free one
 TARGETS_DIR: Final = "DDP_TARGETS_DIR"  # where a node writes its own file for Prometheus' file_sd (ddpwire.run_files)
-LAUNCHER: Final = "DDP_LAUNCHER"  # the label of that name in it
-PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, which node 0 tells how the run ended
+LAUNCHER: Final = "DDP_LAUNCHER"  # the value of the label ``launcher`` in that file
+PUSHGATEWAY: Final = "DDP_PUSHGATEWAY"  # URL of a Pushgateway, to which node 0 pushes how the run ended
 
-# What went before this start of the ranks, for who counts what was lost: set by ddprun for each rank.
+# What happened before this start of the ranks, to count what was lost: set by ddprun for each rank.
 STEPS_BEFORE: Final = "DDP_STEPS_BEFORE"  # the highest step of all earlier attempts; unset: none
-LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds by cause since the last ones trained: rendezvous=0.4,restart=1.2,
-AT: Final = "at"  # and the moment until which they go, by time.monotonic(): at=81234.5
+LOST_BEFORE: Final = "DDP_LOST_BEFORE"  # seconds lost per cause since the last training: rendezvous=0.4,restart=1.2,
+AT: Final = "at"  # and the time.monotonic() up to which they count: at=81234.5
 
 # prometheus_client's own: where a process keeps the files that ddprun collects.
 PROMETHEUS_MULTIPROC_DIR: Final = "PROMETHEUS_MULTIPROC_DIR"

@@ -1,27 +1,27 @@
-"""The files of a run's folder: where each is, and how those are read and written that the programs share.
+"""The files of a run's folder: where each is, and how the files that the programs share are read and written.
 
-RUN/                       beside it .targets/, with the runs' metrics addresses; of an array a folder task-K/ a task
-  run.json                 ddpctl's record (ddpctl alone reads and writes it)
-  starts                   a line for each start by a queue (read_starts): a batch script writes it
-  checkpoints/             the script's, named to it by DDP_CHECKPOINT_DIR
+RUN/                       .targets/ beside it has the runs' metrics addresses; an array has a folder task-K/ per task
+  run.json                 ddpctl's record (only ddpctl reads and writes it)
+  starts                   one line per start by a queue (read_starts): a batch script writes it
+  checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR gives it the path
   node-0/
     ddprun.lock            held locked by the node's ddprun for as long as it lives
     node.json              who and where the node is: pid, state, metrics address, ranks
-    node.log               everything the node said, each line with its node and rank
-    events.jsonl           what happened, an event a line (ddpwire.events); events.1.jsonl: those before them
+    node.log               all output of the node, each line with its node and rank
+    events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: the events before them
     rank-1.log             what rank 1 wrote to stdout and stderr
     rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
-    history.csv            how its training went, a row every few seconds (ddpwire.history)
-    environment.json       what machine and what builds it had
+    history.csv            how the node's training went, one row every few seconds (ddpwire.history)
+    environment.json       the node's machine and software versions
     metrics/rank-1/        prometheus_client's files of rank 1
     heartbeat/rank-1       rank 1's last step in the present attempt (ddpwire.heartbeat)
-    heartbeat/rank-1.group     there once rank 1 has made a process group, where ddprun has forked it
-    heartbeat/group...     a link for each place in a process group that a process has claimed (ddprun alone)
-    diagnosis.request      a word that ddpctl writes for an answer with this word (ddprun.diagnosis)
-    diagnosis.json         what the ranks did when ddpctl explain asked last; diagnosis-attempt-2.json: when one hung
+    heartbeat/rank-1.group     exists once rank 1 has made a process group, if ddprun has forked it
+    heartbeat/group...     a link for each place in a process group that a process has claimed (only ddprun uses it)
+    diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
+    diagnosis.json         what the ranks did at the last ddpctl explain; diagnosis-attempt-2.json: when one hung
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
-    metrics.prom           what /metrics said last, in the form of node_exporter's textfile collector
-    outcome.json           how it ended; there once ddprun has ended by itself
+    metrics.prom           the last response of /metrics, in the format of node_exporter's textfile collector
+    outcome.json           how it ended; exists once ddprun has ended by itself
 """
 
 import contextlib
@@ -42,7 +42,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
-RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" says where the checkpoints are, which a resumed run shares
+RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
 STARTS = "starts"
 LOCK = "ddprun.lock"
 NODE = "node.json"
@@ -60,45 +60,45 @@ TARGETS = ".targets"
 
 
 def node_name(node: int) -> str:
-    """The folder of a node inside its run's folder."""
+    """Return the folder of a node inside its run's folder."""
     return f"node-{node}"
 
 
 def rank_log(rank: int) -> str:
-    """The log of a rank inside its node's folder."""
+    """Return the log of a rank inside its node's folder."""
     return f"rank-{rank}.log"
 
 
 def rank_error(rank: int) -> str:
-    """The error file of a rank inside its node's folder."""
+    """Return the error file of a rank inside its node's folder."""
     return f"rank-{rank}.error.json"
 
 
 def rank_metrics(rank: int) -> str:
-    """Where prometheus_client keeps what a rank counts, inside its node's folder."""
+    """Return the folder of prometheus_client's files of a rank, inside its node's folder."""
     return f"{METRICS}/rank-{rank}"
 
 
 def rank_heartbeat(rank: int) -> str:
-    """The heartbeat of a rank inside its node's folder."""
+    """Return the heartbeat file of a rank inside its node's folder."""
     return f"{HEARTBEAT}/rank-{rank}"
 
 
 def diagnosis_file(attempt: int | str) -> str:
-    """What the ranks did when one hung, inside their node's folder."""
+    """Return the file that records what the ranks did when one hung, inside their node's folder."""
     return f"diagnosis-attempt-{attempt}.json"
 
 
 def stacks_file(attempt: int) -> str:
-    """Where the ranks were when one hung, inside their node's folder."""
+    """Return the file of the ranks' stacks when one hung, inside their node's folder."""
     return f"stacks-attempt-{attempt}.txt"
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write ``data`` so that a reader sees the old file or the whole new one, also after a crash.
+    """Write ``data`` so that a reader sees either the old file or the complete new one, even after a crash.
 
-    A temporary file beside it, fsync, rename, fsync of the folder. Raises OSError and leaves
-    nothing behind.
+    Writes a temporary file beside it, syncs it, renames it and syncs the folder. Raises OSError and then leaves no
+    temporary file.
     """
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -126,7 +126,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, to be read. Raises OSError, also for what is no regular file."""
+    """Open a file for reading. Raises OSError, also if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
@@ -135,13 +135,13 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def read_regular(path: Path) -> bytes:
-    """What is in it. Raises OSError."""
+    """Return the content of a regular file. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
 
 
 def read_record(path: Path) -> bytes:
-    """What is in a file of JSON. Raises OSError, also for more than ``MAX_BYTES``."""
+    """Return the content of a JSON file. Raises OSError, also if it is larger than ``MAX_BYTES``."""
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise OSError(errno.EFBIG, f"larger than {MAX_BYTES >> 20} MiB", str(path))
@@ -149,21 +149,21 @@ def read_record(path: Path) -> bytes:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value. Raises ValueError, also for what is nested too deeply to be read."""
+    """Return the value. Raises ValueError, also if it is nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-# ---- A rank's error file, in the format of torch.distributed.elastic's ``record``, which a script may use as well
+# ---- A rank's error file, in the format of torch.distributed.elastic's ``record``, which a script may also use
 # (https://docs.pytorch.org/docs/stable/elastic/errors.html).
 
 
 def write_error(message: str, environ: Mapping[str, str]) -> None:
-    """Write the error that ends this rank into the file that its launcher names; nothing if it names none.
+    """Write the error that ends this rank into the file that its launcher names; do nothing if it names none.
 
-    An empty message: the rank has chosen its exit code, and no exception ended it. It replaces no error.
+    An empty message means that the rank chose its exit code and no exception ended it; it never replaces an error.
     """
     path = environ.get(names.ERROR_FILE)
     if path and (message or not Path(path).exists()):
@@ -173,7 +173,7 @@ def write_error(message: str, environ: Mapping[str, str]) -> None:
 
 
 def read_error(path: Path) -> str | None:
-    """Return the message of a rank's error file; None: the rank wrote none."""
+    """Return the message of a rank's error file, or None if there is none that can be read."""
     try:
         message = parse_json(read_record(path))["message"]
         return str(message if isinstance(message, str) else message["message"])
@@ -181,7 +181,7 @@ def read_error(path: Path) -> str | None:
         return None
 
 
-# ---- ``node.json``: who a node's ddprun is and how far it has come; rewritten whole on every change of its state.
+# ---- ``node.json``: identifies a node's ddprun and its state; written again completely at every change of state.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +196,14 @@ class RankProcess:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeState:
-    """What a node says about itself. It is current only while the node's ddprun.lock is held."""
+    """What a node reports about itself. It is current only while the node's ddprun.lock is held."""
 
     run: str
     node: int
     pid: int  # of ddprun
     state: State
     started: float  # when ddprun started, in seconds since the epoch
-    run_uid: str = ""  # tells runs of one name apart; empty: an older version wrote this
+    run_uid: str = ""  # distinguishes runs of the same name; empty: an older version wrote this
     attempt: int = 1
     metrics: str | None = None  # the URL to scrape; None: not up yet
     master: str | None = None  # host:port of the node's rendezvous; None: not known yet
@@ -215,9 +215,9 @@ class NodeState:
 
 
 def read_node(text: str) -> NodeState:
-    """The state that ``text``, the content of a node.json, tells. Raises ValueError.
+    """Return the state in ``text``, the content of a node.json. Raises ValueError.
 
-    Keys that this version does not know are skipped: another version may have written it.
+    Keys that this version does not know are ignored: another version may have written the file.
     """
     try:
         fields = parse_json(text)
@@ -231,22 +231,22 @@ def read_node(text: str) -> NodeState:
         raise ValueError(f"not a node's state: {error}") from None
 
 
-# ---- ``outcome.json``: how a node's part of a run ended. Every node of a run says the same.
+# ---- ``outcome.json``: how a node's part of a run ended. It is the same on every node of a run.
 
 
 Cause = Literal[
     "ok",  # every rank exited with 0
     "error",  # a rank exited with a code of its own
-    "killed",  # a rank died of a signal that nobody here sent
-    "oom",  # a rank was killed for memory
+    "killed",  # a rank died of a signal that ddprun did not send
+    "oom",  # a rank was killed because memory ran out
     "hang",  # a rank hung and was killed
-    "stopped",  # a stop was requested, and the ranks ended with the code that says so
+    "stopped",  # a stop was requested, and the ranks ended with the exit code of that signal
     "node_lost",  # a node's ddprun is gone
-    "gave_up",  # the ranks failed again and again without progress
+    "gave_up",  # the ranks failed repeatedly without progress
     "absent",  # not all nodes came in time
     "unavailable",  # an address or a port was not available
-    "config",  # the nodes' contracts contradict themselves or each other
-    "internal",  # a fault of ours
+    "config",  # a node's variables are inconsistent, or contradict those of another node
+    "internal",  # a bug in ddprun
 ]
 
 
@@ -257,9 +257,9 @@ class Outcome:
     code: int  # ddpwire.exits; what ddprun exits with on every node
     cause: Cause
     message: str  # one line for a person
-    node: int | None = None  # whose failure it was; None: nobody's
+    node: int | None = None  # the node that failed; None: no single node
     rank: int | None = None  # global rank
-    step: int | None = None  # the last step that the rank reported, if it did
+    step: int | None = None  # the last step that the rank reported, if any
     retry: bool = False  # whether starting the same run again may help
     attempt: int = 1
 
@@ -269,9 +269,9 @@ class Outcome:
 
 
 def read_outcome(text: str) -> Outcome:
-    """The outcome that ``text``, the content of an outcome.json, tells. Raises ValueError.
+    """Return the outcome in ``text``, the content of an outcome.json. Raises ValueError.
 
-    Keys that this version does not know are skipped: another version may have written it.
+    Keys that this version does not know are ignored: another version may have written the file.
     """
     try:
         fields = parse_json(text)
@@ -283,22 +283,22 @@ def read_outcome(text: str) -> Outcome:
 # The outcome of a node that was killed on request, which its ddprun could not write.
 KILLED_ON_REQUEST = Outcome(code=Exit.KILLED, cause="stopped", message="killed on request, without saving", retry=True)
 
-# ---- ``starts``: each start of a run by a queue, which may put it back.
+# ---- ``starts``: each start of a run by a queue, which may also requeue the run.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One line."""
+    """One line of the file."""
 
-    launcher: str  # whose queue
-    job: str  # what the queue calls the run
+    launcher: str  # the launcher that has this queue
+    job: str  # the queue's name for the run
     requeues: int  # how often it had been requeued
-    limit: int  # how often it may be
-    time: float  # when the queue gave it a place, in seconds since the epoch
+    limit: int  # how often it may be requeued
+    time: float  # when the queue started it, in seconds since the epoch
 
 
 def read_starts(text: str) -> tuple[Start, ...]:
-    """The starts that ``text``, the content of the file, tells, the first one first; a torn line is skipped."""
+    """Return the starts in ``text``, the content of the file, in their order. Skips incomplete lines."""
     lines = (line.split(" ") for line in text.splitlines())
     return tuple(
         Start(launcher=words[0], job=words[1], requeues=int(words[2]), limit=int(words[3]), time=float(words[4]))
@@ -307,10 +307,10 @@ def read_starts(text: str) -> tuple[Start, ...]:
     )
 
 
-# ---- Where a run's metrics are, in the form of Prometheus' file_sd
+# ---- Where a run's metrics are, in the format of Prometheus' file_sd
 # (https://prometheus.io/docs/prometheus/latest/configuration/configuration/#file_sd_config): written while a run lives.
 #
-# The files are in the folder ``.targets`` beside the runs' folders, one a run, or one a node where each writes its own.
+# The files are in the folder ``.targets`` beside the runs' folders: one per run, or one per node that writes its own.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,19 +325,19 @@ class MetricsTarget:
 
 
 def targets_file_name(run: str, node: int | None = None) -> str:
-    """The file of a run, or of one of its nodes."""
+    """Return the name of the file of a run, or of one of its nodes."""
     name = re.sub(r"[^A-Za-z0-9._-]", "_", run)
     return f"{name}.json" if node is None else f"{name}.node-{node}.json"
 
 
 def is_targets_file_of(name: str, run: str) -> bool:
-    """Whether a file is of this run, or of a task of it in a Slurm array."""
+    """Return whether a file belongs to this run, or to one of its tasks in a Slurm array."""
     stem = re.escape(targets_file_name(run)[:-5])
     return re.fullmatch(rf"{stem}(\.task-[0-9]+)?(\.node-[0-9]+)?\.json", name) is not None
 
 
 def targets_text(targets: Iterable[MetricsTarget]) -> str:
-    """The content of such a file."""
+    """Return the content of a targets file."""
     groups = [
         {
             "targets": [urlsplit(target.url).netloc],

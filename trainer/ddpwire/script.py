@@ -1,4 +1,4 @@
-"""Another name of `ddpwire.client`: ``import ddpwire.script as ddp`` is what scripts write."""
+"""Another name for `ddpwire.client`, for scripts to import: ``import ddpwire.script as ddp``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The catalogue's metrics as a rank sets them, with prometheus_client, in files that ddprun collects."""
+"""The catalogue's metrics that a rank sets, with prometheus_client, in files that ddprun collects."""
 
 import time
 from typing import Any, Protocol
@@ -10,9 +10,9 @@ from ddpwire.metrics import Metric
 
 
 def series_of(metric: Metric) -> Any:
-    """Return a counter, gauge or histogram of prometheus_client. Raises OSError when its file cannot be written.
+    """Return a counter, gauge or histogram of prometheus_client. Raises OSError if its file cannot be written.
 
-    Of two processes of a rank that set a gauge, the later one counts.
+    If two processes of a rank set a gauge, the latest value counts.
     """
     labels = tuple(metric.labels)
     if metric.kind == "counter":
@@ -34,11 +34,11 @@ class Scalar(Protocol):
     """A tensor of one number, such as a loss."""
 
     def item(self) -> float:
-        """Return it."""
+        """Return the number."""
 
 
 class LoopSeries:
-    """What a script's own loop has to tell. Raises OSError when it cannot be written."""
+    """The metrics that a script's own loop reports. Raises OSError if a file cannot be written."""
 
     def __init__(self) -> None:
         self._steps, self._samples = series_of(catalogue.STEPS), series_of(catalogue.SAMPLES)
@@ -48,13 +48,13 @@ class LoopSeries:
         self._step, self._ended = 0, 0.0
 
     def step(self, step: int, *, samples: int, **given: float | Scalar | None) -> None:
-        """A step ended, or several since the last call. ``given``: total, loss, lr, epoch."""
+        """Record that one or several steps have ended since the last call. ``given``: total, loss, lr, epoch."""
         now = time.monotonic()
         num_steps = step - self._step
         if self._ended and num_steps > 0:
             self._steps.inc(num_steps)
             self._duration.observe((now - self._ended) / num_steps)
-        else:  # the first of this process
+        else:  # the first step of this process
             self._steps.inc()
         self._step, self._ended = step, now
         self._samples.inc(samples)
@@ -65,7 +65,7 @@ class LoopSeries:
                 self._set(metric, value)
 
     def saved(self, step: int, size_bytes: int) -> None:
-        """A checkpoint is on the disk."""
+        """Record that a checkpoint is on the disk."""
         self._set(catalogue.CHECKPOINT_LAST_SUCCESS, time.time())
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
         self._set(catalogue.CHECKPOINT_BYTES, size_bytes)

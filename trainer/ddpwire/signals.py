@@ -1,6 +1,6 @@
-"""Signals that ask a rank to stop: at once while it starts up, after a saved step once it trains.
+"""Signals that ask a rank to stop: at once while it starts up, after saving a checkpoint once it trains.
 
-Knows nothing of torch: it must be there before torch is imported.
+Does not use torch, because it must be installed before torch is imported.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from ddpwire.exits import Exit
 from ddpwire.streams import leave_lost
 
-# Ordered by the code, which is also how the ranks agree when they saw different signals: the highest wins.
+# If ranks receive different signals, they agree on the highest exit code.
 STOPS = {
     signal.SIGINT: Exit.INTERRUPTED,
     signal.SIGUSR1: Exit.SAVED_USR1,
@@ -22,26 +22,26 @@ STOPS = {
 
 
 class Signals:
-    """The signals that this process has seen; ``code`` is the exit code they ask for, 0 for none.
+    """The signals that this process has received; ``code`` is the exit code they ask for, or 0 without a signal.
 
-    A thread reads them from a pipe, because a Python handler has to wait for whatever C++ the main thread is in, and a
-    rendezvous waits there for minutes.
+    A thread reads them from a pipe, because a Python handler runs only when the main thread returns from C++ code, and
+    a rendezvous may stay there for minutes.
     """
 
     def __init__(self) -> None:
         self.code = 0
-        self.can_save = False  # set by the trainer for as long as a stop can be answered with a checkpoint
+        self.can_save = False  # set by the trainer while it can save a checkpoint before it stops
         self._before: dict[int, Any] = {}
-        self._mask = threading.local()  # several threads may fork at a time
+        self._mask = threading.local()  # several threads may fork at the same time
 
     def install(self) -> None:
-        """Take the signals over. Once a process, from its main thread."""
+        """Install the handlers. Call it once per process, from the main thread."""
         reader, writer = os.pipe()
         os.set_blocking(writer, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in STOPS:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup means what it says
+                continue  # the process was started with nohup
             self._before[number] = signal.signal(number, _nothing)
         threading.Thread(target=self._watch, args=(reader,), daemon=True, name="signals").start()
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._give_back)
@@ -52,7 +52,7 @@ class Signals:
                 if number not in STOPS:
                     continue
                 if number == signal.SIGHUP:
-                    leave_lost()  # what is said of the stop would be an error
+                    leave_lost()  # printing about the stop would fail
                 code = STOPS[signal.Signals(number)]
                 second_interrupt = code == self.code == Exit.INTERRUPTED
                 if not self.can_save or second_interrupt:
@@ -60,14 +60,14 @@ class Signals:
                 self.code = max(self.code, code)
 
     def _hold(self) -> None:
-        """While a child is forked: what is told to it in its first instant waits, and is not lost."""
+        """Block the signals before a fork, so that a signal to the new child waits and is not lost."""
         self._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def _let_go(self) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _give_back(self) -> None:
-        """In a forked child, as a DataLoader's worker: what is told to it is not told to us, and ends it as ever."""
+        """Restore the earlier handlers in a forked child, such as a DataLoader's worker: signals end it as usual."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)
@@ -75,4 +75,4 @@ class Signals:
 
 
 def _nothing(_number: int, _frame: FrameType | None) -> None:
-    """A handler, so that the signal is written to the pipe and does nothing else."""
+    """Do nothing: with a handler installed, the signal is only written to the pipe."""

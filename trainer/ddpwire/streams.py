@@ -1,7 +1,7 @@
 """Make sure that the descriptors 0 to 2 are open.
 
-If the starter has closed them, the next file that is opened gets their number, and prints go into it. A terminal may
-also close later. Standard library only.
+If the parent process has closed one of them, the next file that is opened gets its number, and prints go into that
+file. A terminal may also close later. Standard library only.
 """
 
 import os
@@ -10,7 +10,7 @@ import sys
 
 
 def open_closed() -> None:
-    """Give a process its streams 0 to 2: those that are closed lead nowhere. Before anything else is opened."""
+    """Open each closed descriptor of 0 to 2 on /dev/null. Call it before any other file is opened."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -19,7 +19,7 @@ def open_closed() -> None:
 
 
 def leave_lost() -> None:
-    """Have stdout and stderr lead nowhere from now on, each if its terminal, or whoever read it, is gone."""
+    """Redirect stdout and stderr to /dev/null, each only if its terminal or its reader is gone."""
     for descriptor in (1, 2):
         look = select.poll()
         look.register(descriptor, 0)

@@ -9,10 +9,10 @@ CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"  # https://docs.pytorch.org/docs/stable/di
 
 
 def set_cpp_log_level(level: str, torch_file: str) -> None:
-    """Set TORCH_CPP_LOG_LEVEL, and have torch read it again. ``torch_file`` is ``torch.__file__``.
+    """Set TORCH_CPP_LOG_LEVEL and make torch read it again. ``torch_file`` is ``torch.__file__``.
 
-    torch reads the variable once, at its import, and has no public function to read it later. With a build of torch
-    that lacks c10's symbol, its level stays as it is.
+    torch reads the variable once, when it is imported, and has no public function to read it later. If a build of torch
+    lacks the symbol of c10, its level stays as it is.
     """
     os.environ[CPP_LOG_LEVEL] = level
     with contextlib.suppress(OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Image data sets, and the way of their samples into batches on the device.
+"""Data sets, and how their samples become batches on the device.
 
 Shapes, in this package: N samples, B batch, H height, W width, C channels.
 """

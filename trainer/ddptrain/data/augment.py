@@ -1,7 +1,7 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""From samples to batches: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix, on the device.
+"""Makes batches of samples: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix, on the device.
 
-All that is random is a function of (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
+Random values depend only on (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
 """
 
 from collections.abc import Callable
@@ -14,8 +14,8 @@ from torch import Tensor
 from ddptrain.data import sampling
 from ddptrain.data.sampling import rehash, sample_hash
 
-MAX_COUNTED_BYTES = 100_000_000  # a larger set's mean is that of a part of it
-MAX_PART_BYTES = 1 << 26  # of images that are laid out at once
+MAX_COUNTED_BYTES = 100_000_000  # of a larger data set, the mean is computed from a part
+MAX_PART_BYTES = 1 << 26  # of images that are laid out at a time
 SHORT_ROW = 64  # numbers; shorter rows are joined
 IMAGENET_MEAN_DEVIATION = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of torchvision's weights
 ERASE_AREA = (0.02, 0.33)  # share of the image; this and the ratio of the sides as in Z. Zhong et al. 2017,
@@ -25,20 +25,20 @@ Mark = Callable[[str], None]  # called at the end of a phase of a step, with its
 
 @dataclass(frozen=True, kw_only=True)
 class Normalisation:
-    """Mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``.
+    """Normalises to mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``.
 
-    Both of shape (C, 1, 1).
+    Both have the shape (C, 1, 1).
     """
 
     scale: Tensor
     offset: Tensor
-    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # by number of pixels
+    _repeated: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)  # per number of pixels
 
     def __call__(self, images_BHWC: Tensor) -> Tensor:
         """Return normalised images of shape (B, C, H, W), channels last in memory, in the dtype of ``scale``."""
         batch, height, width, channels = images_BHWC.shape
-        # Whole rows at a time, or whole images: a row of (C,) is too short for vector instructions (measured: 6 to 10
-        # times slower), one of 28 grey pixels too (4 times).
+        # Take complete rows or complete images at a time: one pixel of (C,) is too short for vector instructions
+        # (measured: 6 to 10 times slower), and so is a row of 28 grey pixels (4 times slower).
         at_once = width if width * channels >= SHORT_ROW else height * width
         if at_once not in self._repeated:
             self._repeated[at_once] = self.scale.view(-1).repeat(at_once), self.offset.view(-1).repeat(at_once)
@@ -52,19 +52,19 @@ class Normalisation:
 
 
 def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
-    """Return the normalisation of uint8 images: from integer counts, so bit for bit the same on every rank."""
+    """Return the normalisation of uint8 images. It is computed from integer counts: identical bits on every rank."""
     per_image = images_NHWC[0].numel()
     counted = images_NHWC[:: max(1, len(images_NHWC) * per_image // MAX_COUNTED_BYTES)]
     values = torch.arange(256)
     counts = torch.stack([torch.bincount(plane.flatten(), minlength=256) for plane in counted.unbind(3)])
     total, sums, squares = counts.sum(1), (counts * values).sum(1), (counts * values**2).sum(1)
     mean = sums / total
-    deviation = (squares / total - mean**2).clamp(min=1e-3).sqrt()  # a channel of one colour has none
+    deviation = (squares / total - mean**2).clamp(min=1e-3).sqrt()  # a channel of one colour has deviation 0
     return Normalisation(scale=(1 / deviation).view(-1, 1, 1), offset=(-mean / deviation).view(-1, 1, 1))
 
 
 def normalisation_of_imagenet(channels: int) -> Normalisation:
-    """Return ImageNet's normalisation; for grey images, the mean over its channels."""
+    """Return ImageNet's normalisation; for grey images, the mean over ImageNet's channels."""
     mean, deviation = (torch.tensor(values) for values in IMAGENET_MEAN_DEVIATION)
     if channels == 1:
         mean, deviation = mean.mean().view(1), deviation.mean().view(1)
@@ -73,18 +73,18 @@ def normalisation_of_imagenet(channels: int) -> Normalisation:
 
 @dataclass(frozen=True, kw_only=True)
 class Pixels:
-    """Images as bytes, laid out so that a batch of shifted and mirrored crops is one gather. Crops are of ``crop_px``.
+    """Images as bytes, laid out so that one gather returns a batch of shifted, mirrored crops of ``crop_px`` pixels.
 
-    Images are padded once. Where memory allows, mirror images are stored too, so that a flip is another index.
+    Images are padded once. If memory allows, mirror images are stored too, so that a flip only changes the index.
     """
 
-    squares_MHWC: Tensor  # M is N, or 2 N with each image's mirror image N further on
+    squares_MHWC: Tensor  # M is N, or 2 N: then the mirror image of image i has index N + i
     num_images: int
     crop_px: int
 
     @property
     def choices(self) -> int:
-        """Positions of a crop in each direction."""
+        """The number of positions of a crop in each direction."""
         return self.squares_MHWC.shape[1] - self.crop_px + 1
 
     def crops(self, index_B: Tensor, top_B: Tensor, left_B: Tensor, mirrored_B: Tensor | None) -> Tensor:
@@ -104,7 +104,7 @@ class Pixels:
         return crops_BHWC
 
     def centre_crops(self, index_B: Tensor) -> Tensor:
-        """Return the centre crops, which are whole images unless these are larger."""
+        """Return the centre crops, which are complete images unless the images are larger than ``crop_px``."""
         middle_B = torch.full_like(index_B, (self.choices - 1) // 2)
         return self.crops(index_B, middle_B, middle_B, None)
 
@@ -112,9 +112,10 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device`` (None: theirs). Without padding and mirror images nothing is copied.
+    """Return images as Pixels on ``device`` (None: the images' own device).
 
-    A part of the images at a time, so that the device never holds much more than ``num_bytes_laid_out``.
+    Images that need neither padding nor mirror images are not copied if they are already there. Others are copied in
+    parts, so that the device never holds much more than ``num_bytes_laid_out``.
     """
     num, height, width, channels = images_NHWC.shape
     device = device or images_NHWC.device
@@ -133,13 +134,13 @@ def lay_out(
 
 
 def num_bytes_laid_out(images_NHWC: Tensor, *, shift_px: int, mirrored: bool) -> int:
-    """Return the memory that ``lay_out`` needs."""
+    """Return the bytes that the result of ``lay_out`` needs."""
     num, height, width, channels = images_NHWC.shape
     return num * (height + 2 * shift_px) * (width + 2 * shift_px) * channels * (2 if mirrored else 1)
 
 
 def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, size_px: int) -> Tensor:
-    """Return the pixels inside a rectangle of each image, which may extend beyond it: bool of shape (B, 1, H, W)."""
+    """Return the pixels inside each image's rectangle, which may extend beyond the image: bool, shape (B, 1, H, W)."""
     at = torch.arange(size_px, device=top_B.device)
     rows_BH = (at >= top_B[:, None]) & (at < bottom_B[:, None])
     columns_BW = (at >= left_B[:, None]) & (at < right_B[:, None])
@@ -147,7 +148,7 @@ def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, s
 
 
 def side_around(middle_B: Tensor, side_B: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Return both ends of a side around a pixel."""
+    """Return the start and the end of a side of length ``side_B`` around a pixel."""
     start_B = middle_B - side_B // 2
     return start_B, start_B + side_B
 
@@ -160,7 +161,7 @@ def cutout_mask(bits_B: Tensor, side_px: int, size_px: int) -> Tensor:
 
 
 def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
-    """Return a rectangle inside the image, in that fraction of the images."""
+    """Return a mask with a random rectangle in this fraction of the images, and nothing in the others."""
     low, high = ERASE_AREA
     area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
     first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
@@ -177,8 +178,8 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
 
-    Each image is mixed with another one of the whole dataset, not only of the same batch. Both fields are quantiles of
-    a beta distribution, see sampling.beta_table; None: this method is not used. At least one is.
+    Each image is mixed with another image of the complete data set, not only of its batch. Both fields are quantiles of
+    a beta distribution (see sampling.beta_table), or None if the method is not used. At least one method is used.
     """
 
     mixup: Tensor | None
@@ -186,18 +187,18 @@ class Mixing:
 
 
 def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return mixing by Beta(mixup, mixup) and Beta(cutmix, cutmix); 0: without this method. None: no mixing."""
+    """Return mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix); 0 turns a method off. None if both are off."""
     tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
     return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
 
 
 def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
-    """Return the sample that each one is mixed with."""
+    """Return the sample that each sample is mixed with."""
     return rehash(bits_B, sampling.PARTNER) % num_samples
 
 
 def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mixed images, and the share of each one's own label, float32."""
+    """Return the mixed images, and the share of each image's own label, float32."""
     size_px = images_BCHW.shape[2]
     pasted_B = _pasted(mixing, bits_B)
     own_B = torch.ones(len(bits_B), device=bits_B.device)
@@ -206,7 +207,7 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
         own_B = torch.where(pasted_B, own_B, sampling.beta(sampling.uniform(bits_B, sampling.BLEND), mixing.mixup))
         keep = own_B[:, None, None, None]
     if mixing.cutmix is not None:
-        # The share of the image that is pasted over.
+        # The share of the image that is covered by the other image.
         wanted_B = 1 - sampling.beta(sampling.uniform(bits_B, sampling.PASTE), mixing.cutmix)
         side_B = (wanted_B.sqrt() * size_px).long() * pasted_B
         top, bottom = side_around((sampling.uniform(bits_B, sampling.PASTE_TOP) * size_px).long(), side_B)
@@ -218,7 +219,7 @@ def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B:
 
 
 def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
-    """Return which images cutmix takes; mixup takes the others."""
+    """Return which images are mixed with cutmix; the others are mixed with mixup."""
     if mixing.mixup is None or mixing.cutmix is None:
         return torch.full_like(bits_B, mixing.mixup is None, dtype=torch.bool)
     return sampling.uniform(bits_B, sampling.WHICH) < 0.5
@@ -226,7 +227,7 @@ def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and their labels. A mixed image has label ``others_B`` too; ``own_B`` is the share of its own label."""
+    """Inputs and labels. A mixed image also has the label ``others_B``; ``own_B`` is the share of its own label."""
 
     inputs: Tensor  # images, of shape (B, C, H, W), or the bytes of a text, of shape (B, T)
     labels_B: Tensor
@@ -236,7 +237,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """Samples before augmentation: those at ``index_B`` of ``pixels``."""
+    """Samples before augmentation: the images ``index_B`` of ``pixels``, and their labels."""
 
     pixels: Pixels
     index_B: Tensor
@@ -248,18 +249,18 @@ class Feed(Protocol):
 
     @property
     def description(self) -> str:
-        """What it is, for the log."""
+        """A description for the log."""
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
         """Return samples of the training set, on the device."""
 
     def rewind(self) -> None:
-        """Allow the next samples to be of any batch."""
+        """Allow the next samples to come from any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentations:
-    """The augmentation of training images, from the options and the dataset."""
+    """The augmentation of training images, chosen from the options and the data set."""
 
     shift: bool  # random crops, not centre crops
     flip: bool
@@ -279,7 +280,7 @@ class BatchBuilder:
     num_samples: int
 
     def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:
-        """Return the batch of these samples. ``mark`` is called at the end of phases within, such as ``h2d``."""
+        """Return the batch of these samples. ``mark`` is called at the end of each inner phase, such as ``h2d``."""
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
         fetched = self.feed.fetch(self.wanted(indices_B, epoch=epoch), epoch=epoch, mark=mark)
         count = len(indices_B)
@@ -293,7 +294,7 @@ class BatchBuilder:
         return self._blanked(batch, bits_B)
 
     def wanted(self, indices_B: Tensor, *, epoch: int) -> Tensor:
-        """Return the samples that a batch needs: its own, then those that they are mixed with."""
+        """Return the samples that a batch needs: its own samples, then the samples to mix them with."""
         if self.augmentations.mixing is None:
             return indices_B
         bits_B = sample_hash(indices_B, seed=self.seed, epoch=epoch)
@@ -308,7 +309,7 @@ class BatchBuilder:
         return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Return the batch with rectangles of the mean colour."""
+        """Return the batch with rectangles of the mean colour for cutout and erasing."""
         images, size_px = batch.inputs, batch.inputs.shape[2]
         if self.augmentations.cutout_px:
             images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)

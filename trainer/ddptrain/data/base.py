@@ -1,5 +1,5 @@
 # ruff: noqa: N815 - tensors carry their shape in their name
-"""A dataset: uint8 images and labels in tensors, for training and for test.
+"""A data set: uint8 images and labels in tensors, for training and for testing.
 
 Shapes: N samples, H height, W width, C channels.
 """
@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What a model needs to know of a dataset: the shape of its square images, and the number of classes."""
+    """What a model must know about a data set: the shape of its square images, and the number of classes."""
 
     channels: int
     size_px: int
@@ -31,7 +31,7 @@ class ImageShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """The augmentation that suits a dataset."""
+    """The augmentation that suits a data set."""
 
     shift_px: int = 0
     flip: bool = False
@@ -43,20 +43,20 @@ class Samples:
 
     images_NHWC: Tensor  # uint8
     labels_N: Tensor  # int64
-    file: Path | None = None  # the .npy file that is mapped
+    file: Path | None = None  # the mapped .npy file, if any
 
     def __len__(self) -> int:
         return len(self.labels_N)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the images."""
+        """The number of bytes of the images."""
         return self.images_NHWC.numel()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
-    """A training set and a test set. A model sees crops of ``crop_px``; None: whole images."""
+    """A training set and a test set. A model sees crops of ``crop_px`` pixels; None: complete images."""
 
     name: str
     classes: int
@@ -65,16 +65,16 @@ class ImageDataset:
     test: Samples
     crop_px: int | None = None
     class_names: tuple[str, ...] = field(default=(), repr=False)
-    noun = "images"  # what a sample is
+    noun = "images"  # the plural name of a sample
 
     @property
     def shape(self) -> ImageShape:
-        """The shape of what a model sees."""
+        """The shape of the images that a model sees."""
         _, size_px, _, channels = self.train.images_NHWC.shape
         return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
 
     def validated(self) -> "ImageDataset":
-        """Return the dataset itself. Raises TrainError unless images and labels are consistent."""
+        """Return the data set itself. Raises TrainError unless images and labels are consistent."""
         for samples in (self.train, self.test):
             labels, images = samples.labels_N, samples.images_NHWC
             if not len(labels) or len(labels) != len(images):
@@ -96,7 +96,7 @@ def torchvision_module(part: str) -> Any:
 
 @contextlib.contextmanager
 def connect_timeout() -> Iterator[None]:
-    """Limit the wait for a server that does not answer: torchvision waits for minutes."""
+    """Limit the wait for a server that does not answer, because torchvision waits for minutes."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
     try:

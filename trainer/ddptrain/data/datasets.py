@@ -1,7 +1,7 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""The datasets by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
+"""The data sets, selected by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
 
-A new dataset is a function that loads it and a line in SOURCES.
+To add a data set, write a function that loads it, and add a line to SOURCES.
 """
 
 import contextlib
@@ -31,22 +31,22 @@ from ddpwire.exits import Exit
 NUM_TEST_DIGITS = 360
 T = TypeVar("T")
 _CANNOT_WRITE = (errno.EACCES, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
-PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time: each takes 32 bytes meanwhile
-LABEL_BYTES = 16  # of a sample, while they are made
+PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time; each needs 32 bytes meanwhile
+LABEL_BYTES = 16  # per sample, while the labels are made
 _CPU = torch.device("cpu")
 
 
 def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
-    """Load 1,797 handwritten digits of 8x8 from the file in scikit-learn's package. Raises TrainError.
+    """Load 1,797 handwritten digits of 8x8 pixels from the file in scikit-learn's package. Raises TrainError.
 
-    scikit-learn is not imported, which would take 0.9 s. The test set does not depend on the seed. E. Alpaydin,
+    scikit-learn is not imported: that would take 0.9 s. The test set does not depend on the seed. Source: E. Alpaydin,
     C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
     """
     return read_digits(_digits_file())
 
 
 def read_digits(path: Path) -> ImageDataset:
-    """Read a digits.csv.gz: a line an image, 64 grey values from 0 to 16 and the digit. Raises TrainError."""
+    """Read a digits.csv.gz: each line has 64 grey values from 0 to 16, and the digit. Raises TrainError."""
     try:
         with gzip.open(path, "rt", encoding="ascii") as file:
             rows = torch.from_numpy(np.array([line.split(",") for line in file], dtype=np.uint8))
@@ -80,7 +80,7 @@ def _digits_missing() -> TrainError:
     )
 
 
-MNIST_FOLDER = Path("MNIST", "raw")  # torchvision's
+MNIST_FOLDER = Path("MNIST", "raw")  # as in torchvision
 MNIST_FILES = tuple(f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -89,7 +89,7 @@ def _reader(name: str) -> Any:
 
 
 def prepare_torchvision(options: DataOptions) -> None:
-    """Download the files unless they are there. Raises TrainError."""
+    """Download the files unless they exist. Raises TrainError."""
     folder, reader = options.folder, _reader(options.name)
     if options.name == "mnist":
         unpacked = [folder / MNIST_FOLDER / name for name in MNIST_FILES]
@@ -102,7 +102,7 @@ def prepare_torchvision(options: DataOptions) -> None:
 
 
 def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
-    """Load MNIST, 70,000 handwritten digits of 28x28, or CIFAR, 60,000 photographs of 32x32. Raises TrainError."""
+    """Load MNIST (70,000 digits of 28x28 pixels) or CIFAR (60,000 photographs of 32x32 pixels). Raises TrainError."""
     reader, is_grey = _reader(options.name), options.name == "mnist"
     folder = options.folder / (MNIST_FOLDER if is_grey else reader.base_folder)
 
@@ -124,8 +124,8 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
 def fetch_with_torchvision(
     name: str, *, archives: Sequence[Path], unpacked: Sequence[Path], get: Callable[[], object]
 ) -> None:
-    """Have torchvision look for the unpacked files, else unpack the archives, else download them. Raises TrainError."""
-    output = io.StringIO()  # a progress bar, and an error for each mirror
+    """Let torchvision find the unpacked files, else unpack the archives, else download them. Raises TrainError."""
+    output = io.StringIO()  # gets the progress bar, and an error for each mirror
     try:
         with connect_timeout(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             get()
@@ -143,7 +143,7 @@ def fetch_with_torchvision(
 
 
 def read_with_torchvision(name: str, folder: Path, get: Callable[[], T]) -> T:
-    """Return what ``get`` reads. Raises TrainError for any error of torchvision's readers."""
+    """Return the result of ``get``. Raises TrainError for any error of torchvision's readers."""
     try:
         return get()
     except (OSError, EOFError, ValueError, AssertionError, RuntimeError, LookupError, pickle.PickleError) as error:
@@ -154,9 +154,9 @@ def read_with_torchvision(name: str, folder: Path, get: Callable[[], T]) -> T:
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     """Make images from the seed: a pattern for each class, and noise. The test set is an eighth as large.
 
-    They are made of integers, so they are the same on every machine. They test a machine, not a model.
+    They are computed with integers, so they are the same on every machine. They serve to test a machine, not a model.
 
-    Raises TrainError where it does not fit into the memory.
+    Raises TrainError if they do not fit into the memory.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
@@ -196,10 +196,10 @@ def _check_memory(options: DataOptions, *, num_images: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """How a dataset is loaded. Both functions raise TrainError."""
+    """How a data set is loaded. Both functions raise TrainError."""
 
     load: Callable[[DataOptions, int], ImageDataset | TextDataset]  # (options, seed); the seed is for synthetic images
-    prepare: Callable[[DataOptions], None] | None = None  # once a node, before ``load``: downloads or decodes files
+    prepare: Callable[[DataOptions], None] | None = None  # before ``load``, once per node: downloads or decodes files
 
 
 SOURCES = {

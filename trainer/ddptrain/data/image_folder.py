@@ -1,8 +1,8 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""A folder of pictures: CLASS/*.png or *.jpg, or these under train and val (or test). Classes are in alphabetic order.
+"""A folder of pictures: CLASS/*.png or *.jpg, or these under train and val (or test). Classes are sorted by name.
 
-Pictures are decoded once into a cache, one .npy file of squares a little larger than what a model sees, which is then
-mapped into memory.
+Pictures are decoded once into a cache: a .npy file of squares that are a little larger than the model's images. The
+file is then mapped into memory.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
 
 ENDINGS = (".png", ".jpg", ".jpeg")
-HELD_OUT = 10  # one in so many is held out where there is no folder of test pictures
-NUM_NAMED = 3  # of the files that are left out
-MARGIN = 256 / 224  # a cached square's side over a crop's: the usual one for ImageNet
+HELD_OUT = 10  # one picture in this number is held out if there is no folder of test pictures
+NUM_NAMED = 3  # how many of the skipped files the warning names
+MARGIN = 256 / 224  # the side of a cached square divided by the side of a crop: the usual ratio for ImageNet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def list_pictures(folder: Path) -> Listing:
 
 
 def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
-    """Hold out some pictures for the test set, which does not depend on the seed."""
+    """Hold out some pictures as the test set, which does not depend on the seed."""
     drawn = sample_hash(torch.arange(len(found)), seed=0, epoch=0).argsort(stable=True)
     held_out = set(drawn[: max(1, len(found) // HELD_OUT)].tolist())
     train = tuple(path for number, path in enumerate(found) if number not in held_out)
@@ -71,7 +71,7 @@ def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """Return the classes of a folder, and the pictures of all of them. Raises TrainError."""
+    """Return the classes of a folder, and the pictures of all classes. Raises TrainError."""
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
     paths = tuple(
         path for name in classes for path in sorted((folder / name).iterdir()) if path.suffix.lower() in ENDINGS
@@ -86,7 +86,7 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return the files among the pictures, or beside the classes, that are not pictures, without hidden ones."""
+    """Return what is in the classes' folders, and the files beside them, except pictures and hidden names."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
     found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
@@ -99,7 +99,7 @@ def left_out(folder: Path, listing: Listing) -> list[str]:
 
 
 def prepare_image_folder(options: DataOptions) -> None:
-    """Decode the pictures unless that is done, and warn of files that are not pictures. Raises TrainError."""
+    """Decode the pictures unless they are cached, and warn about files that are not pictures. Raises TrainError."""
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
@@ -114,7 +114,7 @@ def prepare_image_folder(options: DataOptions) -> None:
 
 
 def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
-    """Load the dataset from the cache. Raises TrainError."""
+    """Load the data set from the cache. Raises TrainError."""
     listing = list_pictures(options.folder)
     cached = partial(open_cache, folder=cache_folder(options), side_px=side_px(options))
 
@@ -134,7 +134,7 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def side_px(options: DataOptions) -> int:
-    """Return the side of the cached squares."""
+    """Return the side of the cached squares in pixels."""
     return round(options.image_size * MARGIN)
 
 
@@ -144,9 +144,9 @@ def cache_folder(options: DataOptions) -> Path:
 
 
 def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
-    """Return the cache file of these pictures. Raises TrainError when one of them is missing.
+    """Return the cache file of these pictures. Raises TrainError if one of the pictures is missing.
 
-    Its name is a hash of the pictures' names, sizes and times: a changed folder gets another cache.
+    Its name contains a hash of the pictures' names, sizes and times, so a changed folder gets a new cache.
     """
     digest = hashlib.sha256()
     try:
@@ -159,7 +159,7 @@ def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
 
 
 def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
-    """Decode the pictures into their cache, unless it is there. Raises TrainError."""
+    """Decode the pictures into their cache unless it exists. Raises TrainError."""
     file = cache_file(paths, folder, side_px)
     if file.exists():
         return
@@ -181,10 +181,10 @@ def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
 
 
 def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
-    """Return the squares, mapped from their file, and the file. Raises TrainError."""
+    """Return the squares, which are mapped from their file, and the file. Raises TrainError."""
     file = cache_file(paths, folder, side_px)
     try:
-        pages = np.load(file, mmap_mode="c")  # never written; "c" is what torch takes without a warning
+        pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning
     except FileNotFoundError:
         raise TrainError(
             Exit.NO_INPUT, f"{file} is not there: is --cache-dir, or --data-dir, the same folder on all nodes?"
@@ -199,7 +199,7 @@ def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
     with file.open("wb") as opened:
         np.lib.format.write_array_header_1_0(opened, {"descr": "|u1", "fortran_order": False, "shape": shape})
         start = opened.tell()
-        os.posix_fallocate(opened.fileno(), 0, start + int(np.prod(shape)))  # a full disk shows here, not as a SIGBUS
+        os.posix_fallocate(opened.fileno(), 0, start + int(np.prod(shape)))  # a full disk fails here, not with SIGBUS
     squares = np.memmap(file, dtype=np.uint8, mode="r+", offset=start, shape=shape)
 
     def decode_one(number: int) -> None:
@@ -212,7 +212,7 @@ def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
 
 
 def _square(path: Path, side_px: int) -> Any:
-    """Return the middle of a picture, its shorter side resized to the square's. Raises TrainError."""
+    """Return the middle square of a picture, resized so that its shorter side is ``side_px``. Raises TrainError."""
     from PIL import Image, UnidentifiedImageError
 
     try:

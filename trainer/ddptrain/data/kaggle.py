@@ -1,7 +1,7 @@
-"""Datasets under a Kaggle session's input folder, in the layouts that people upload them in.
+"""Finds data sets under a Kaggle session's input folder, in the layouts in which people upload them.
 
-The input is read-only, and its owners choose folders and names. Where torchvision expects other names, a scratch folder
-with symbolic links is made; nothing is copied.
+The input is read-only, and its owners choose the names of folders and files. If torchvision expects other names, a
+temporary folder with symbolic links is made; nothing is copied.
 """
 
 import os
@@ -21,7 +21,7 @@ from ddpwire import kaggle
 from ddpwire.exits import Exit
 
 MAX_DEPTH = 5  # datasets/OWNER/NAME/FOLDER/FOLDER
-MAX_FOLDERS = 4000  # a limit for datasets with a folder for each picture
+MAX_FOLDERS = 4000  # a limit for data sets with a folder for each picture
 _CIFAR = {
     "cifar10": ("cifar-10-batches-py", "data_batch_1", "cifar-10-python.tar.gz"),
     "cifar100": ("cifar-100-python", "train", "cifar-100-python.tar.gz"),
@@ -29,9 +29,10 @@ _CIFAR = {
 
 
 def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
-    """Return the options with the input folder that holds the data; outside Kaggle, or if there is none, as given.
+    """Return the options with the input folder that holds the data; outside Kaggle, or with --data-dir, as given.
 
-    Raises TrainError where several could be meant.
+    If no folder holds the data, it is a temporary folder for a download. Raises TrainError if several folders hold the
+    data, or if ``--data folder`` finds no pictures.
     """
     session = kaggle.session(environ)
     if session is None or options.folder != DataOptions().folder or options.folder.exists():
@@ -56,7 +57,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
 
 
 def _find(name: str, top: Path) -> list[Path]:
-    """Return the folders under ``top`` that hold the dataset, those of the least depth."""
+    """Return the folders under ``top`` that hold the data set, only those of the smallest depth."""
     holds = _LAYOUT_CHECKS[name]
     best: list[Path] = []
     found_at = MAX_DEPTH
@@ -70,7 +71,7 @@ def _find(name: str, top: Path) -> list[Path]:
 
 
 def _folders(top: Path) -> Iterator[tuple[int, Path, frozenset[str]]]:
-    """Iterate over folders, breadth first: depth, path, names in it."""
+    """Yield folders, breadth first: the depth, the path and the names in the folder."""
     level, seen = [top], 0
     for depth in range(MAX_DEPTH + 1):
         below: list[Path] = []
@@ -93,7 +94,7 @@ def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
 
 
 def _mnist_file(path: Path, name: str) -> Path | None:
-    """Return one of MNIST's files: train-images-idx3-ubyte, with a dot, compressed, or in a folder of its own name."""
+    """Return a file of MNIST (such as train-images-idx3-ubyte), also with a dot, compressed or in a folder so named."""
     dotted = name.replace("-idx", ".idx")
     candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")
     return next((file for file in candidates if file.is_file()), None)
@@ -125,7 +126,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 
 def _view(name: str, location: Path) -> Path:
-    """Make a folder in which torchvision finds the files of ``location`` by its own names."""
+    """Make a folder in which torchvision finds the files of ``location`` under the names that it expects."""
     view = _scratch(f"view-{_key(location)}")
     if name == "mnist":
         raw = view / "MNIST" / "raw"
@@ -151,7 +152,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _scratch(name: str) -> Path:
-    """Make a folder that is not part of the notebook's output. Raises TrainError."""
+    """Make a temporary folder, which is not part of the notebook's output. Raises TrainError."""
     folder = Path(tempfile.gettempdir()) / "ddptrain" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

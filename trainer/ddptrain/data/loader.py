@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""The path of samples to the device: all of them at once where they fit, else a DataLoader with worker processes."""
+"""Moves samples to the device: all at once if they fit, else with a DataLoader and worker processes."""
 
 import contextlib
 import multiprocessing
@@ -35,31 +35,31 @@ from ddptrain.errors import TrainError
 from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
-MAX_FREE_MEMORY_USED = 0.4  # share; the model is allocated later
-PRELOAD = ["numpy", "torch", "torch.utils.data"]  # imported once, by the fork server of the workers
+MAX_FREE_MEMORY_USED = 0.4  # share of the free memory; the model is allocated later
+PRELOAD = ["numpy", "torch", "torch.utils.data"]  # imported once, by the workers' fork server
 
-# (epoch, first sample) -> the samples that each batch of the rank needs, from the one that begins with that sample on.
+# (epoch, first sample) -> the samples that each batch of the rank needs, starting at the batch with that first sample.
 FetchPlan = Callable[[int, int], Iterable[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFeed:
-    """All samples on the device: a batch is a gather."""
+    """All samples are on the device, and a batch is gathered from them."""
 
     pixels: Pixels
     labels_N: Tensor
     description: str
 
-    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - a loader needs them
+    def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:  # noqa: ARG002 - LoaderFeed needs them
         """Return samples of the training set."""
         return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
 
     def rewind(self) -> None:
-        """Do nothing."""
+        """Do nothing: a batch can be fetched in any order."""
 
 
 class SampleReader(Dataset[tuple[Tensor, Tensor]]):
-    """The samples in a worker process, which maps a cache's file itself and shares other images with the rank."""
+    """The samples in a worker process, which maps a cache file itself. Other images are shared with the rank."""
 
     def __init__(self, samples: Samples, lifeline: Connection) -> None:
         self._lifeline = lifeline
@@ -78,19 +78,19 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out a mapped file, which would be copied."""
+        """Leave out mapped images, which would be copied."""
         return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit with the rank, however it ends: the parent is the fork server, which outlives a killed rank."""
+    """Exit when the rank ends in any way. The parent process is the fork server, which outlives a killed rank."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os._exit(0)
 
 
 class PlannedSampler:
-    """The samples that the workers read next, set for each epoch."""
+    """The batches of samples that the workers read next; they are set for each epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterable[Tensor] = ()
@@ -100,7 +100,7 @@ class PlannedSampler:
 
 
 class LoaderFeed:
-    """Samples that worker processes read a few batches ahead, for sets that do not fit on the device."""
+    """Samples that worker processes read a few batches ahead, for data sets that do not fit on the device."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class LoaderFeed:
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return the next samples of the plan, which are those of ``indices_B``."""
+        """Return the next samples of the plan, which are the samples of ``indices_B``."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._order.batches = self._plan(epoch, int(indices_B[0]))
@@ -148,7 +148,7 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def rewind(self) -> None:
-        """Allow the next samples to be of any batch."""
+        """Allow the next samples to come from any batch."""
         self._epoch = None
 
 
@@ -177,7 +177,7 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
 def make_batch_builder(
     options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
 ) -> BatchBuilder:
-    """Return what builds batches, of samples on the device or from workers, by ``--input``. Raises TrainError."""
+    """Return the builder of batches, with samples on the device or from workers (``--input``). Raises TrainError."""
     augmentations, shift_px = choose_augmentations(options, data, world.device)
     images_NHWC, crop_px = data.train.images_NHWC, data.shape.size_px
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]

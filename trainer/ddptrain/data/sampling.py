@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N815 - tensors carry their shape in their name
 """The order of the samples, each rank's shard of a batch, and the random numbers of each sample.
 
-These are pure functions of (seed, epoch, step), with no state to save. Every number of ranks sees the same global
-batches in the same order. Shapes: N samples, B batch.
+These are pure functions of (seed, epoch, step), with no state to save. The global batches and their order are the same
+for any number of ranks. Shapes: N samples, B batch.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
-# The ``number`` of each kind of random number, all listed here so that no two are the same.
+# The ``number`` of each kind of random number; all are listed here so that each is used only once.
 PARTNER, WHICH, BLEND, PASTE, PASTE_TOP, PASTE_LEFT = 1, 2, 3, 4, 5, 6
 CUT_TOP, CUT_LEFT, ERASE, ERASE_AREA, ERASE_SHAPE, ERASE_TOP, ERASE_LEFT = 7, 8, 9, 10, 11, 12, 13
 _TABLE_SIZE = 4096
@@ -22,17 +22,17 @@ _TABLE_SIZE = 4096
 class BatchShard:
     """A rank's part of a global batch.
 
-    ``weight`` is what the sum of its samples' losses is multiplied by, so that the mean over ranks of the gradients is
-    the gradient of the batch's mean loss, however unevenly the batch was split.
+    The sum of its samples' losses is multiplied by ``weight``. Then the mean of the ranks' gradients is the gradient of
+    the batch's mean loss, even if the batch was split unevenly.
     """
 
     indices_N: Tensor
     weight: float
-    most: int  # samples of the largest shard
+    most: int  # number of samples in the largest shard
 
     @property
     def num_samples(self) -> int:
-        """Samples with a weight other than 0."""
+        """The number of samples, or 0 if their weight is 0."""
         return len(self.indices_N) if self.weight else 0
 
 
@@ -53,10 +53,10 @@ def batches(order_N: Tensor, batch_size: int, *, first: int) -> Iterator[Tensor]
 
 
 def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
-    """Return a rank's shard of a batch; shards differ by one sample at most.
+    """Return a rank's shard of a batch; the sizes of shards differ by at most one sample.
 
-    Where a last batch has fewer samples than there are ranks, a rank without any runs one with weight 0, since it has
-    to take part in the all-reduce.
+    If the last batch has fewer samples than there are ranks, a rank without samples runs one with weight 0, since it
+    has to take part in the all-reduce.
     """
     indices, most = batch_N.tensor_split(world_size)[rank], -(-len(batch_N) // world_size)
     if len(indices) == 0:
@@ -65,9 +65,10 @@ def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
 
 
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
-    """Seed torch's own generators, which dropout draws from, for one optimizer step of one rank.
+    """Seed torch's own generators, which dropout uses, for one optimizer step of one rank.
 
-    So a step draws the same numbers wherever its process started, and no two ranks or steps draw the same ones.
+    So a step uses the same random numbers no matter at which step its process started, and any two ranks or steps use
+    different ones.
     """
     bits = _mix(_mix(_mix(seed) + step) + rank) >> 1
     torch.default_generator.manual_seed(bits)
@@ -76,24 +77,24 @@ def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
 
 
 def sample_hash(indices_N: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Return 63 random bits for each sample of an epoch, int64: the same on every device, in every version of torch."""
+    """Return 63 random bits per sample of an epoch, int64: the same on every device and in every version of torch."""
     return _finished(indices_N + _signed(_mix(_mix(seed) + epoch)))
 
 
 def rehash(bits_N: Tensor, number: int) -> Tensor:
-    """Return 63 more random bits for each sample, independent of those of every other ``number``."""
+    """Return 63 more random bits for each sample, independent of the bits for any other ``number``."""
     return _finished(bits_N + _signed(_mix(number)))
 
 
 def _finished(bits: Tensor) -> Tensor:
-    """SplitMix64's finaliser."""
+    """Apply SplitMix64's finaliser."""
     bits = (bits ^ _shift(bits, 30)) * _signed(0xBF58476D1CE4E5B9)
     bits = (bits ^ _shift(bits, 27)) * _signed(0x94D049BB133111EB)
     return (bits ^ _shift(bits, 31)) & (_MASK >> 1)
 
 
 def _mix(value: int) -> int:
-    """A step of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Apply a step of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -101,17 +102,17 @@ def _mix(value: int) -> int:
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """A logical shift to the right: torch's keeps the sign."""
+    """Shift right without keeping the sign, unlike torch's shift."""
     return (bits >> count) & (_MASK >> count)
 
 
 def _signed(value: int) -> int:
-    """The int64 with the bits of ``value``."""
+    """Return the int64 that has the bits of ``value``."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def crop_offset(bits_B: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-    """Return the top and the left of each crop, each from 0 to under ``choices``."""
+    """Return the top and the left of each crop, each at least 0 and less than ``choices``."""
     return (bits_B & 0xFFFFF) % choices, ((bits_B >> 20) & 0xFFFFF) % choices
 
 
@@ -121,14 +122,14 @@ def is_mirrored(bits_B: Tensor) -> Tensor:
 
 
 def uniform(bits_B: Tensor, number: int) -> Tensor:
-    """Return uniform random numbers from 0 to under 1, float32; ``number``: one of the constants above."""
+    """Return uniform random numbers in [0, 1), float32; ``number``: one of the constants above."""
     return (rehash(bits_B, number) >> 39).float() / (1 << 24)
 
 
 def beta_table(alpha: float) -> Tensor:
-    """Return the quantiles of Beta(alpha, alpha) up to its median, at even steps of probability.
+    """Return the quantiles of Beta(alpha, alpha) up to its median, at equal steps of probability.
 
-    Integrated over s = x^alpha, in which the density has no pole at 0.
+    The density is integrated over s = x^alpha, because as a function of s it has no pole at 0.
     """
     s = torch.linspace(0, 0.5**alpha, 64 * _TABLE_SIZE, dtype=torch.float64)
     x = s ** (1 / alpha)
@@ -139,7 +140,7 @@ def beta_table(alpha: float) -> Tensor:
 
 
 def beta(uniform_B: Tensor, table: Tensor) -> Tensor:
-    """Return random numbers of Beta(alpha, alpha), a symmetric distribution, from uniform ones and its table."""
+    """Return random numbers of Beta(alpha, alpha), a symmetric distribution, from uniform numbers and its table."""
     upper = uniform_B >= 0.5
     folded = torch.where(upper, 1 - uniform_B, uniform_B) * 2
     low = table[(folded * _TABLE_SIZE).long().clamp(max=_TABLE_SIZE)]

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""A text as a dataset: its bytes are the tokens, a sample is a window of them, and the label of each is the next byte.
+"""A text as a data set: its bytes are the tokens, a sample is a window of bytes, and a byte's label is the next byte.
 
 Shapes: N bytes, B batch, T positions.
 """
@@ -16,13 +16,13 @@ from ddptrain.data.sampling import sample_hash
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
-TEST_SHARE = 0.1  # of the text, at its end
-MIN_WINDOWS = 3  # two to train, one to test
+TEST_SHARE = 0.1  # the share of the text, at its end, that is the test set
+MIN_WINDOWS = 3  # two to train with, and one to test with
 
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """A text in windows of ``context`` bytes, end to end."""
+    """A text in windows of ``context`` bytes, one directly after the other."""
 
     bytes_N: Tensor  # uint8
     context: int
@@ -31,7 +31,7 @@ class Windows:
         return (len(self.bytes_N) - 1) // self.context
 
     def batch(self, indices_B: Tensor, shift_B: Tensor | None = None) -> Batch:
-        """Return windows, each ``shift_B`` bytes further on, and the bytes that follow each of theirs."""
+        """Return windows, each moved by ``shift_B`` bytes; the labels are the bytes that follow each byte."""
         starts_B = indices_B.to(self.bytes_N.device) * self.context + (0 if shift_B is None else shift_B)
         at_BT = starts_B[:, None] + torch.arange(self.context + 1, device=self.bytes_N.device)
         bytes_BT = self.bytes_N[at_BT].long()
@@ -40,17 +40,17 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataset:
-    """A text to train on, and its end to test on."""
+    """A text to train on, and the end of the text to test on."""
 
     name: str
     context: int
     train: Windows
     test: Windows
-    noun = "windows"  # what a sample is
+    noun = "windows"  # the plural name of a sample
 
 
 class TextBatches:
-    """Builds the batches of a rank: with ``shifted``, each epoch has its windows begin at other bytes."""
+    """Builds the batches of a rank. With augmentation, the windows begin at different bytes in each epoch."""
 
     def __init__(self, options: Options, data: TextDataset, device: torch.device) -> None:
         self.feed = self
@@ -61,10 +61,10 @@ class TextBatches:
         self._seed = options.training.seed
         self._shifted = options.augmentation.augment
 
-    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:  # noqa: ARG002 - as images
+    def batch(self, indices_B: Tensor, *, epoch: int, mark: Mark = lambda _: None) -> Batch:  # noqa: ARG002 - the same as for images
         """Return the batch of these samples."""
         windows, shift_B = self._train, torch.zeros_like(indices_B)
-        if self._shifted:  # by less than a window, and not beyond the end of the text
+        if self._shifted:  # by less than one window, and not beyond the end of the text
             left_B = len(windows.bytes_N) - 1 - (indices_B + 1) * windows.context
             shift_B = (sample_hash(indices_B, seed=self._seed, epoch=epoch) % windows.context).minimum(left_B)
         return windows.batch(indices_B, shift_B)
@@ -74,13 +74,13 @@ class TextBatches:
         return self._test.batch(indices_B)
 
     def rewind(self) -> None:
-        """Do nothing: a batch needs none before it."""
+        """Do nothing: a batch does not depend on earlier batches."""
 
 
 def load_text(options: DataOptions, _seed: int) -> TextDataset:
     """Read a file, or the *.txt files of a folder in the order of their names. Raises TrainError.
 
-    The test set is whole windows at the end of the text, so that each byte of it is predicted once.
+    The test set consists of complete windows at the end of the text, so that each of its bytes is predicted once.
     """
     path, context = options.folder, options.context
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]

@@ -1,7 +1,7 @@
-"""Recipes: the numbers that train a model well on a data set, each a small YAML file. Knows nothing of torch.
+"""Recipes: options that train a model well on a data set, each in a small YAML file. Does not use torch.
 
-A file says what it is ``about``, its ``options`` as on the command line without the dashes, and the accuracy to
-``expect`` with where that number comes from.
+A file has a description (``about``), ``options`` as on the command line without the dashes, and the accuracy to
+``expect`` with its source.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-# What a plain ``ddptrain --data X`` means.
+# The recipe that ``ddptrain --data X`` uses if none is given.
 RECIPES = {
     "digits": "digits-digitsnet",
     "mnist": "mnist-convnet",
@@ -22,28 +22,28 @@ RECIPES = {
 
 
 class RecipeError(Exception):
-    """A recipe that is not there, or is none; one line."""
+    """A recipe does not exist or is not valid. The message is one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a file says."""
+    """The content of a recipe's file."""
 
     about: str
     arguments: tuple[str, ...]  # a command line
-    accuracy: float | None  # of the test images, in %; None: nobody has measured it
+    accuracy: float | None  # on the test images, in %; None: not measured
     source: str  # of the accuracy
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Those that come with ddptrain."""
+    """Return the names of the recipes that come with ddptrain."""
     return tuple(
         sorted(file.name.removesuffix(".yaml") for file in files(__name__).iterdir() if file.name[-5:] == ".yaml")
     )
 
 
 def read_recipe(name: str) -> Recipe:
-    """One of ours by its name, or a YAML file. Raises RecipeError."""
+    """Read a recipe that comes with ddptrain, given its name, or a YAML file. Raises RecipeError."""
     import yaml
 
     if name in recipe_names():
@@ -78,7 +78,7 @@ def _checked(name: str, values: Any) -> Recipe:
 
 
 def _words(key: str, value: Any) -> tuple[str, ...]:
-    """An option as on the command line."""
+    """Return an option as it is on the command line."""
     if isinstance(value, bool):
         return (f"--{key}",) if value else (f"--no-{key}",)
     if isinstance(value, list):
