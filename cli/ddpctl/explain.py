@@ -236,7 +236,7 @@ def place_of(stack: Sequence[Frame]) -> str:
 
 
 def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
-    """Return the ranks in a node's diagnosis.json. Raises KeyError, TypeError, ValueError for another version's file."""
+    """Return the ranks in a node's diagnosis.json. Raises KeyError, TypeError, ValueError for another version's."""
     return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
 
 
