@@ -58,7 +58,7 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """Return the script. ``folders``: the nodes' folders as shell words; ``placed``: prints when a node got its places."""
+    """Return the script. ``folders``: shell words, one per node; ``placed``: prints the times when nodes got their places."""
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())
