@@ -58,7 +58,7 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """Return the script. ``folders``: shell words, one per node; ``placed``: prints the times when nodes got their places."""
+    """Return the script. ``folders``: of the nodes, as shell words; ``placed``: a command that prints these times."""
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())
