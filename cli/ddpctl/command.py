@@ -117,7 +117,7 @@ def process_line(command: Command) -> str:
 
 
 def brief(command: Command) -> str:
-    """Return the program and its arguments for an error message, without variables and cut to about ``BRIEF``."""
+    """Return the program and its arguments for an error message, without variables, cut to ``BRIEF`` characters."""
     line = shlex.join(command.argv)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
 

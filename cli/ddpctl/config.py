@@ -131,7 +131,7 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
 def _choose_target(
     name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
 ) -> tuple[str, str, ChosenTarget | None]:
-    """Find a target by name or by kind: the file's only one of this kind, or else the kind itself. Raises ValueError.
+    """Find a target by name or by kind: the file's only target of the kind, or the kind itself. Raises ValueError.
 
     Returns its name, a note if it was chosen as the only one of its kind, and the target (None: wrong in the file).
     """

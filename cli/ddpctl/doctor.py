@@ -25,7 +25,7 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request, *, show: Callable[[str], None]) -> tuple[CheckRun, dict[str, Any]]:
     """Run the doctor on a request's target and nodes; return its run and its result. Raises DdpctlError.
 
-    If ddprun refuses to start because of one node, the sentence of ddprun is the finding.
+    If ddprun refuses to start because of one node, ddprun's message is the finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     check = check_job.run_check(context, request, show=show)

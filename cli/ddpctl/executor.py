@@ -257,7 +257,7 @@ class Executor:
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process in its own session and wait for it after the block. An exception kills the session."""
+        """Start a process in its own session and wait for it after the block. An exception in the block kills it."""
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(

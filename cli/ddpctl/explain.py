@@ -36,7 +36,7 @@ Cause = Literal[
 HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
 LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
-MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it is longer than this, and than so many times the usual
+MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
 MOSTLY = 0.5  # share of the samples
 DEFAULT_GROUP = "0"
@@ -67,7 +67,7 @@ WAITS = (
 class Explanation:
     """One explanation. ``rank``: the rank that is named, or None.
 
-    ``fault``: False if nothing is wrong, or if the ranks have not waited long enough for a certain hang.
+    ``fault``: False if nothing is wrong, or if the ranks have not waited long enough to be sure of a hang.
     """
 
     cause: Cause
@@ -152,7 +152,7 @@ class RankView:
 
     @property
     def pace_s(self) -> float:
-        """The longest of its recent times between two collectives, without the very last one, in seconds."""
+        """The longest of the rank's recent times between two collectives, except the last one, in seconds."""
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
@@ -236,7 +236,7 @@ def place_of(stack: Sequence[Frame]) -> str:
 
 
 def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
-    """Return the ranks in a node's diagnosis.json. Raises KeyError, TypeError, ValueError for another version's."""
+    """Return the ranks in a diagnosis.json. Raises KeyError, TypeError or ValueError if another version wrote it."""
     return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
 
 

@@ -141,7 +141,7 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 def pack(
     engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration and these layers, compressed, into a local folder and return them as blobs.
+    """Write the configuration, and these layers compressed, into a local folder; return them as blobs.
 
     ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
     """

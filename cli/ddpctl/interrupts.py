@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_silently() -> None:
-    """From now on, let these signals end the process at once, unless its parent made it ignore them."""
+    """From now on, let Ctrl-C, SIGTERM and SIGHUP end the process at once, unless its parent made it ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
     for number in _ENDS:
@@ -29,7 +29,7 @@ def exit_silently() -> None:
 
 
 def raise_in_verb() -> None:
-    """From now on, let these signals raise exceptions, so that a verb can report what it leaves behind."""
+    """From now on, let Ctrl-C, SIGTERM and SIGHUP raise exceptions, so that a verb can report what it leaves."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _ENDS:

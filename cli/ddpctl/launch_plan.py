@@ -95,7 +95,7 @@ def command_line(job: JobSpec) -> str:
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """Return a node's variables: its position, and those of the run. ``ddprun_args`` does not repeat them."""
+    """Return the variables of a node: its position, and the run's own variables. ``ddprun_args`` repeats none."""
     return {
         names.NNODES: plan.job.nodes,
         names.NPROC_PER_NODE: str(plan.job.local_world_size),
@@ -112,7 +112,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
 def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     """Return the arguments of a node's ddprun: its options, then the program.
 
-    ``deadline``: ddprun keeps the time limit itself, from its own start; False if a scheduler signals the limit.
+    ``deadline``: whether ddprun keeps the time limit itself, from its own start; False if a scheduler signals it.
     """
     job = plan.job
     options = ["--grace", f"{job.grace:g}"]
@@ -140,7 +140,7 @@ def look_for_script(plan: Plan, host: Host | None = None) -> tuple[Command, ...]
 def check_script(plan: Plan, *outputs: Output, host: Host | None = None) -> None:
     """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) finds that the script is missing.
 
-    Other exit codes than 1 give no answer (no test(1), a timeout, no connection), so the launch is not refused.
+    Exit codes other than 1 give no answer (no test(1), a timeout, no connection), so the launch is not refused.
     """
     if any(output.returncode == 1 for output in outputs):
         where = f"{plan.cwd} of {host}" if host else plan.cwd

@@ -64,7 +64,7 @@ class AppContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to launch, according to the configuration and the flags together."""
+    """What to launch, according to the configuration and the flags."""
 
     job: JobSpec
     target: str
@@ -119,7 +119,7 @@ def _kind_by_hand() -> str:
 
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
-    """Return a request as the plan of one run. ``uid``: empty if the run is not started, but only its spec rendered."""
+    """Return the plan for one run. ``uid``: empty if the run is not started, and only its spec is rendered."""
     old = _goes_on_from(request)
     checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
     return Plan(
@@ -141,7 +141,7 @@ def _user() -> str:
 
 
 def _goes_on_from(request: Request) -> Run | None:
-    """Return the run whose checkpoints it uses, or None if it is new or resumes a run that never started."""
+    """Return the run whose checkpoints are used, or None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
@@ -234,9 +234,9 @@ def _name(context: AppContext, request: Request) -> str:
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
-    """Print a run's logs until it ends; return how it ended, and ddpctl's exit code. ``tail``: how many old lines.
+    """Print a run's logs until it ends; return how it ended, and ddpctl's exit code.
 
-    The status has no message if the log contains it.
+    ``tail``: how many earlier lines to print. The status has no message if the log contains it.
 
     The first Ctrl-C sends SIGINT to the ranks, the second kills them; the exit code is then that of an interruption. If
     this ddpctl has ``launched`` the run, SIGTERM stops it as well, and so does SIGHUP if the run would end with ddpctl.
@@ -288,7 +288,7 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 
 
 def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Wait until the run has ended, which may take a moment, or long if its log could not be printed to the end."""
+    """Wait until the run has ended. This takes a moment, or long if its log could not be printed to the end."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]

@@ -1,4 +1,4 @@
-"""The ``ddpctl`` program: its commands. Errors become one line and an exit code here, and nowhere else."""
+"""The ``ddpctl`` program and its commands. Errors become one line and an exit code here, and nowhere else."""
 
 import os
 import sys

@@ -15,7 +15,7 @@ from ddpwire.run_files import DIAGNOSIS_REQUEST, NODE
 FETCH_S = 5
 TIMEOUT_S = 45.0
 _MARK = "\x1e"  # before the name of each part; removed from the content of files
-_TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed"  # never names of files
+_TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed"  # not file names: they begin with "="
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Probe:
     metrics: bool = True
     files: tuple[str, ...] = ()  # names of files in the node's folder
     max_bytes: int = 2_000_000  # how many last bytes of each file
-    placed: bool = False  # also the times when it got its places, if the target knows them
+    placed: bool = False  # whether to ask when the node got its places, if the target knows
     request: str = ""  # text for the node's ddprun, which repeats it in a new diagnosis.json
 
 
@@ -58,7 +58,10 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """Return the script. ``folders``: of the nodes, as shell words; ``placed``: a command that prints these times."""
+    """Return the script. ``folders``: the nodes' folders, as shell words.
+
+    ``placed``: a shell command that prints when the nodes got their places.
+    """
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())

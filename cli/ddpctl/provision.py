@@ -1,6 +1,6 @@
 """Turns bare machines into nodes: makes an inventory from a configuration, and runs the playbooks in ansible/.
 
-Contains only values and verbs, and uses Ansible only by its command line. A machine that fails the first check
+Contains only values and verbs, and uses Ansible only through its command line. A machine that fails the first check
 (``--check``) is left unchanged; the others are set up.
 """
 
@@ -29,7 +29,7 @@ class Site:
     """What an inventory contains besides a target's hosts."""
 
     login: str | None  # the user who sets the machines up; None: the user who trains
-    keys: tuple[str, ...]  # public keys of those who may train
+    keys: tuple[str, ...]  # public keys of the users who may train
     image: str | None  # the image that the machines need, or None
     places: Mapping[str, str]  # group → the address of its host
 

@@ -54,7 +54,7 @@ class Place:
     """A place where files of a run are."""
 
     name: str  # shown to the user: a host or a pod
-    shell: Command  # reads its script from stdin there, such as /bin/sh on a host or in kubectl exec -i
+    shell: Command  # a shell there that reads its script from stdin: /bin/sh on a host, or through kubectl exec -i
     folders: Mapping[str, str]  # the local name ("": the top folder) → the folder there, as a word of that shell
 
 
@@ -63,7 +63,7 @@ class File:
     """A file at a place."""
 
     path: str  # on this machine, below the folder of the pull
-    place: int  # its index
+    place: int  # the index of its place
     word: str  # the path there, as a word of the shell
     size: int
     modified: int
@@ -76,7 +76,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
     first. Raises UnavailableError if some files could not be fetched, which the next pull continues; NoInputError if
     there are none yet.
     """
-    whole: dict[str, str] = {}  # the keys are the paths that this pull has fetched
+    whole: dict[str, str] = {}  # the paths that this pull has fetched
     problem = ""
     for _ in range(TRIES):
         files, silent = yield from _list(places)

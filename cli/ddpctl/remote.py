@@ -52,7 +52,7 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """OpenSSH's own client for a machine, with the settings of our connections."""
+        """Return the arguments for OpenSSH's client, with the settings of our connections."""
         from ddpctl.ssh import openssh
 
         return openssh(host, self._home)

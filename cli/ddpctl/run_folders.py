@@ -26,7 +26,7 @@ FIRST_BYTES = 4096  # how much of a file of events is read
 
 
 def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
-    """Return the run of a folder, or the runs in it, newest first. ``kind``: the target's kind of runs without a queue.
+    """Return the run of a folder, or the runs in it, newest first. ``kind``: the target kind of runs without a queue.
 
     Raises NoInputError if the folder cannot be read.
     """
@@ -46,12 +46,12 @@ def load(folder: Path, *, kind: str) -> Run:
 
 
 def is_by_hand(run: Run) -> bool:
-    """Whether the run was not launched by ddpctl."""
+    """Whether the run was launched without ddpctl."""
     return bool(run.handle.get("by_hand"))
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """Return the status, but unknown instead of lost if the run was on machines that cannot be seen from here."""
+    """Return the status, but ``unknown`` for ``lost`` if the run was on machines that cannot be seen from here."""
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
@@ -96,7 +96,7 @@ def _read(folder: Path, kind: str) -> Run | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the numbers and paths of the subfolders with such a name, sorted; none if it cannot be read."""
+    """Return the numbers and paths of subfolders whose names match, sorted; none if the folder is unreadable."""
     with suppress(OSError):
         found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
         return sorted((int(match[1]), path) for match, path in found if match)

@@ -32,7 +32,7 @@ _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is, according to the last rows of a node's history. None: not in the history."""
+    """How far the training is, according to the last rows of a node's history. None: not reported there."""
 
     step: int
     planned: int | None = None
@@ -108,7 +108,7 @@ class RunStatus:
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return the known end of the run, combined with what this status reports to be left of it."""
+        """Return the earlier known end of the run, updated with what this status reports as left of the run."""
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
@@ -119,7 +119,7 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """The step and pace of the furthest node, and otherwise the largest values of all nodes. None for an array."""
+        """The step and speed of the furthest node, and the largest other values of all nodes. None for an array."""
         reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
         if not reported:
             return None

@@ -180,7 +180,7 @@ def _remove_torn_launch(folder: Path) -> None:
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Create a run's folder and return it. It has no folder for checkpoints if it ``resumes``. Refuses a taken name."""
+    """Create a run's folder and return it. It gets no checkpoint folder if it ``resumes``. Refuses a taken name."""
     folder = root / name
     check_free(root, name)
     try:
@@ -348,7 +348,7 @@ def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, .
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
-    """Return the run of that name, or of the only name with this prefix unless ``whole``. None: the newest run."""
+    """Return the run of that name or, unless ``whole``, the only run whose name begins with it. None: the newest."""
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists them)")
     if name and "/" in name:

@@ -1,7 +1,7 @@
 """Defines a ddpctl.yaml: the meaning of its text, pydantic models of its fields, the JSON schema, the starter file.
 
 The models are made from dataclasses (``spec.fields_of``). A field may contain records: a tuple of frozen dataclasses.
-If this dataclass has a ``from_text``, it reads the short form of an entry. The module reads no file, and imports
+If the dataclass has a ``from_text``, it reads the short form of an entry. The module reads no file, and imports
 pydantic only if there is a value to check.
 """
 
@@ -250,7 +250,7 @@ _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
 def _json_text(field: Field) -> dict[str, Any]:
-    """Return what an editor accepts for a field that takes text; empty if pydantic's own schema is right."""
+    """Return the JSON schema of a field that takes text; empty if pydantic's own schema is right."""
     if field.kind == "list":
         return {"type": ["array", "null"], "items": _JSON_VALUE}
     if field.kind == "table":
@@ -295,7 +295,7 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
 
 
 def _json_object(cls: type) -> dict[str, Any]:
-    """Return the JSON schema of a dataclass's fields, which allows null in place of an object without keys."""
+    """Return the JSON schema of a dataclass's fields. It accepts null as an object without keys."""
     return {**_without_titles(model_of(cls).model_json_schema()), "type": ["object", "null"]}
 
 

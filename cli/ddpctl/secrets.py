@@ -128,7 +128,7 @@ def can_be_sought(value: str) -> bool:
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """Remove these values, in every notation, and all values after a name that sounds like a secret from a text."""
+    """Return a text without these values in any notation, and without values after names that sound like secrets."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)
@@ -140,7 +140,7 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
 
 
 def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]:
-    """Redact arguments, also an argument that follows a flag that sounds like a secret."""
+    """Return arguments without secrets, including each argument after a flag that sounds like a secret."""
     found, known = [], tuple(values)
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""

@@ -224,7 +224,7 @@ def size_bytes(size: str) -> int:
 
 
 def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check for ``SOURCE:PATH[:ro]`` with an absolute PATH. A target checks the SOURCE (a path, ``pvc=NAME``)."""
+    """Check for ``SOURCE:PATH[:ro]`` with an absolute PATH; SOURCE may be ``pvc=NAME``. Raises ValueError."""
     for mount in mounts:
         source, *rest = mount.split(":")
         if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
