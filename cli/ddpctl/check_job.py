@@ -1,4 +1,4 @@
-"""Runs a check (ddpcheck) as a job: launches it like a training, shows rank 0's lines, reads its result, removes it.
+"""Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, removes the run.
 
 The newest result of each target and size is kept beside the runs, so that the next check can be compared with it.
 """

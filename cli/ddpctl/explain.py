@@ -1,7 +1,7 @@
 """Explains why a run hangs, is slow or has failed: one sentence with its evidence, from all ranks' reports. Pure.
 
 The most certain evidence comes first: the outcome, the state of the processes, the collectives that the ranks have
-entered according to torch's flight recorder, then where their Python code is. What is not known is named as unknown.
+entered according to torch's flight recorder, then where their Python code is. Unknown facts are named as unknown.
 """
 
 import itertools

@@ -1,7 +1,7 @@
 """Fetches what a run has written (checkpoints, logs, weights), with a verb that any target can use.
 
-A target names the places, each with a shell and folders. Each place lists its files, and sends in one stream those that
-are not here yet. A file is sent from where an earlier pull was cut off, and with its SHA-256. It gets its name here if
+A target names the places, each with a shell and folders. Each place lists its files, and sends the missing files in one
+stream. A file is sent from where an earlier pull was cut off, and with its SHA-256. It gets its name here if
 its content has this checksum. The program ``python -m ddpctl.pull FOLDER`` reads and writes the files here.
 """
 

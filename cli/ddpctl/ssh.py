@@ -1,7 +1,7 @@
 """Opens SSH connections with agent, keys and jump hosts, but only if known_hosts has the host key of every hop.
 
 OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric holds the connection. By default, Fabric accepts
-unknown host keys, so they are checked here. Every failure is a ``NoConnectionError`` with one sentence.
+unknown host keys, so they are checked here. A failed connection raises ``NoConnectionError`` with one sentence.
 """
 
 import getpass
