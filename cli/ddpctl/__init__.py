@@ -1,1 +1,1 @@
-"""The launcher: places a job's nodes on machines, and says what became of them. Never imports torch."""
+"""The launcher: places a job's nodes on machines and reports what became of them. Never imports torch."""

@@ -1,4 +1,4 @@
-"""The console script and ``python -m ddpctl``. Imports almost nothing before the handler of Ctrl-C is set."""
+"""The console script and ``python -m ddpctl``. Imports almost nothing before the Ctrl-C handler is set."""
 
 from ddpctl import interrupts
 

@@ -1,6 +1,6 @@
-"""Runs a check (ddpcheck) as a job: launches it as a training, shows rank 0's lines, reads its result, removes the run.
+"""Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, removes the run.
 
-The newest result of each target and size is kept beside the runs, for the next check to be compared with.
+The newest result of each target and size is kept beside the runs, so that the next check can be compared with it.
 """
 
 import json
@@ -21,25 +21,25 @@ from ddpctl.run_store import Run
 from ddpwire import log_record
 from ddpwire.run_files import parse_json, read_record, write_atomic
 
-TIME_LIMIT = "30m"  # of a check's run, its ranks' start included
-CHECKS = ".checks"  # in the folder of the runs
+TIME_LIMIT = "30m"  # for the run of a check, including the start of its ranks
+CHECKS = ".checks"  # a folder in the folder of the runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has ended. ``result``: what rank 0 wrote; None: it came to no result."""
+    """A check that has ended. ``result``: what rank 0 wrote, or None if there is no result."""
 
     run: Run
     state: RunStatus
-    code: int  # of the run; a check that was carried out to its end has 0, whatever it found
+    code: int  # the run's exit code: 0 if the check was completed, whatever it found
     result: dict[str, Any] | None
 
 
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
     """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
 
-    ``show`` gets each line of rank 0's output as it comes. Ctrl-C stops the run as it stops an attached launch. The
-    run is removed unless it failed.
+    ``show`` gets each line of rank 0's output as it arrives. Ctrl-C stops the run, as in an attached launch. The run
+    is removed if it has a result or was stopped.
     """
     name = request.job.command[2]
     command = (*request.job.command, "--record")
@@ -51,7 +51,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
     context.executor.filter_stdout(output)
     _, code = launcher.follow(context, run, launched=True)
     result = log_record.unpack_result("\n".join(output.record)) if code == 0 else None
-    state = launcher.status(context, (run,))[0]  # with its message: the log has said it, and was not shown
+    state = launcher.status(context, (run,))[0]  # has the message, which follow() omits because it is in the log
     if result or state.state == "stopped":
         try:
             removals, refused = removal.choose_removals(context, (run,))
@@ -59,18 +59,18 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
                 removal.remove_run(context, one)
             for error in refused:
                 raise error
-        except DdpctlError as error:  # the check is done
+        except DdpctlError as error:  # no error of the check itself, which is done
             context.emit(f"{run.name} is not removed: {error}")
     return CheckRun(run=run, state=state, code=code, result=result)
 
 
 class _Output:
-    """What is streamed of a run's logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
+    """Filters a run's streamed logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record: list[str] = []
         self._show, self._rest = show, b""
-        self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not ddprun's and torch's log
+        self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not the logs of ddprun and torch
 
     def __call__(self, data: bytes) -> bytes:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -83,7 +83,7 @@ class _Output:
 
 
 def last_result(context: AppContext, request: Request) -> dict[str, Any] | None:
-    """The newest result of this check on the same target, with as many nodes and ranks; with ``time``, when it was."""
+    """Return this check's newest result on the same target and size, with its ``time``, or None if there is none."""
     with suppress(OSError, ValueError):
         found = parse_json(read_record(_kept(context, request)))
         return found if isinstance(found, dict) else None
@@ -91,7 +91,7 @@ def last_result(context: AppContext, request: Request) -> dict[str, Any] | None:
 
 
 def keep_result(context: AppContext, request: Request, result: dict[str, Any]) -> None:
-    """Keep it for the next check; what cannot be written is no error of the check."""
+    """Keep the result for the next check. A failure to write it is ignored."""
     path = _kept(context, request)
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)

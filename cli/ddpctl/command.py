@@ -1,8 +1,8 @@
-"""What a target wants done, as values: commands, and what came of them. Performs nothing.
+"""The commands that a target wants to run, and their outputs, as values. Runs nothing itself.
 
-A verb of a target is a generator: it yields commands that may run side by side, is sent their outputs in
-the same order, and returns its result. ``executor`` performs it; a dry run prints it; a test feeds it
-recorded answers.
+A verb of a target is a generator: it yields commands that may run in parallel, receives their outputs in the same
+order, and returns its result. ``executor`` performs a verb; a dry run prints its commands; a test feeds it recorded
+outputs.
 """
 
 import shlex
@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 Mode = Literal[
-    "capture",  # wait for it, keep what it wrote
-    "stream",  # wait for it, its stdout is ours
-    "background",  # start it in a session of its own, its stdout and stderr go to the file `output`
-    "hold",  # on a host: keep what its first line says, and let it continue until the verb ends
-    "tty",  # wait for it, the terminal is its own: a shell, an attached process
+    "capture",  # wait for the command and keep its output
+    "stream",  # wait for the command; its stdout goes to ddpctl's stdout
+    "background",  # start it in its own session; its stdout and stderr go to the file `output`
+    "hold",  # on a host: keep its first line, and let it continue until the verb ends
+    "tty",  # wait for it; it controls the terminal: a shell, an attached process
 ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Another machine, as ssh takes it; what is None here is what ~/.ssh/config says."""
+    """Another machine, as given to ssh. A field that is None has the value from ~/.ssh/config."""
 
-    address: str  # a name of ~/.ssh/config, of the network, or an IP address
+    address: str  # a name in ~/.ssh/config, a name in the network, or an IP address
     user: str | None = None
     port: int | None = None
-    key: str | None = None  # the path of a private key here
+    key: str | None = None  # the path of a private key on this machine
 
     def __str__(self) -> str:
         return self.address
@@ -34,26 +34,26 @@ class Host:
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
-    """A piece of a file of this machine."""
+    """A part of a file on this machine."""
 
     path: str
-    start: int  # in bytes, as is
-    length: int
+    start: int  # in bytes
+    length: int  # in bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """What a command moves between machines: how much of it is done is shown while it runs.
+    """The data that a command moves between machines. Its progress is shown while the command runs.
 
-    Its timeout_s is then how long nothing may move. OpenSSH's own client carries it, and not Fabric: it is several
-    times as fast.
+    The command's timeout_s is then the longest time without progress. The data goes through OpenSSH's own client
+    instead of Fabric, because OpenSSH is several times as fast.
     """
 
     num_bytes: int
     num_files: int
-    reads: str | None = None  # a file of this machine that is its stdin
-    writes: tuple[FilePart, ...] = ()  # its stdout goes into these, one after another; their folders are made
-    rsync_to: Host | None = None  # argv is rsync's, on this machine: the machine that it logs in to
+    reads: str | None = None  # a file on this machine that is the command's stdin
+    writes: tuple[FilePart, ...] = ()  # its stdout goes into these, one after another; their folders are created
+    rsync_to: Host | None = None  # if argv runs rsync on this machine: the machine that rsync logs in to
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,35 +61,35 @@ class Command:
     """One process to run."""
 
     argv: tuple[str, ...]
-    host: Host | None = None  # None: this machine. On another the mode is capture, stream, hold or tty
+    host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
     env: Mapping[str, str] = field(default_factory=dict)  # added to the environment
     cwd: str | None = None
-    stdin: str | None = None  # capture: what it reads; None: nothing
-    part: FilePart | None = None  # capture, on a host: what it reads, in the place of stdin
+    stdin: str | None = None  # the text that it reads (capture, hold, and a host's stream); None: nothing
+    part: FilePart | None = None  # capture, on a host: what it reads instead of stdin
     transfer: Transfer | None = None
-    secret: bool = False  # its stdin is never shown, also not by a dry run
+    secret: bool = False  # its stdin is never shown, not even by a dry run
     mode: Mode = "capture"
-    output: str | None = None  # background: the file that takes what it writes; its folder is made
-    stdin_inherited: bool = False  # background: it reads from ddpctl's own stdin, in place of nothing
+    output: str | None = None  # background: the file for its output; its folder is created
+    stdin_inherited: bool = False  # background: it reads from ddpctl's own stdin instead of nothing
     tether: bool = False  # background: it gets DDP_LIFELINE_FD, which closes when this ddpctl ends
-    kills_orphans: bool = False  # tty: after a Ctrl-C, what its processes have left behind is killed
-    timeout_s: float | None = 30.0  # None: as long as it takes (stream, tty)
-    probe: bool = False  # it only looks and changes nothing: a dry run performs it too
-    say: str = ""  # what the user reads before it runs; once for all that are yielded together
-    placeholder: str = ""  # what stands for its stdout in a dry run that does not perform it
+    kills_orphans: bool = False  # tty: after Ctrl-C, the processes that it left behind are killed
+    timeout_s: float | None = 30.0  # None: no limit (stream, tty)
+    probe: bool = False  # it only reads and changes nothing, so a dry run performs it too
+    say: str = ""  # a message for the user before it runs, printed once for all commands that are yielded together
+    placeholder: str = ""  # replaces its stdout in a dry run that does not perform it
 
 
-# The return codes of what could not be run to its end, as a shell, timeout(1) and ssh have them.
+# The return codes of commands that could not run to their end, as used by shells, timeout(1) and ssh.
 NOT_FOUND, TIMED_OUT, UNREACHED = 127, 124, 255
-NO_GPU = (NOT_FOUND, 6)  # of nvidia-smi: it is not there, or finds no device (its manual page)
+NO_GPU = (NOT_FOUND, 6)  # nvidia-smi is not installed, or finds no device (see its manual page)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output:
-    """What came of a command.
+    """The result of a command.
 
-    A program that is not there answers NOT_FOUND, one that took too long TIMED_OUT, a host that could not be reached,
-    or was lost, UNREACHED, each with a sentence on stderr.
+    The return code is NOT_FOUND if the program does not exist, TIMED_OUT if it took too long, and UNREACHED if the host
+    could not be reached or was lost. In each case, stderr is a sentence.
     """
 
     returncode: int
@@ -97,7 +97,7 @@ class Output:
     stderr: str = ""
 
     def last_line(self, otherwise: str = "") -> str:
-        """What it said last on stderr; where that is nothing ``otherwise``, or its exit code."""
+        """Return the last line of stderr. If empty, return ``otherwise`` or, if that is empty too, the exit code."""
         lines = self.stderr.strip().removesuffix("tar: Exiting with failure status due to previous errors").splitlines()
         return lines[-1] if lines else otherwise or f"exit code {self.returncode}"
 
@@ -109,7 +109,7 @@ Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
 def process_line(command: Command) -> str:
-    """Environment, folder and arguments as a user would type them into a shell on the machine itself."""
+    """Return environment, folder and arguments as a user would type them into a shell on the machine itself."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)
@@ -117,13 +117,13 @@ def process_line(command: Command) -> str:
 
 
 def brief(command: Command) -> str:
-    """The program and its arguments, for an error: without variables, and no longer than a line."""
+    """Return the program and its arguments for an error message, without variables, cut to ``BRIEF`` characters."""
     line = shlex.join(command.argv)
     return line if len(line) <= BRIEF else f"{line[:BRIEF]}..."
 
 
 def shell_line(command: Command) -> str:
-    """The command as a user would type it into a shell of this machine."""
+    """Return the command as a user would type it into a shell on this machine."""
     line = process_line(command)
     if command.host:
         tty = ("-t",) if command.mode == "tty" else ()

@@ -1,8 +1,8 @@
-"""ddpctl.yaml and flags → Settings: which job, on which target.
+"""Reads ddpctl.yaml and flags into Settings: which job to run on which target.
 
-Flag > file > default; a profile is laid over the file's job. Everything in the file is checked, also the targets and
-profiles that are not in use, and all that is wrong is reported at once: a line each, with file, line and column. What
-YAML accepts but could mislead or harm is an error: a key given twice, merge keys, tags, endless nesting. The field
+A flag overrides the file, which overrides the default; a profile overrides the file's job. Everything in the file is
+checked, including unused targets and profiles, and all errors are reported at once: one line each, with file, line and
+column. YAML that could mislead or do harm is an error: a key given twice, merge keys, tags, endless nesting. The field
 decides what the text of a value means (``schema``).
 """
 
@@ -23,28 +23,29 @@ from ddpctl.text import either, one_line, quote, unknown
 from ddpwire.run_files import open_regular
 
 ChosenTarget = tuple[str, Any]  # a target's kind and options
-# A flag, the option that it is, and its text or texts; None: not given.
+# Maps a flag to the option that it sets and to its text or texts; None: the flag is not given.
 TargetFlags = Mapping[str, tuple[str, str | tuple[str, ...] | None]]
-Place = tuple[int, int]  # line and column, both from 1
-HERE = "local"  # this machine, which needs no words of a file: never short for another target of its kind
+Place = tuple[int, int]  # line and column, both counted from 1
+HERE = "local"  # this machine, which a file need not define: this name never selects another target of its kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a command works with."""
+    """The settings of one command."""
 
     job: JobSpec
-    target: str  # its name in the file, or the kind itself
+    target: str  # the target's name in the file, or its kind
     kind: str
-    options: Any  # the kind's options dataclass, filled
-    why: str  # what chose the target: "--target", the file's name, the default's reason; and how, if by its kind
+    options: Any  # an instance of the kind's options dataclass
+    why: str  # what chose the target: "--target", the file's name or the default's reason; and how, if by its kind
     file: Path | None
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
-    """The file to load: the given one (-f, DDPCTL_FILE), else ddpctl.yaml in ``cwd`` if it is there.
+    """Return the file to load: the given one (-f, DDPCTL_FILE), or else ddpctl.yaml in ``cwd`` if it exists.
 
-    Relative where ``cwd`` is the process's own, as errors name it. Raises NoInputError where the given one is missing.
+    The latter is relative if ``cwd`` is the process's own, as errors show it. Raises NoInputError if the given file is
+    missing.
     """
     if given is not None and not os.path.lexists(given):
         raise NoInputError(one_line(f"{given}: no such file"))
@@ -63,10 +64,10 @@ def load(
     default_why: str = "the default",
     target_flags: TargetFlags | None = None,
 ) -> Settings:
-    """Read the file, lay the profile and the flags over it, choose the target.
+    """Read the file, apply the profile and the flags to it, and choose the target.
 
-    ``overrides`` are fields of JobSpec; None: not given. The env is merged over the file's. Raises FileError with a
-    line for every error of file and flags, UsageError where only flags are wrong, NoInputError.
+    ``overrides`` are fields of JobSpec; None: not given. Their env is merged into the file's. Raises FileError with one
+    line per error of the file and the flags, UsageError if only flags are wrong, or NoInputError.
     """
     parsed = _read_file(file, kinds) if file else _File(name="")
     file_errors = parsed.lines()
@@ -111,7 +112,7 @@ def _flag(name: str) -> str:
 
 
 def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
-    """The options of a target of this kind with the flags laid over them, and a line for each wrong flag."""
+    """Return the options of a target after the flags were applied, and one line for each wrong flag."""
     lines = []
     for flag, (option, text) in flags.items():
         if text is None:
@@ -130,9 +131,9 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
 def _choose_target(
     name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
 ) -> tuple[str, str, ChosenTarget | None]:
-    """A target by its name, or by its kind: the file's only one of it, else the kind by itself. Raises ValueError.
+    """Find a target by name or by kind: the file's only target of the kind, or the kind itself. Raises ValueError.
 
-    Returns the name that it has, how it was found if by its kind, and None for what is wrong in the file.
+    Returns its name, a note if it was chosen as the only one of its kind, and the target (None: wrong in the file).
     """
     if name in targets:
         return name, "", targets[name]
@@ -144,7 +145,7 @@ def _choose_target(
         raise ValueError(f"{name}: several targets are of this kind: write {either(tuple(of_kind))}")
     if of_kind:
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
-    if name != HERE and None in targets.values():  # it may be the one that is meant
+    if name != HERE and None in targets.values():  # a target with an error may be the one that is meant
         return name, "", None
     if required := _required(kinds[name]()):
         raise ValueError(f"{name} needs {', '.join(required)}; write a target of this kind in {FILE_NAME}")
@@ -158,10 +159,10 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """What is wrong in the job as a whole, and in it together with the target's options (their ``problems``).
+    """Report what is wrong in the job as a whole, or in the job together with the target's options (``problems``).
 
-    Each is reported where its key stands in the file. The lines that belong to flags are returned; what stands
-    nowhere, since it is a default, is the target's. ``flags``: the flag that gave a field or an option.
+    Each problem is reported at its key in the file. Lines about flags are returned. A default value has no place in the
+    file: its problem is reported at the target. ``flags``: the flag that set each field or option.
     """
     profile, target = names
     lines = []
@@ -174,7 +175,7 @@ def _report_problems(
             lines.append(one_line(f"{flags[name]}: {text}"))
         elif place := place or (None if wrong else parsed.places.get(("targets", target))):
             parsed.errors.add((*place, f"{name}: {text}"))
-        elif not wrong:  # else it may only be what is wrong elsewhere
+        elif not wrong:  # else it may only be the result of another error
             lines.append(one_line(f"--target {target}: {name}: {text}"))
     return lines
 
@@ -184,27 +185,27 @@ def _report_problems(
 
 @dataclass
 class _File:
-    """What a file says, and all that is wrong in it."""
+    """The content of a file, and all errors in it."""
 
     name: str  # as the user gave it
     job: dict[str, Any] = field(default_factory=dict)
     target: str | None = None
-    targets: dict[str, ChosenTarget | None] = field(default_factory=dict)  # (kind, options); None: wrong
+    targets: dict[str, ChosenTarget | None] = field(default_factory=dict)  # (kind, options), or None if it is wrong
     profiles: dict[str, dict[str, Any]] = field(default_factory=dict)
-    places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → where its value stands
-    keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # and where its key stands
-    errors: set[tuple[int, int, str]] = field(default_factory=set)  # line, column, text: one for all uses of an alias
+    places: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its value
+    keys: dict[tuple[Any, ...], Place] = field(default_factory=dict)  # ("job", "gpus") → the place of its key
+    errors: set[tuple[int, int, str]] = field(default_factory=set)  # (line, column, text): one for all uses of an alias
 
     def lines(self) -> list[str]:
-        """All that is wrong, a line each, in the file's order."""
+        """Return all errors, one line each, in the file's order."""
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
 
     def report(self, path: tuple[Any, ...], text: str) -> None:
-        """Note what is wrong with the value to which keys and indices lead."""
+        """Note an error in the value at this path of keys and indices."""
         self.errors.add((*self.places[path], text))
 
     def value(self, node: yaml.Node, path: tuple[Any, ...] = ()) -> Any:
-        """A node as Text, list or dict; its place is kept, and keys that are none are reported."""
+        """Return a node as Text, list or dict. Record its place, and report keys that are not allowed."""
         self.places[path] = _place(node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             text = Text(node.value)
@@ -228,7 +229,7 @@ class _File:
         return found
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
-        """The keys and values of a mapping; no value is an empty one, and another is reported."""
+        """Return a mapping's keys and values. No value counts as an empty mapping; any other value is reported."""
         if isinstance(value, dict):
             return value
         if not is_null(value):
@@ -236,7 +237,7 @@ class _File:
         return {}
 
     def fields(self, values: dict[str, Any], path: tuple[str, ...], cls: type, *names: str) -> dict[str, Any]:
-        """The values that are right for the fields of a dataclass; what is wrong is reported."""
+        """Return the values that are valid for the fields of a dataclass, and report all errors."""
         valid, problems = validate(cls, values, what=names[0], owner=names[-1])
         for problem in problems:
             place = (self.keys if problem.of_key else self.places)[*path, *problem.place]
@@ -245,7 +246,7 @@ class _File:
 
 
 def _read_file(path: Path, kinds: Kinds) -> _File:
-    """What the file says, with everything that is wrong in it. Raises NoInputError."""
+    """Return the content of the file, with all errors in it. Raises NoInputError."""
     file = _File(name=str(path))
     data, root = _bytes_of(path), None
     try:
@@ -274,11 +275,11 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
 
 
 def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarget | None:
-    """The kind and the options, or None where they are wrong, which is reported."""
+    """Return the kind and the options, or None if they are wrong, which is reported."""
     path = ("targets", name)
     values = dict(file.table(value, path, f"target {quote(name)}"))
     if "kind" not in values:
-        if isinstance(value, dict) or is_null(value):  # else it is reported
+        if isinstance(value, dict) or is_null(value):  # any other value is already reported
             file.report(path, f"target {quote(name)} needs a kind: {either(tuple(kinds))}")
         return None
     try:
@@ -300,10 +301,10 @@ def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarg
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 20
-MAX_VALUES = 100_000  # with every alias unfolded
+MAX_VALUES = 100_000  # with every alias expanded
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
-# PyYAML's words, as a pattern, and ours. Its own may repeat a piece of the file, hence maybe a secret.
+# PyYAML's messages, as patterns, and ours. PyYAML's may repeat a part of the file, which may be a secret.
 _PHRASES = (
     (r"mapping values are not allowed", "a ':' is not allowed here; check the indentation, or quote the text"),
     (r"found character '\\t'", "a tab; indent with spaces"),
@@ -320,7 +321,7 @@ _PHRASES = (
 
 
 class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
-    """What is no YAML, or is YAML and not allowed: a text for the user, its line and column."""
+    """Text that is not YAML, or YAML that is not allowed: a message for the user, its line and column."""
 
     def __init__(self, text: str, place: Place) -> None:
         super().__init__(text)
@@ -328,7 +329,7 @@ class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, bounded in depth and in number; guesses no types and constructs nothing."""
+    """Composes nodes, limited in depth and in number. Guesses no types and constructs no objects."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML has it
 
@@ -336,7 +337,7 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._depth = 0
         self._count = 0
-        self._sizes: dict[int, int] = {}  # of finished nodes, by id(): an alias counts as what it stands for
+        self._sizes: dict[int, int] = {}  # of finished nodes, keyed by id(): an alias counts as much as its node
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
@@ -364,7 +365,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _compose(data: bytes) -> yaml.Node | None:
-    """The root of a file; None: the file is empty. Raises _InvalidYaml."""
+    """Return the root node of a file, or None if the file is empty. Raises _InvalidYaml."""
     if len(data) > MAX_BYTES:
         raise _InvalidYaml(f"the file is larger than {MAX_BYTES} bytes", (1, 1))
     try:
@@ -381,7 +382,7 @@ def _compose(data: bytes) -> yaml.Node | None:
         mark, problem = error.problem_mark or error.context_mark or loader.get_mark(), error.problem or ""
         words = next((ours for theirs, ours in _PHRASES if re.search(theirs, problem)), f"not YAML: {problem}")
         raise _InvalidYaml(words, _place(mark)) from None
-    except (ValueError, OverflowError):  # PyYAML's chr() of an escape such as "\UFFFFFFFF"
+    except (ValueError, OverflowError):  # from PyYAML's chr(), for an escape such as "\UFFFFFFFF"
         raise _InvalidYaml("an escape for a character that does not exist", _place(loader.get_mark())) from None
 
 

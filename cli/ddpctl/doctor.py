@@ -1,4 +1,4 @@
-"""Runs the doctor (ddpcheck) on a request's target: what it finds, and a request on sound machines alone."""
+"""Runs the doctor (ddpcheck) on a request's target. Returns its findings, or the request for sound machines only."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,18 +14,18 @@ from ddpwire.exits import Exit
 
 
 def job_of(job: JobSpec) -> JobSpec:
-    """The doctor's job on a job's nodes: one rank a node, which sees all of its GPUs.
+    """Return the doctor's job for a job's nodes: one rank per node, which sees all GPUs of the node.
 
-    The ranks meet on the master port, so that it answers where no other port is open.
+    The ranks meet on the master port, so that the doctor works even if no other port is open.
     """
     env = {**job.env, names.ONE_PORT: "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     return replace(job, command=("-m", "ddpcheck", "doctor"), ranks=1, env=env)
 
 
 def examine(context: AppContext, request: Request, *, show: Callable[[str], None]) -> tuple[CheckRun, dict[str, Any]]:
-    """Run the doctor on a request's target and nodes. Raises DdpctlError.
+    """Run the doctor on a request's target and nodes; return its run and its result. Raises DdpctlError.
 
-    Where ddprun refuses to start because of one node, its own sentence is the finding.
+    If ddprun refuses to start because of one node, ddprun's message is the finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     check = check_job.run_check(context, request, show=show)
@@ -45,11 +45,11 @@ def examine(context: AppContext, request: Request, *, show: Callable[[str], None
 
 
 def only_sound(context: AppContext, request: Request) -> Request:
-    """The request, on machines that the doctor finds sound: bad ones are left out where the target has others.
+    """Return the request for sound machines only: bad machines are left out if the target has others.
 
-    Raises DdpctlError.
+    Raises DdpctlError, also if there are too few sound machines.
     """
-    checking = replace(context, executor=context.executor.another())  # a check filters what its executor prints
+    checking = replace(context, executor=context.executor.another())  # a check filters the output of its executor
     try:
         while True:
             check, result = examine(checking, request, show=context.emit)

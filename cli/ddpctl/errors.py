@@ -1,12 +1,12 @@
-"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py makes a line of it.
+"""The error classes, each with its exit code (ddpwire.exits). An error is data; main.py turns it into one line.
 
 DdpctlError            70
 ├── UsageError          2   a command line that makes no sense
 ├── ConfigError        78   a job that this target cannot run
-│   └── FileError      78   a ddpctl.yaml: a line for each error, with file, line and column
-├── NoInputError       66   a script, a file or a run that is not there
-├── UnavailableError   69   a machine, a port, a program or a library that cannot be had
-├── CannotWriteError   73   disk full, folder read-only
+│   └── FileError      78   a wrong ddpctl.yaml: one line per error, with file, line and column
+├── NoInputError       66   a script, a file or a run that does not exist
+├── UnavailableError   69   a machine, a port, a program or a library that is not available
+├── CannotWriteError   73   a full disk, a read-only folder
 └── NotStartedError         a failed launch that left no process anywhere; it has the exit code of its cause
 """
 
@@ -14,15 +14,15 @@ from ddpwire.exits import Exit
 
 
 class DdpctlError(Exception):
-    """A fault of ours, and the root of all that ddpctl raises on purpose.
+    """A defect of ddpctl, and the base class of all errors that ddpctl raises on purpose.
 
-    The message is one line: what is wrong, the value given, what is allowed; the hint, which may be empty, is what to
-    do next. ``str`` is both. An empty message: whoever it happened to has said it already. The fields are for who
-    handles the error: no logic reads a message.
+    The message is one line: what is wrong, the given value, and what is allowed. The hint, which may be empty, is what
+    to do next. ``str`` joins both. An empty message means that the error was already reported. The fields are for code
+    that handles the error: no logic reads a message.
     """
 
     code: int = Exit.SOFTWARE  # ddpctl's exit code
-    prefix: str = "ddpctl: "  # what stands before the text on a terminal
+    prefix: str = "ddpctl: "  # printed before the text on a terminal
 
     def __init__(self, message: str, *, hint: str = "", **fields: object) -> None:
         super().__init__(message)
@@ -47,31 +47,31 @@ class ConfigError(DdpctlError):
 
 
 class FileError(ConfigError):
-    """A ddpctl.yaml that is wrong: a line for each error, which names file, line and column as compilers do."""
+    """A ddpctl.yaml with errors: one line per error, with file, line and column, as in compiler messages."""
 
     prefix = ""
 
 
 class NoInputError(DdpctlError):
-    """A script, a file or a run that is not there."""
+    """A script, a file or a run that does not exist."""
 
     code = Exit.NO_INPUT
 
 
 class UnavailableError(DdpctlError):
-    """A machine, a port, a program or a library that cannot be had."""
+    """A machine, a port, a program or a library that is not available."""
 
     code = Exit.UNAVAILABLE
 
 
 class CannotWriteError(DdpctlError):
-    """A folder or a disk that takes no file."""
+    """A folder or a disk that cannot be written to."""
 
     code = Exit.CANNOT_WRITE
 
 
 class NotStartedError(DdpctlError):
-    """What a target's ``submit`` raises where it has left no process anywhere, so that there is nothing to stop."""
+    """Raised by a target's ``submit`` if it has left no process anywhere, so that there is nothing to stop."""
 
     def __init__(self, reason: DdpctlError) -> None:
         super().__init__(reason.message, hint=reason.hint, **reason.fields)

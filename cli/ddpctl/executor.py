@@ -1,7 +1,7 @@
-"""Runs commands on this machine and, by remote.py, on others: the only place of ddpctl that starts processes.
+"""Runs all commands of verbs, on this machine and, through remote.py, on others.
 
-Each process has its own session: ddpctl decides what a terminal's Ctrl-C means, the commands do not receive it.
-Knows nothing of targets: it takes ``Command`` values and gives ``Output`` values.
+Except in tty mode, each process has its own session, so that the terminal's Ctrl-C only reaches ddpctl, which decides
+what it means. This module knows nothing about targets: it takes ``Command`` values and returns ``Output`` values.
 """
 
 import ctypes
@@ -42,24 +42,24 @@ _MAX_PARALLEL = 64
 _CHUNK = 1 << 16
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # looked up before any fork
-OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises what it is given where it does not handle it
+OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises the exception that it is given if it does not handle it
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return what a child does first: it gets SIGKILL when this process is gone. Only Linux has that."""
+    """Return what a child must call first to get SIGKILL when this process ends. Works only on Linux."""
     parent = os.getpid()
 
     def ask() -> None:
         if _prctl:
             _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it has ended before
+            if os.getppid() != parent:  # the parent has already ended
                 os._exit(0)
 
     return ask
 
 
 class Executor:
-    """Performs commands on this machine, and holds the lifeline of those that must end with it.
+    """Runs the commands of verbs, and holds the lifeline of the processes that must end with this one.
 
     ``has_stdin``: whether commands may read from this process' stdin.
     """
@@ -69,18 +69,18 @@ class Executor:
         self._has_stdin = has_stdin
         self._remote = Remote(environ)
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
-        self._started: list[int] = []  # leaders of the sessions that were put into the background
-        self._filter: Callable[[bytes], bytes] | None = None  # of what is streamed
-        self._children: set[subprocess.Popen[Any]] = set()  # those that are waited for
-        # One thread starts all children: Python drops an exception that is raised while it forks, as a Ctrl-C is in the
-        # main thread; and a child's parent, in the sense of PR_SET_PDEATHSIG, is the thread that has forked it.
+        self._started: list[int] = []  # process IDs of the leaders of background sessions
+        self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
+        self._children: set[subprocess.Popen[Any]] = set()  # the processes that are being waited for
+        # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
+        # the main thread. And for PR_SET_PDEATHSIG, the parent of a child is the thread that has forked it.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
         """Run a target's verb to its end.
 
-        ``on_interrupt`` is called at each Ctrl-C while a streamed command continues; without it, and while
-        anything else runs, Ctrl-C is raised as ever, and the commands are killed.
+        ``on_interrupt`` is called for each Ctrl-C during a streamed command, which continues. Without ``on_interrupt``,
+        or during other commands, Ctrl-C raises KeyboardInterrupt as usual, and the commands are killed.
         """
         try:
             commands = next(verb)
@@ -93,7 +93,7 @@ class Executor:
             self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
-        """A dry run: print every command instead, but look where a command only looks (``probe``)."""
+        """Print every command of a verb instead of running it, but run those that change nothing (``probe``)."""
         try:
             commands = next(verb)
             while True:
@@ -113,28 +113,28 @@ class Executor:
             return result
 
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
-        """From now on what is streamed to stdout goes through ``keep``."""
+        """From now on, pass output that is streamed to stdout through ``keep``."""
         self._filter = self._remote.keep = keep
 
     def another(self) -> "Executor":
-        """One for another thread, with the same environment and no stdin."""
+        """Return an executor for another thread, with the same environment and no stdin."""
         return Executor(self._environ, has_stdin=False)
 
     def close(self) -> None:
-        """Let go of the other machines."""
+        """Close the connections to other machines."""
         self._remote.close()
 
     def kill_started(self) -> None:
-        """SIGKILL what this executor has put into the background: a launch that came to nothing takes it back."""
+        """Kill the background processes that this executor has started, to undo a failed launch."""
         for pid in self._started:
             with suppress(OSError):
-                os.killpg(pid, signal.SIGKILL)  # our child until we end, so the number is nobody else's
+                os.killpg(pid, signal.SIGKILL)  # still our child, so no other process has this number
             with suppress(OSError):
                 os.waitpid(pid, 0)
         self._started.clear()
 
     def reap(self) -> None:
-        """Forget those that have ended; for a process that outlives many runs."""
+        """Forget the background processes that have ended. This is for a ddpctl process that outlives many runs."""
         for pid in tuple(self._started):
             with suppress(OSError):
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -162,7 +162,7 @@ class Executor:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        """Commands of which some are other machines'. Ctrl-C is this thread's, and ends the wait for all of them."""
+        """Run commands in parallel, some on other machines. Ctrl-C reaches this thread, which waits for all of them."""
         streams = sum(command.mode == "stream" for command in commands)
         if any(command.host for command in commands):
             self._remote.prepare(streams)
@@ -184,7 +184,7 @@ class Executor:
                         raise
                     _undisturbed(on_interrupt, error)
         except BaseException:
-            self._remote.close()  # what waits for an answer gets none any more
+            self._remote.close()  # commands that wait for an answer will not get one
             self._kill_children()
             raise
         finally:
@@ -192,7 +192,7 @@ class Executor:
             display.close()
 
     def _move(self, command: Command, transfer: Transfer, display: Display, number: int) -> Output:
-        """A command that moves files, by OpenSSH's own client where another machine is at the other end."""
+        """Run a command that moves files, through OpenSSH's own client if the other end is another machine."""
         argv, env = command.argv, {**command.env}
         if command.host:
             argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
@@ -257,7 +257,7 @@ class Executor:
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """A process of its own session, which ends with the block: where that is left early, its session is killed."""
+        """Start a process in its own session and wait for it after the block. An exception in the block kills it."""
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
@@ -296,7 +296,7 @@ class Executor:
             _kill_session(process)
 
     def _hand_over(self, command: Command) -> Output:
-        """The terminal is the command's, Ctrl-C as well."""
+        """Run a command that controls the terminal and receives Ctrl-C."""
         interrupts = []
         before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))  # SIG_IGN is inherited
         children = _children() if command.kills_orphans else []
@@ -323,11 +323,11 @@ class Executor:
 
     def _start(self, command: Command) -> Output:
         env = {**self._environ, **command.env}
-        env.pop(names.LIFELINE_FD, None)  # another launcher's, left over
+        env.pop(names.LIFELINE_FD, None)  # left over from another launcher
         keep: tuple[int, ...] = ()
         if command.tether:
             if self._lifeline is None:
-                self._lifeline, _ = os.pipe()  # neither end is closed before this process ends: that is its use
+                self._lifeline, _ = os.pipe()  # both ends close only when this process ends: that is the signal
             env[names.LIFELINE_FD] = str(self._lifeline)
             keep = (self._lifeline,)
         path = Path(command.output or os.devnull)
@@ -350,34 +350,34 @@ class Executor:
                 )
             except OSError as error:
                 raise UnavailableError(f"cannot start {brief(command)}: {error.strerror}") from None
-        process.returncode = 0  # it is not ours to wait for: no warning when this object goes
+        process.returncode = 0  # we do not wait for the process: avoids a warning when this object is deleted
         self._started.append(process.pid)
         return Output(returncode=0, stdout=f"{process.pid}\n")
 
 
 def _copy(pipe: IO[bytes], keep: Callable[[bytes], bytes]) -> None:
-    with suppress(OSError):  # whoever reads has seen enough
+    with suppress(OSError):  # the reader of stdout has ended
         while data := os.read(pipe.fileno(), _CHUNK):
             write_bytes(sys.stdout, keep(data))
 
 
 def _kill_session(process: subprocess.Popen[Any]) -> None:
-    if process.returncode is None:  # else its number may be another's
+    if process.returncode is None:  # else another process may have its number
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 def _children() -> list[int]:
-    """The processes whose parent is this one; none where /proc does not say it."""
+    """Return the processes whose parent is this process, or none if /proc does not list them."""
     pids: list[int] = []
     for path in Path("/proc/self/task").glob("*/children"):
-        with suppress(OSError):  # that thread has ended
+        with suppress(OSError):  # the thread has ended
             pids += map(int, path.read_text().split())
     return pids
 
 
 def _kill_orphans(children: list[int]) -> None:
-    """Kill the children of this process that are not among ``children``, and theirs, which then become ours."""
+    """Kill the children of this process that are not in ``children``, and their children, which then become ours."""
     while orphans := [pid for pid in _children() if pid not in children]:
         for pid in orphans:
             with suppress(OSError):
@@ -387,7 +387,7 @@ def _kill_orphans(children: list[int]) -> None:
 
 
 def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
-    """Tell of an interruption, and of each that comes while the last one is being seen to."""
+    """Pass a Ctrl-C to ``on_interrupt``, and also each Ctrl-C that arrives while the last one is being handled."""
     while True:
         try:
             return on_interrupt(error)
@@ -398,8 +398,8 @@ def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
 
 
 def _reads() -> bool:
-    """Whether this process may read its stdin: not where that is the terminal of a shell that has put it aside."""
+    """Whether this process may read its stdin: not if stdin is a terminal and this process is in the background."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
-    except OSError:  # no terminal, or not the one that controls this session
+    except OSError:  # stdin is no terminal, or not the one that controls this session
         return True

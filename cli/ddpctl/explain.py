@@ -1,7 +1,7 @@
-"""Why a run hangs, is slow or has failed: one sentence with its evidence, from what all of its ranks report. Pure.
+"""Explains why a run hangs, is slow or has failed: one sentence with its evidence, from all ranks' reports. Pure.
 
-The order is that of certainty: the outcome, the state of the processes, the collectives that the ranks have entered by
-torch's flight recorder, then where their Python code is. What is not known is said to be unknown.
+The most certain evidence comes first: the outcome, the state of the processes, the collectives that the ranks have
+entered according to torch's flight recorder, then where their Python code is. Unknown facts are named as unknown.
 """
 
 import itertools
@@ -18,27 +18,27 @@ from ddpwire.run_files import Outcome
 
 Cause = Literal[
     "none",  # the ranks continue, or the run ended well
-    "failed",  # a rank or a node failed first: as in the outcome
+    "failed",  # a rank or a node failed first, as the outcome reports
     "oom",
     "stopped_process",  # a rank is stopped by a signal
     "ended_early",  # a rank has ended while others wait for it
-    "mismatch",  # ranks called different collectives, or one with different sizes or types
+    "mismatch",  # ranks called different collectives, or the same one with different sizes or types
     "order",  # ranks wait for each other in collectives of different groups
     "missing",  # a rank has not entered a collective
-    "no_group",  # a rank has not made the process group
-    "data_loader",  # what is waited for is the data of a rank, or of all
-    "unused_parameters",  # DDP waits for gradients that do not come
+    "no_group",  # a rank has not created the process group
+    "data_loader",  # one rank, or all ranks, wait for their data
+    "unused_parameters",  # DDP waits for gradients that never arrive
     "disk_full",
     "checkpoint",  # a rank is saving while others wait
     "straggler",
     "unknown",
 ]
-HANG_S = 30.0  # a shorter wait may be that of an evaluation or a checkpoint
-LOG_LINES = 5  # of the rank that failed
+HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
+LOG_LINES = 5  # how many last lines of the failed rank's log are shown
 NOT_YET = f"; less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
-MIN_WAIT_S, PACES = 2.0, 5  # a wait is noteworthy after so long, and so many times the usual
+MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
-MOSTLY = 0.5  # of the samples
+MOSTLY = 0.5  # share of the samples
 DEFAULT_GROUP = "0"
 SAME_SIZES = ("all_reduce", "broadcast", "reduce", "all_gather", "all_to_all")  # each rank's input has the same size
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python\d[.\d]*/|^<")
@@ -48,7 +48,7 @@ READING = "torch/utils/data/_utils/fetch.py"
 COLLECTIVES = "torch/distributed/distributed_c10d.py"
 BUSY_CORES = 0.5
 TICKS_PER_S = 100
-# The kernel function in which a process waits, and what that means.
+# The kernel functions in which a process waits, and what they mean.
 WAITS = (
     (re.compile(r"nanosleep"), "sleeps"),
     (re.compile(r"futex"), "waits for a lock"),
@@ -65,9 +65,9 @@ WAITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One answer. ``rank``: who is named; None: nobody.
+    """One explanation. ``rank``: the rank that is named, or None.
 
-    ``fault``: False: nothing is wrong, or the ranks have not waited for so long that it must be a hang.
+    ``fault``: False if nothing is wrong, or if the ranks have not waited long enough to be sure of a hang.
     """
 
     cause: Cause
@@ -90,18 +90,18 @@ class Collective:
     sizes: str
     dtypes: str
     done: bool
-    at: float  # by node 0's clock, in seconds since the epoch
+    at: float  # on node 0's clock, in seconds since the epoch
 
     @property
     def name(self) -> str:
-        """``all_reduce #8 of the default group``."""
+        """Its name in a sentence: ``all_reduce #8 of the default group``."""
         group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
         named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
         return one_line(f"{self.op} #{self.seq} of {group}{named}")
 
     @property
     def shape(self) -> str:
-        """Its inputs."""
+        """The types and sizes of its inputs."""
         return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
 
 
@@ -110,80 +110,80 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What is known of a rank. ``states`` and ``stacks``: a sample each; a stack's innermost frame is first."""
+    """What is known about a rank. ``states`` and ``stacks``: one per sample; a stack's innermost frame is first."""
 
     rank: int
     node: int
-    group_at: float | None  # when it made its first process group; None: it has none, or was not forked
+    group_at: float | None  # when it created its first process group; None: it has none, or was not forked
     step: int | None
     read_at: float
     states: tuple[Mapping[str, Any], ...]
-    stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; empty: no answer
-    workers: tuple[tuple[tuple[Frame, ...], Mapping[str, Any]], ...]  # of its data loader and other children
+    stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; an empty stack: no answer
+    workers: tuple[tuple[tuple[Frame, ...], Mapping[str, Any]], ...]  # data loader workers and other children
     collectives: Mapping[tuple[str, int], Collective]
     unknown: str = ""
 
     @property
     def who(self) -> str:
-        """Its name in a sentence."""
+        """The rank's name in a sentence."""
         return f"rank {self.rank} (node {self.node})"
 
     @property
     def state(self) -> str:
-        """The process state of proc(5); empty: it has ended."""
+        """The process state as in proc(5), or an empty string if the process has ended."""
         return str(self.states[-1].get("state", "")) if self.states else ""
 
     @property
     def waits_in(self) -> Collective | None:
-        """The first collective that it has entered and that is not done."""
+        """The first collective that the rank has entered and that is not done, or None."""
         return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
 
     def is_before(self, one: Collective) -> bool:
-        """Whether it is known not to have entered a collective. An ended rank leaves no record."""
+        """Whether the rank is known not to have entered a collective, or has ended without a record of it."""
         last = max((seq for group, seq in self.collectives if group == one.group), default=0)
         return last < one.seq and (not self.unknown or not self.state)
 
     @property
     def busy(self) -> bool:
-        """Whether it took CPU time while it was sampled."""
+        """Whether the rank used CPU time while it was sampled."""
         ticks = [(one["ticks"], one["time"]) for one in self.states if "ticks" in one]
         spent_s = (ticks[-1][0] - ticks[0][0]) / TICKS_PER_S if ticks else 0.0
         return self.state == "R" or (len(ticks) > 1 and spent_s > BUSY_CORES * (ticks[-1][1] - ticks[0][1]))
 
     @property
     def pace_s(self) -> float:
-        """The longest time between two of its last collectives."""
+        """The longest of the rank's recent times between two collectives, except the last one, in seconds."""
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
 
     @property
     def moved_lately(self) -> bool:
-        """Whether it has entered a collective not longer ago than is usual for it."""
+        """Whether the rank's last collective began no longer ago than is usual for this rank."""
         last = max((one.at for one in self.collectives.values()), default=0.0)
         return self.read_at - last <= max(MIN_WAIT_S, PACES * self.pace_s)
 
     def share(self, path: str) -> float:
-        """The share of its samples that have a frame in this file."""
+        """Return the share of the rank's stacks that have a frame in this file."""
         known = [stack for stack in self.stacks if stack]
         return sum(has_file(stack, path) for stack in known) / len(known) if known else 0.0
 
     @property
     def saves(self) -> bool:
-        """Whether it was writing a checkpoint in all samples."""
+        """Whether the rank was writing a checkpoint in all samples."""
         return bool(self.stacks) and all(
             any(SAVING.search(file) and "save" in function for file, _, function in stack) for stack in self.stacks
         )
 
     def doing(self) -> str:
-        """Where it is and what it does there, as the end of a sentence."""
+        """Describe what the rank does, and where in its code, as the end of a sentence."""
         if self.state in ("", "Z", "X"):
             return "it has ended"
         if self.state in ("T", "t"):
             return "it is stopped (SIGSTOP)" if self.state == "T" else "it is stopped by a debugger"
         stack = self.stacks[-1] if self.stacks else ()
         place = place_of(stack)
-        if [frame[2] for frame in stack] == ["_shutdown"]:  # of threading.py
+        if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
             return "it is at the end of its script, and waits for a thread that it has started"
         what = self._activity(stack)
         text = f"it {what} in {place}" if place else f"it {what}; where in its code is not known"
@@ -205,7 +205,7 @@ class RankView:
         return kernel_wait(self.states[-1], busy=self.busy)
 
     def _worker(self) -> str:
-        """What the worker does whose code is not the loader's own."""
+        """Describe the first data loader worker that is stopped, or that is in the user's code."""
         for stack, state in self.workers:
             if state.get("state") == "T":
                 return "is stopped (SIGSTOP)"
@@ -216,12 +216,12 @@ class RankView:
 
 
 def has_file(stack: Sequence[Frame], path: str) -> bool:
-    """Whether a frame is in the file whose path ends so."""
+    """Whether a frame of the stack is in a file whose path ends with ``path``."""
     return any(file.endswith(path) for file, _, _ in stack)
 
 
 def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
-    """What a process does by the kernel's word."""
+    """Describe what a process does according to the kernel."""
     wchan = str(state.get("wchan", ""))
     found = next((words for pattern, words in WAITS if pattern.search(wchan)), "")
     if state.get("state") == "D":
@@ -230,13 +230,13 @@ def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
 
 
 def place_of(stack: Sequence[Frame]) -> str:
-    """The innermost frame that is the script's own, as ``dataset.py:88 (read)``; empty: none."""
+    """Return the innermost frame outside libraries, such as ``dataset.py:88 (read)``, or an empty string."""
     frame = next((one for one in stack if not LIBRARY.search(one[0])), None)
     return one_line(f"{PurePath(frame[0]).name}:{frame[1]} ({frame[2]})") if frame else ""
 
 
 def read_answer(answer: Mapping[str, Any], *, clock_offset_s: float = 0.0) -> tuple[RankView, ...]:
-    """The ranks of a node's diagnosis.json. Raises KeyError, TypeError and ValueError: another version wrote it."""
+    """Return the ranks in a diagnosis.json. Raises KeyError, TypeError or ValueError if another version wrote it."""
     return tuple(_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"])
 
 
@@ -272,7 +272,7 @@ def explain_outcome(
 ) -> Explanation:
     """Explain how a run has ended.
 
-    ``kept``: what its ranks did before they were killed for a hang; ``log``: the end of the failed rank's log.
+    ``kept``: what the ranks did before they were killed because of a hang; ``log``: the end of the failed rank's log.
     """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
@@ -290,7 +290,7 @@ def explain_outcome(
     if cause == "failed" and known:
         cause, meaning = known
         sentence += f"; {meaning}"
-        if cause in ("mismatch", "unused_parameters"):  # whose fault it is, is not known
+        if cause in ("mismatch", "unused_parameters"):  # it is not known which rank caused it
             rank = node = None
     elif cause == "failed" and LOST_PEER.search(outcome.message):
         if early := _ended_before(events, outcome):
@@ -309,7 +309,7 @@ def explain_outcome(
     )
 
 
-# Last words of libraries, and what they mean for a run: the cause, and whether it is that of the rank that said them.
+# Error messages of libraries, each with the cause of the failure and a phrase that explains it to the user.
 KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
     (
         re.compile(r"op\.preamble\.length <= op\.nbytes"),
@@ -332,15 +332,16 @@ LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by 
 
 
 def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
-    """The first rank that ended with 0 before the one that failed, in the attempt that failed."""
+    """Return the first event of a rank that ended with 0 before the failed rank, in the same attempt, or None."""
     exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
     failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
     return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
 
 
 def last_error(log: str) -> str:
-    """The last traceback of a log with those that it is chained to, as what was caught before is no cause; none: its
-    last line.
+    """Return the last traceback of a log and those that it is chained to, or the last line if there is no traceback.
+
+    Earlier tracebacks were caught, so they are not the cause.
     """
     text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log)
     *earlier, last = text.split(HEADER)
@@ -351,18 +352,18 @@ def last_error(log: str) -> str:
     return last
 
 
-# ---- The reasons, each a function of all ranks: an explanation, or None.
+# ---- The reasons: each is a function of all ranks, and returns an explanation or None.
 
 
 def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
-    """Explain what the ranks of a run do, that has not ended or was killed for a hang."""
+    """Explain what the ranks do in a run that has not ended, or that was killed because of a hang."""
     reasons = (_stopped, _mismatch, _missing, _no_group, _straggler, _slow_data)
     found = next((one for reason in reasons if (one := reason(ranks, world_size))), None)
     absent = sorted({*range(world_size)} - {view.rank for view in ranks})
     unknown = [f"rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}: no answer"] if absent else []
     unknown += [f"{view.who}: {view.unknown}" for view in ranks if view.unknown and view.group_at]
     if found is None:
-        seen = [view for view in ranks if any(view.stacks)]  # busy ranks of which no more is known may hang
+        seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
         what = "the ranks continue, and none keeps the others waiting" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
@@ -388,9 +389,10 @@ def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -
 
 
 def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
-    """The ranks that wait for longer than is usual for them, in what, and for how long.
+    """Return the ranks that wait longer than usual, each with its collective and its waiting time in seconds.
 
-    What another rank has done, which none can do alone, all have entered: the ranks are not read at the same time.
+    Skips ``all_`` collectives that any rank has completed: all ranks must have entered them. A rank may only seem to
+    wait, as the ranks are not sampled at the same time.
     """
     entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
     found = []
@@ -447,7 +449,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     absent: dict[int, tuple[Collective, float]] = {}
     views = {view.rank: view for view in ranks}
     for _, one, waited_s in sorted(waiting, key=lambda found: found[1].at):
-        # That of a single rank it is not known, as it holds the GIL, is enough: all others wait for it.
+        # A single rank may be unknown, because it holds the GIL. Then it is enough that all others wait for it.
         all_others = sum(found.name == one.name for _, found, _ in waiting) == len(members[one.group]) - 1
         for rank in members[one.group] & views.keys():
             if views[rank].is_before(one) or (views[rank].unknown and all_others):
@@ -492,7 +494,7 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 
 def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
-    """Find the rank that comes last to nearly all collectives, and keeps the others waiting for much of the time."""
+    """Find the rank that is last in nearly all collectives and keeps the others waiting for much of the time."""
     shared = sorted({key for view in ranks for key in view.collectives if key[0] == DEFAULT_GROUP})
     arrivals = [{view.rank: view.collectives[key].at for view in ranks if key in view.collectives} for key in shared]
     whole = [sorted((at, rank) for rank, at in one.items()) for one in arrivals if len(one) == world_size > 1]
@@ -520,7 +522,7 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
 
 
 def _slow_data(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
-    """Find that the ranks, where they do not wait for each other, wait for their data."""
+    """Find out whether the ranks mostly wait for their data when they do not wait for each other."""
     stacks = [stack for view in ranks for stack in view.stacks if stack]
     own = [stack for stack in stacks if not has_file(stack, COLLECTIVES)]
     num_waits = sum(has_file(stack, LOADER) for stack in own)

@@ -1,8 +1,8 @@
 """Copies a container image to hosts without a registry (``ddpctl image ship``): ask, pack, send, check, load.
 
-`docker save` is taken apart into blobs here and put together again on the host. A blob is a compressed layer or the
-image's configuration; its name is the SHA-256 of its content, so a host keeps what it has, and nothing is sent twice.
-A host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served side by side; one that fails stops no other.
+The output of `docker save` is split into blobs here and put together again on the host. A blob is a compressed layer or
+the image's configuration. Its name is the SHA-256 of its content, so a host keeps its blobs, and none is sent twice. A
+host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served in parallel; if one fails, the others continue.
 """
 
 import json
@@ -24,7 +24,7 @@ from ddpwire.exits import Exit
 
 Codec = Literal["zst", "gz"]
 CACHE = "$HOME/.cache/ddpctl/images"  # on a host
-PART_BYTES = 64 << 20  # sent at a time: how often progress is told
+PART_BYTES = 64 << 20  # sent at a time; progress is reported after each part
 PACK_S = 3600.0
 LONG_S = 1800.0
 KEPT_DAYS = 30
@@ -44,7 +44,7 @@ fi
 touch "$3"
 wc -c <"$3"
 """
-_FILE = re.compile(r"^ *([0-9]+) ([0-9a-f]{64}\.[a-z.]+)$", re.MULTILINE)  # a log-in may say something else as well
+_FILE = re.compile(r"^ *([0-9]+) ([0-9a-f]{64}\.[a-z.]+)$", re.MULTILINE)  # a login may print other lines too
 _RECEIVE = f"""\
 cd "{CACHE}" || exit 73
 if [ "$2" = 0 ]; then cat >"$1.part"; else cat >>"$1.part"; fi
@@ -76,31 +76,31 @@ SILENT = "it failed without a message"
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """One file of an image on its way."""
+    """One file of an image that is transferred."""
 
     digest: str  # SHA-256 of the uncompressed content, in hexadecimal
     name: str  # on both sides: DIGEST.tar.zst, DIGEST.tar.gz or DIGEST.json
-    path: str = ""  # here, once it is packed
+    path: str = ""  # on this machine, once it is packed
     size: int = 0  # compressed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What a host has, before anything is sent."""
+    """What a host has before anything is sent."""
 
     host: Host
-    problem: str = ""  # why nothing can be sent to it; empty: it can
-    image: Image | None = None  # what it holds under the reference
+    problem: str = ""  # why nothing can be sent to the host; empty if it can
+    image: Image | None = None  # the image that the host has under the reference
     has_zstd: bool = False
-    files: Mapping[str, int] = field(default_factory=dict)  # name → bytes, in its cache
+    files: Mapping[str, int] = field(default_factory=dict)  # the files in its cache: name → bytes
 
     def blob_of(self, digest: str) -> str | None:
-        """The layer as it has it, however it is compressed."""
+        """Return the name of the layer's file on the host, with any compression, or None if the host lacks it."""
         return next((name for codec in _COMPRESS if (name := f"{digest}.tar.{codec}") in self.files), None)
 
 
 def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
-    """The image as it is on this machine. Raises UnavailableError."""
+    """Return the image on this machine. Raises UnavailableError."""
     (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
     if done.returncode:
         reason = done.last_line(SILENT)
@@ -111,7 +111,7 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
 
 
 def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tuple[Survey, ...]]:
-    """Ask all hosts at once."""
+    """Ask all hosts in parallel what they have."""
     outputs = yield tuple(
         command
         for host in hosts
@@ -133,7 +133,7 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
 
 
 def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
-    """Which compression all of them have: zstd where this machine has it too, else gzip."""
+    """Choose the compression: zstd if this machine and all hosts have it, else gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
     return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
 
@@ -141,9 +141,9 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 def pack(
     engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration and these layers into a folder here, compressed. Raises UnavailableError.
+    """Write the configuration, and these layers compressed, into a local folder; return them as blobs.
 
-    ``scratch`` is a folder of this ship's own on the same disk, for the uncompressed image.
+    ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
     """
     tar = str(PurePath(scratch) / "image.tar")
     form = ("--format", "docker-archive") if engine == "podman" else ()
@@ -154,7 +154,7 @@ def pack(
     config, members = read_manifest(listed.stdout)
     if len(members) != len(image.layers):
         raise DdpctlError(f"{engine} save {image.reference} wrote {len(members)} layers of {len(image.layers)}")
-    # The first of equal layers: Docker writes the others as links to it.
+    # Use the first of equal layers: Docker writes the others as links to it.
     wanted = dict(reversed([*zip((digest_hex(layer) for layer in image.layers), members, strict=True)]))
     blobs = [Blob(digest=PurePath(config).stem, name=f"{PurePath(config).stem}.json")]
     blobs += [Blob(digest=digest, name=f"{digest}.tar.{codec}") for digest in wanted if digest in missing]
@@ -173,7 +173,7 @@ def pack(
 
 
 def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
-    """The members of a saved image's configuration and layers, of any Docker and of podman. Raises DdpctlError."""
+    """Return the archive members of the configuration and layers, for any Docker and podman. Raises DdpctlError."""
     try:
         (manifest,) = json.loads(text)
         return manifest["Config"], tuple(manifest["Layers"])
@@ -182,7 +182,7 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send a piece of a blob; how many bytes of it the host has then. Raises UnavailableError."""
+    """Send a part of a blob, and return how many bytes of it the host then has. Raises UnavailableError."""
     length = min(PART_BYTES, blob.size - start)
     part = FilePart(path=blob.path, start=start, length=length)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
@@ -193,7 +193,7 @@ def send(host: Host, blob: Blob, start: int) -> Verb[int]:
 
 
 def check(host: Host, blob: Blob) -> Verb[None]:
-    """Let the host see that it has got what was meant. Raises UnavailableError."""
+    """Let the host check that it received a blob's content correctly. Raises UnavailableError."""
     argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
@@ -202,7 +202,7 @@ def check(host: Host, blob: Blob) -> Verb[None]:
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
-    """Put the image together on a host, from its blobs; what it then holds. Raises UnavailableError."""
+    """Load the image on a host from its blobs, and return the image that the host then has. Raises UnavailableError."""
     manifest = [
         {
             "Config": config.name,
@@ -221,19 +221,19 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
 
 
 def digest_hex(digest: str) -> str:
-    """``sha256:0123...`` without its algorithm."""
+    """Return ``sha256:0123...`` without its algorithm."""
     return digest.removeprefix("sha256:")
 
 
-# The transfer as a whole: composes the verbs above, and prints a line a host and step.
+# The complete transfer: runs the verbs above, and prints one line per host and step.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """What one host got."""
+    """What was sent to one host."""
 
     host: str
-    sent: int  # bytes over the wire, before SSH's own
+    sent: int  # bytes, without the overhead of SSH
     error: str = ""
 
 
@@ -244,10 +244,10 @@ class Shipper:
     executor: Executor
     emit: Callable[[str], None]
     engine: Engine
-    folder: Path  # where blobs are packed; kept, so that a second ship need not pack again
+    folder: Path  # where blobs are packed; kept, so that they need not be packed again next time
 
     def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
-        """Bring an image to all hosts, each layer that is missing there once. Raises UnavailableError."""
+        """Copy an image to all hosts, and send each host only the layers that it lacks. Raises UnavailableError."""
         image = self.executor.perform(inspect_image(self.engine, reference))
         self.emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
         surveys = self.executor.perform(survey_hosts(self.engine, reference, hosts))
@@ -266,7 +266,7 @@ class Shipper:
                 try:
                     done += pool.map(lambda survey: self._guarded(image, survey, config, layers), ready)
                 except BaseException:
-                    self.executor.close()  # Ctrl-C: what is being sent ends, and a next ship continues there
+                    self.executor.close()  # Ctrl-C: the transfers stop, and the next ship resumes them
                     raise
         for one in done:
             if one.error:
@@ -301,7 +301,7 @@ class Shipper:
             return Delivery(host=str(survey.host), sent=0, error=str(error))
 
     def _deliver(self, image: Image, survey: Survey, config: Blob, layers: tuple[Blob, ...]) -> Delivery:
-        """Send what this host lacks, and load."""
+        """Send the layers that this host lacks, and load the image there."""
         host, started = survey.host, time.monotonic()
         by_digest = {layer.digest: layer for layer in layers}
         digests = [digest_hex(layer) for layer in image.layers]
@@ -321,7 +321,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send one blob, from where a former ship was cut off; the bytes that were sent."""
+        """Send one blob, from where an earlier ship stopped, and return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

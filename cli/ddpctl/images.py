@@ -1,6 +1,6 @@
-"""Container images as values: what Docker and podman report about one, and the command lines that ask. Pure.
+"""Container images as values: what Docker and podman report about them, and the command lines that ask. Pure.
 
-Knows no host and no target; ``image_transfer`` copies an image to other machines, the targets run it.
+Knows no hosts and no targets: ``image_transfer`` copies images to other machines, and the targets run them.
 """
 
 import json
@@ -19,11 +19,11 @@ _VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What an engine holds under a reference."""
+    """The image that an engine has under a reference."""
 
     reference: str  # as it was requested
     id: str  # sha256:... of its configuration: the same wherever the same image was built, pulled or loaded
-    digests: tuple[str, ...]  # name@sha256:...: what registries call it; none before it was pushed or pulled
+    digests: tuple[str, ...]  # name@sha256:..., as registries name it; empty until it is pushed or pulled
     layers: tuple[str, ...]  # sha256:... of every layer's uncompressed content, lowest first
     size: int  # bytes, uncompressed
     created: str
@@ -34,12 +34,12 @@ class Image:
 
 
 def inspect_line(engine: Engine, reference: str) -> tuple[str, ...]:
-    """The command whose stdout ``read_inspect`` reads."""
+    """Return the command whose stdout ``read_inspect`` parses."""
     return (engine, "image", "inspect", reference)
 
 
 def read_inspect(reference: str, stdout: str) -> Image:
-    """The image that Docker's or podman's ``image inspect`` tells of. Raises ValueError."""
+    """Parse the output of Docker's or podman's ``image inspect``. Raises ValueError."""
     try:
         (record,) = json.loads(stdout)
         config = record.get("Config") or {}
@@ -60,21 +60,21 @@ def read_inspect(reference: str, stdout: str) -> Image:
 
 
 def with_algorithm(digest: str) -> str:
-    """``sha256:0123...``, also where podman leaves the algorithm out."""
+    """Return ``sha256:0123...``, even if podman leaves the algorithm out."""
     return digest if ":" in digest else f"sha256:{digest}"
 
 
 def digest_of(reference: str) -> str | None:
-    """The digest that a reference pins, or None: a tag may mean another image tomorrow."""
+    """Return the digest that a reference pins, or None: a tag alone may mean another image tomorrow."""
     _, at, digest = reference.partition("@")
     return digest if at else None
 
 
 def difference(wanted: Image, found: Image) -> str:
-    """Why ``found`` is not ``wanted``, with both digests; empty: they are the same image.
+    """Return why ``found`` is not ``wanted``, with both digests, or an empty string if they are the same image.
 
-    By the ID of the configuration, or by any digest of a registry that both know: a registry may hold one image under
-    another manifest, and an engine with containerd's store shows a manifest's digest as the ID.
+    They are the same if their configuration IDs are equal, or if they share a registry digest: a registry may store one
+    image under another manifest, and an engine with containerd's store shows a manifest's digest as the ID.
     """
     digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
     if wanted.id == found.id or digests:
@@ -83,7 +83,7 @@ def difference(wanted: Image, found: Image) -> str:
 
 
 def pin(image: Image) -> str:
-    """What names an image for good: its digest in a registry, else its ID."""
+    """Return the permanent name of an image: its digest in a registry, or else its ID."""
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 
@@ -101,13 +101,13 @@ def push_line(engine: Engine, reference: str) -> tuple[str, ...]:
 
 
 def versions_line(engine: Engine, reference: str) -> tuple[str, ...]:
-    """The command that asks an image for the versions of what is in it, a line each."""
+    """Return the command that prints the versions of the software in an image, one per line."""
     options = ("--rm", "--network", "none", "--entrypoint", "python")
     return (engine, "run", *options, reference, "-c", _VERSIONS)
 
 
 def human_size(size: int) -> str:
-    """``1.2 GB``, in powers of ten as registries and engines count."""
+    """Return a size such as ``1.2 GB``, in powers of ten, as registries and engines count."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -115,7 +115,7 @@ def human_size(size: int) -> str:
 
 
 def show(image: Image, versions: str = "") -> list[str]:
-    """``ddpctl image inspect`` for the user."""
+    """Return the lines that ``ddpctl image inspect`` prints."""
     lines = [
         f"{image.reference}  {human_size(image.size)} in {len(image.layers)} layers, {image.architecture}",
         f"  id           {image.id}",

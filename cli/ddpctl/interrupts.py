@@ -1,18 +1,18 @@
-"""What Ctrl-C, SIGTERM and SIGHUP do: an exception in a verb; outside one ddpctl exits without a message.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: they raise an exception in a verb, and otherwise end ddpctl without a message.
 
-Imports almost nothing, so that the handler is set before the imports that take time.
+Imports almost nothing, so that the handler is set before slow imports.
 """
 
 import os
 import signal
 from types import FrameType
 
-INTERRUPTED, TERMINATED = 130, 143  # as ddpwire.exits.Exit, which would have to be imported first
+INTERRUPTED, TERMINATED = 130, 143  # as in ddpwire.exits.Exit, which is not imported yet
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP: what handles Ctrl-C handles them. Raised once; those that follow are skipped."""
+    """SIGTERM or SIGHUP, handled in the same way as Ctrl-C. Raised once; later signals are ignored."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_silently() -> None:
-    """From now on Ctrl-C ends the process at once, unless its parent has SIGINT ignored."""
+    """From now on, let Ctrl-C, SIGTERM and SIGHUP end the process at once, unless its parent made it ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
     for number in _ENDS:
@@ -29,16 +29,16 @@ def exit_silently() -> None:
 
 
 def raise_in_verb() -> None:
-    """A verb begins: from now on they are exceptions, so that the verb can report what it leaves."""
+    """From now on, let Ctrl-C, SIGTERM and SIGHUP raise exceptions, so that a verb can report what it leaves."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _ENDS:
-        if signal.getsignal(number) is signal.SIG_DFL:  # nohup has SIGHUP ignored
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup makes us ignore SIGHUP
             signal.signal(number, _terminate)
 
 
 def code_of(error: KeyboardInterrupt) -> int:
-    """The exit code of a verb that it has ended."""
+    """Return the exit code of a verb that this exception has ended."""
     return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 
@@ -52,9 +52,9 @@ def _terminate(number: int, _frame: FrameType | None) -> None:
             signal.signal(end, _pass_over)
     from ddpwire.streams import leave_lost
 
-    leave_lost()  # the terminal may be gone, and a message would be an error
+    leave_lost()  # the terminal may be gone, and a message would then fail
     raise Terminated(number)
 
 
 def _pass_over(_number: int, _frame: FrameType | None) -> None:
-    """A handler, unlike SIG_IGN, is not inherited."""
+    """Ignore a signal. Unlike SIG_IGN, this handler is not inherited by child processes."""

@@ -1,6 +1,6 @@
-"""From a job to nodes: what each node's ddprun is told. Pure; knows no target.
+"""Turns a job into the environment and the arguments of each node's ddprun. Pure; knows no target.
 
-``contract`` returns the variables of ``ddpwire.names``; the target passes in address and port.
+``contract`` returns the variables of ``ddpwire.names``; the target supplies address and port.
 """
 
 import shlex
@@ -17,33 +17,33 @@ TRAINER = ("-m", "ddptrain")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run of a job: everything that is known before a machine is asked."""
+    """One run of a job: everything that is known before any machine is contacted."""
 
     run: str  # the run's name
     job: JobSpec
     cwd: str  # where the ranks run: the project's folder
     run_dir: str  # the run's folder (ddpwire.run_files)
     checkpoint_dir: str
-    uid: str = ""  # tells runs of one name apart; empty: a spec is rendered, which may be started many times
+    uid: str = ""  # distinguishes runs of the same name; empty: for a rendered spec, which may be started many times
     user: str = ""  # who launches the run
-    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a node is told of the run beside its name, in ``ddpwire.names``' variables."""
+        """The variables of ``ddpwire.names`` that identify the run to a node, in addition to its name."""
         return {names.RUN_UID: self.uid, names.USER: self.user} if self.uid else {}
 
     @property
     def world_size(self) -> int:
-        """Ranks over all nodes, when all come."""
+        """The number of ranks on all nodes, if all nodes join."""
         return self.job.world_size
 
 
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
-    """What ddprun runs: ``script args`` or ``-m module args``.
+    """Return what ddprun runs: ``script args`` or ``-m module args``.
 
-    No command, or one that begins with an option, is our own trainer's; a ``python`` in front is dropped,
-    since a rank is a Python process anyway.
+    An empty command, or one that begins with an option, runs our own trainer. A leading ``python`` is dropped, since a
+    rank is a Python process anyway.
     """
     if command and command[0] in ("python", "python3"):
         command = command[1:]
@@ -57,31 +57,31 @@ def program(command: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def script_of(command: tuple[str, ...]) -> str | None:
-    """The file that must be there for the ranks to start; None for a module."""
+    """Return the script that must exist for the ranks to start, or None for a module."""
     words = program(command)
     return None if words[0] == "-m" else words[0]
 
 
 def package_of(command: tuple[str, ...]) -> str | None:
-    """The package, or the module, that must be there for the ranks to start; None for a script, and for our trainer."""
+    """Return the package or module that must exist for the ranks to start, or None for a script or our own trainer."""
     words = program(command)
     return words[1].partition(".")[0] if words[0] == "-m" and len(words) > 1 and words[:2] != TRAINER else None
 
 
 def title(job: JobSpec) -> str:
-    """``2 nodes x 4 ranks of train.py``: the run in half a line."""
+    """Describe a run in half a line: ``2 nodes x 4 ranks of train.py``."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
     return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}"
 
 
 def counted(number: int | str, noun: str) -> str:
-    """``1 node``, ``2 nodes``, ``1:4 nodes``."""
+    """Return a number with its noun: ``1 node``, ``2 nodes``, ``1:4 nodes``."""
     return f"{number} {noun}" if str(number) == "1" else f"{number} {noun}s"
 
 
 def unused_gpus(job: JobSpec) -> str:
-    """A line if our own trainer leaves GPUs unused; empty: it does not, or the script is another."""
+    """Return a line if our own trainer leaves GPUs unused; empty if it uses all, or for another script."""
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
     used = f"{job.local_world_size} of a node's {job.gpus} GPUs"
@@ -89,13 +89,13 @@ def unused_gpus(job: JobSpec) -> str:
 
 
 def command_line(job: JobSpec) -> str:
-    """The program as one would type it, on one line."""
+    """Return the program on one line, as a user would type it."""
     words = program(job.command)
     return one_line(shlex.join(words[1:] if words[:2] == TRAINER else words))
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """The environment that tells a node its position, and the run's own variables. ``ddprun_args`` repeats none."""
+    """Return the variables of a node: its position, and the run's own variables. ``ddprun_args`` repeats none."""
     return {
         names.NNODES: plan.job.nodes,
         names.NPROC_PER_NODE: str(plan.job.local_world_size),
@@ -110,9 +110,9 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
 
 
 def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
-    """The arguments of a node's ddprun: its options, then the program.
+    """Return the arguments of a node's ddprun: its options, then the program.
 
-    ``deadline``: it keeps the time limit by itself, from its own start on; False where a scheduler tells it.
+    ``deadline``: whether ddprun keeps the time limit itself, from its own start; False if a scheduler signals it.
     """
     job = plan.job
     options = ["--grace", f"{job.grace:g}"]
@@ -126,21 +126,21 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
 
 
 def find_script(plan: Plan) -> Verb[None]:
-    """Look for the script in the project's folder on this machine. Raises NoInputError."""
+    """Look for the script in the project's folder on this machine. Raises NoInputError if it is missing."""
     if commands := look_for_script(plan):
         check_script(plan, *(yield commands))
 
 
 def look_for_script(plan: Plan, host: Host | None = None) -> tuple[Command, ...]:
-    """The command that looks for it there; none for a module."""
+    """Return the command that looks for the script in the project's folder; none for a module."""
     script = script_of(plan.job.command)
     return (Command(argv=("test", "-f", script), cwd=plan.cwd, host=host, probe=True),) if script else ()
 
 
 def check_script(plan: Plan, *outputs: Output, host: Host | None = None) -> None:
-    """See what ``look_for_script`` was answered. Raises NoInputError where test(1) says that it is not there.
+    """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) finds that the script is missing.
 
-    Anything but 1 is no answer (no test(1), no time, no connection), and no reason to refuse the launch.
+    Exit codes other than 1 give no answer (no test(1), a timeout, no connection), so the launch is not refused.
     """
     if any(output.returncode == 1 for output in outputs):
         where = f"{plan.cwd} of {host}" if host else plan.cwd

@@ -1,4 +1,4 @@
-"""Launches, follows, stops and removes runs: the steps of each verb, over targets, executor and run store."""
+"""Launches, follows, stops and pulls runs: the steps of each verb, with targets, executor and run store."""
 
 import fcntl
 import getpass
@@ -45,17 +45,17 @@ from ddpwire.run_files import (
 )
 from ddpwire.version import __version__
 
-SETTLE_S = 10.0  # how long after its last log line a run may take to be seen ended
-LAUNCH_STOP_S = 60.0  # what a launch may take to take back what it has begun
-STOP_MARGIN_S = 5.0  # what a run may take beyond its ranks' grace
-SILENT_S = 1.0  # a run of which nothing is alive has had its last word after so long
+SETTLE_S = 10.0  # how long after its last log line a run may still appear to be alive
+LAUNCH_STOP_S = 60.0  # how long a launch may take to undo what it has begun
+STOP_MARGIN_S = 5.0  # how long a run may take beyond its ranks' grace period
+SILENT_S = 1.0  # after this time, a run without living nodes reports nothing more
 PROGRESS_S = 5.0
 POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class AppContext:
-    """What every verb works with."""
+    """What every verb needs."""
 
     executor: Executor
     root: Path  # the folder of the runs
@@ -64,7 +64,7 @@ class AppContext:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be launched, once configuration and flags are one."""
+    """What to launch, according to the configuration and the flags."""
 
     job: JobSpec
     target: str
@@ -72,13 +72,13 @@ class Request:
     options: Any
     why: str  # what chose the target
     cwd: str
-    name: str | None = None  # the run's exact name; None: one is made up
+    name: str | None = None  # the run's exact name; None: a new name is chosen
     resumes: Run | None = None  # the run from whose checkpoints it continues
-    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not
+    wait_s: int | None = None  # how long the launch may wait for free GPUs; None: it does not wait
 
 
 def open_context(environ: Mapping[str, str]) -> AppContext:
-    """The context of this process: messages go to stderr."""
+    """Return the context of this process; messages go to stderr."""
     return AppContext(executor=Executor(environ), root=run_store.state_dir(environ), emit=_emit)
 
 
@@ -90,7 +90,7 @@ def _emit(line: str) -> None:
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
-    """The run of that name, or whose folder it is (a name with a slash); ``task``: one training of an array."""
+    """Find a run by its name or, if ``name`` has a slash, by its folder. ``task``: one training of an array."""
     run = (
         run_folders.load(Path(name).absolute(), kind=_kind_by_hand())
         if name and "/" in name
@@ -107,7 +107,7 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
 
 
 def in_folder(folder: Path) -> tuple[Run, ...]:
-    """The runs in a folder, also those that no ddpctl launched. Raises NoInputError."""
+    """Return the runs in a folder, including those that ddpctl did not launch. Raises NoInputError."""
     return run_folders.load_all(folder.absolute(), kind=_kind_by_hand())
 
 
@@ -119,7 +119,7 @@ def _kind_by_hand() -> str:
 
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
-    """The request as a plan for one run. ``uid``: of a run that is started; empty: only its spec is rendered."""
+    """Return the plan for one run. ``uid``: empty if the run is not started, and only its spec is rendered."""
     old = _goes_on_from(request)
     checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
     return Plan(
@@ -141,12 +141,12 @@ def _user() -> str:
 
 
 def _goes_on_from(request: Request) -> Run | None:
-    """The run whose checkpoints are its own; None: it is a new one, or resumes one that never started."""
+    """Return the run whose checkpoints are used, or None for a new run, or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """See that no run is active in the checkpoints of one that is to be resumed. Raises UsageError."""
+    """Check that no run uses the checkpoints of a run to be resumed. Raises UsageError or UnavailableError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
@@ -158,7 +158,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 
 
 def dry_run(context: AppContext, request: Request) -> None:
-    """Print what a launch would run, and run nothing that changes anything."""
+    """Print what a launch would run, without changing anything."""
     name = _name(context, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
@@ -169,7 +169,7 @@ def dry_run(context: AppContext, request: Request) -> None:
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
-    """Start a run and keep its record; one that cannot start, or is interrupted, leaves nothing behind."""
+    """Start a run and keep its record. A launch that fails or is interrupted is undone as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
     name = _name(context, request)
@@ -213,7 +213,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
                 run_store.discard(folder)
                 raise error.reason from None
             gone = "sweep" not in target.capabilities
-            with suppress(DdpctlError):  # what went wrong first is what a user must read
+            with suppress(DdpctlError):  # the user must see the first error
                 gone |= context.executor.perform(target.stop(run, signal="KILL"))
             if gone:
                 run_store.discard(folder)
@@ -234,13 +234,13 @@ def _name(context: AppContext, request: Request) -> str:
 
 
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
-    """Print a run's logs (``tail``: from the last lines on) until it ends; how it ended, and ddpctl's exit code.
+    """Print a run's logs until it ends; return how it ended, and ddpctl's exit code.
 
-    The status has no message where the log has said it.
+    ``tail``: how many earlier lines to print. The status has no message if the log contains it.
 
-    Ctrl-C once is SIGINT for its ranks, twice kills them; the code is then that of an interruption. SIGTERM stops the
-    run as well where this ddpctl has ``launched`` it, and SIGHUP if the run would end with ddpctl; else they are
-    raised (interrupts.Terminated) and the run continues.
+    The first Ctrl-C sends SIGINT to the ranks, the second kills them; the exit code is then that of an interruption. If
+    this ddpctl has ``launched`` the run, SIGTERM stops it as well, and so does SIGHUP if the run would end with ddpctl.
+    Otherwise these signals are raised (interrupts.Terminated) and the run continues.
     """
     target = target_of(run)
     tethered = signals.SIGHUP if "tethered" in target.capabilities else signals.SIGTERM
@@ -264,7 +264,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 try:
                     logs = target.logs(run, LogQuery(follow=True, tail=tail))
                     context.executor.perform(logs, on_interrupt=stopper)
-                except CannotWriteError:  # the run continues, whoever reads its log
+                except CannotWriteError:  # the run continues, even if nobody reads its log
                     printed = False
                 state, code = _ended(context, run, stopper)
                 if printed and state.outcome and state.message == state.outcome.message:
@@ -288,7 +288,7 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 
 
 def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Its last word may take a moment; and where its log could not be printed to the end, the run still continues."""
+    """Wait until the run has ended. This takes a moment, or long if its log could not be printed to the end."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
@@ -304,10 +304,10 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
 
 
 class Stopper:
-    """What Ctrl-C does to an attached run: the first time it saves and stops, the second time it is killed.
+    """Handles Ctrl-C for an attached run: the first one makes the run save and stop, the second one kills it.
 
-    ``first``: the signal of the first time; TERM where the target cannot send INT. ``ends_on``: which signals to ddpctl
-    stop the run as well; another one is raised.
+    ``first``: the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on``: other signals
+    to ddpctl that stop the run as well; any further signal is raised.
     """
 
     def __init__(
@@ -318,11 +318,11 @@ class Stopper:
         self.code = int(Exit.INTERRUPTED)
 
     def handles(self, error: KeyboardInterrupt) -> bool:
-        """Whether it stops the run."""
+        """Whether this interruption stops the run."""
         return not isinstance(error, interrupts.Terminated) or error.number in self._ends_on
 
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
-        """One Ctrl-C, or one of the signals."""
+        """Handle one Ctrl-C or one signal."""
         asked: StopSignal = self._first
         by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
         if isinstance(error, interrupts.Terminated):
@@ -345,12 +345,12 @@ class Stopper:
             self._context.emit(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
-        except UnavailableError as error:  # some of its machines; what continues elsewhere is still to be seen
+        except UnavailableError as error:  # some machines do not answer; the run may continue on others
             self._context.emit(str(error))
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Let a run save and stop, kill it when its grace is over, and see that nothing of it is left."""
+    """Let a run save and stop, kill it after its grace period, and check that nothing of it is left."""
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
@@ -373,9 +373,9 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
 
 
 def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
-    """Have a ddpctl that launches the run take it back; None: it was too late for that.
+    """Make the ddpctl that is launching a run undo the launch. Return None if it was too late for that.
 
-    Raises UnavailableError where that ddpctl is on another machine, or does not come to its end.
+    Raises UnavailableError if that ddpctl is on another machine, or does not end.
     """
     if launch.host != os.uname().nodename:
         raise UnavailableError(f"{run.name} is being launched by {launch}", hint="stop it there, or wait")
@@ -392,7 +392,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 
 def clear(context: AppContext, run: Run) -> None:
-    """Take away what a run that has ended has left where it ran."""
+    """Remove what a run that has ended has left where it ran."""
     context.executor.perform(target_of(run).keep(run))
     if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
@@ -411,27 +411,27 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
 
 
 def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
-    """What each node's endpoint and folder say; nothing as long as its launch is not over."""
+    """Return what each node's endpoint and folder report; nothing if the run is not placed yet."""
     return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
 
 
 def is_unplaced(run: Run) -> bool:
-    """Whether its launch is not over, and its target has not said how the run is found."""
+    """Whether the run's launch is unfinished and its target has not yet reported how to find the run."""
     return not run.handle and run_store.unfinished_launch(run) is not None
 
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
-    """Run a command where a node of the run is. Raises NoInputError for a node that there is not."""
+    """Run a command where a node of the run is. Raises NoInputError if there is no such node."""
     if not 0 <= node < run.job.max_nodes:
         raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
 def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool = False) -> Path:
-    """Bring what a run has written into a folder here, which is returned.
+    """Fetch what a run has written into a local folder, and return the folder.
 
-    Raises ConfigError where it is reached without; NoInputError where there is nothing yet; UnavailableError where a
-    machine of the run does not answer.
+    Raises ConfigError if the files can be reached without a pull, NoInputError if nothing is written yet, and
+    UnavailableError if a machine of the run does not answer or another pull is running.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
         raise NoInputError(f"{run.name} has written nothing yet: {status(context, (run,))[0].message}")
@@ -450,13 +450,13 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
 
 
 def suspend(context: AppContext, run: Run, *, again: bool) -> None:
-    """Let a run rest, or continue (``again``). Raises ConfigError where its target cannot."""
+    """Suspend a run, or resume it (``again``). Raises ConfigError if its target cannot do this."""
     target = target_of(run)
     context.executor.perform(target.resume(run) if again else target.suspend(run))
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
-    """How these runs fare, in the same order: each target is asked once."""
+    """Return the status of these runs, in the same order. Each target is asked once."""
     found = {
         run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
         for run in asked
@@ -469,12 +469,12 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
     for group in map(tuple, groups.values()):
         try:
             target = target_of(group[0])
-        except ConfigError as error:  # one record that makes no sense keeps nobody from the others
+        except ConfigError as error:  # one invalid record must not hide the other runs
             found |= {run.name: RunStatus(run=run.name, state="unknown", message=str(error)) for run in group}
             continue
         try:
             states = context.executor.perform(target.status(group, now=time.time()))
-        except DdpctlError as error:  # what one target cannot answer keeps nobody from the others
+        except DdpctlError as error:  # one target's error must not hide the other runs
             states = tuple(RunStatus(run=run.name, state="unknown", message=str(error)) for run in group)
         found |= {
             run.name: _as_asked(run, run_folders.without_guess(run, state))
@@ -486,7 +486,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
-    """The status with what is known here alone: that its launch is not over, how it had ended, who stopped it."""
+    """Add to a status what is known only here: an unfinished launch, how the run ended, who stopped it."""
     # No answer, or nothing left to ask.
     unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if unsure and (end := run_store.known_end(run)):
@@ -512,7 +512,7 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
 
 
 def target_of(run: Run) -> targets.Target:
-    """The target that a run was started on. Raises ConfigError for another version's."""
+    """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
     if run.kind not in targets.kinds():
         raise ConfigError(f"{run.name}: {_strange(run)}")
     try:
@@ -525,13 +525,13 @@ def _strange(run: Run) -> str:
     return f"its target is of a kind that ddpctl {__version__} does not know: {run.kind}"
 
 
-# Discovery by Prometheus: file_sd files in ``.targets`` beside the runs' folders, one file a run. Nodes on this
-# machine, and Slurm's batch script, write theirs by themselves; those of nodes elsewhere are written here whenever a
-# run's status is asked for. Those of a run that has ended are removed. A Kubernetes cluster has discovery of its own.
+# Discovery for Prometheus: file_sd files in ``.targets``, beside the runs' folders. Nodes on this machine and Slurm's
+# batch script write their own files. For nodes elsewhere, one file per run is written here whenever the run's status is
+# requested. The files of a run that has ended are removed. A Kubernetes cluster has its own discovery.
 
 
 def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
-    """Make the files say what was found out. One that cannot be written keeps nobody from a run's status."""
+    """Update the files according to the status of the runs. A file that cannot be written is skipped."""
     folder = root / TARGETS
     present = tuple(folder.iterdir()) if folder.is_dir() else ()
     for run, status in runs:
@@ -554,4 +554,4 @@ def _write_discovery(folder: Path, run: Run, status: RunStatus) -> None:
     if targets and not (path.exists() and path.read_text() == content):
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(path, content.encode())
-        path.chmod(0o644)  # Prometheus is another user
+        path.chmod(0o644)  # Prometheus runs as another user

@@ -1,4 +1,4 @@
-"""``ddpctl``: parses, calls, prints. Errors become one line and an exit code here, and nowhere else."""
+"""The ``ddpctl`` program and its commands. Errors become one line and an exit code here, and nowhere else."""
 
 import os
 import sys
@@ -20,19 +20,19 @@ class OneLineErrors(TyperGroup):
     """A group of commands whose errors are one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; turn what it raises into a user's words."""
+        """Run a command; turn an exception into a message for the user."""
         try:
             interrupts.raise_in_verb()
             result = super().invoke(ctx)
-            sys.stdout.flush()  # here, where it can be said that it does not work
+            sys.stdout.flush()  # here, where a failure can still be reported
             return result
         except DdpctlError as error:
-            if str(error):  # else whoever it happened to has said it
+            if str(error):  # else it was already reported
                 print(plain(f"{error.prefix}{error}"), file=sys.stderr)
             raise typer.Exit(int(error.code)) from None
         except KeyboardInterrupt as error:
             raise typer.Exit(interrupts.code_of(error)) from None
-        except BrokenPipeError:  # the reader (head, less) has seen enough
+        except BrokenPipeError:  # the reader (head, less) has ended
             _let_go_of_stdout()
             raise typer.Exit(int(Exit.OK)) from None
         except OSError as error:
@@ -42,7 +42,7 @@ class OneLineErrors(TyperGroup):
             print(f"ddpctl: {message}", file=sys.stderr)
             raise typer.Exit(int(code)) from None
         finally:
-            interrupts.exit_silently()  # Python's own end takes a moment, too
+            interrupts.exit_silently()  # Python's own shutdown takes a moment, too
 
 
 app = typer.Typer(
@@ -102,12 +102,12 @@ app.command()(setup.version)
 
 
 def _let_go_of_stdout() -> None:
-    """What is still to be written leads nowhere: Python would try again at its end, and complain."""
+    """Discard unwritten output, since Python would otherwise try again at exit and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _meant(error: OSError) -> tuple[str, Exit]:
-    """What it comes to for the user, and the exit code."""
+    """Return the message for the user and the exit code."""
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:
@@ -118,13 +118,13 @@ def _meant(error: OSError) -> tuple[str, Exit]:
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script."""
     open_closed()
-    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may be any bytes
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may contain any bytes
     try:
         code = app(args=sys.argv[1:] or ["--help"], prog_name="ddpctl", standalone_mode=False)
     except Exception as error:
-        # Typer's own usage errors; it keeps their class to itself.
+        # Typer's own usage errors, whose class is private.
         if isinstance(error, typer.Abort):  # Ctrl-C before a verb has begun
             sys.exit(Exit.INTERRUPTED)
         if not (message := getattr(error, "format_message", None)):

@@ -1,7 +1,7 @@
-"""Reads metrics and files of a run's nodes, by a shell script that runs where their folder is. Values and text; pure.
+"""Reads metrics and files of a run's nodes, with a shell script that runs where their folders are. Pure.
 
-The script is for a POSIX shell with coreutils; curl, wget or bash fetches the metrics there, so that no port has to be
-open from here.
+The script needs a POSIX shell with coreutils. There, curl, wget or bash fetches the metrics, so that no port has to be
+open to this machine.
 """
 
 import re
@@ -14,19 +14,19 @@ from ddpwire.run_files import DIAGNOSIS_REQUEST, NODE
 
 FETCH_S = 5
 TIMEOUT_S = 45.0
-_MARK = "\x1e"  # before the name of each part; it is taken out of what the parts themselves say
-_TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed"  # no names of files
+_MARK = "\x1e"  # before the name of each part; removed from the content of files
+_TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed"  # not file names: they begin with "="
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is asked of every node."""
+    """What is requested from every node."""
 
     metrics: bool = True
-    files: tuple[str, ...] = ()  # of its folder, by their names there
-    max_bytes: int = 2_000_000  # of each file, its last ones
-    placed: bool = False  # when it got its places, where the target knows
-    request: str = ""  # a word for the node's ddprun, which writes its diagnosis.json with it
+    files: tuple[str, ...] = ()  # names of files in the node's folder
+    max_bytes: int = 2_000_000  # how many last bytes of each file
+    placed: bool = False  # whether to ask when the node got its places, if the target knows
+    request: str = ""  # text for the node's ddprun, which repeats it in a new diagnosis.json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class ProbeResult:
     node: int
     time: float | None = None  # the node's clock, in seconds since the epoch; None: it was not asked
     metrics: str = ""  # empty: its endpoint did not answer, or has none
-    files: Mapping[str, str] = field(default_factory=dict)  # those that are there
-    placed: tuple[float, ...] = ()  # when a queue gave it a place, each time, in seconds since the epoch
+    files: Mapping[str, str] = field(default_factory=dict)  # name → content, for the files that exist
+    placed: tuple[float, ...] = ()  # each time when a queue gave it a place, in seconds since the epoch
     failure: str = ""  # why it could not be asked, in a line
 
 
@@ -58,7 +58,10 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """The script. ``folders``: those of nodes, as words of the shell; ``placed``: what prints when they got them."""
+    """Return the script. ``folders``: the nodes' folders, as shell words.
+
+    ``placed``: a shell command that prints when the nodes got their places.
+    """
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:
         lines.append(_FETCH.rstrip())
@@ -87,7 +90,7 @@ def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> s
 
 
 def read_probe(output: Output, nodes: Sequence[int]) -> tuple[ProbeResult, ...]:
-    """What the script printed about these nodes."""
+    """Parse what the script printed about these nodes."""
     if output.returncode:
         return tuple(ProbeResult(node=node, failure=output.last_line()) for node in nodes)
     _, *texts = re.split(rf"^{_MARK}=\d+\n", output.stdout, flags=re.MULTILINE)
@@ -112,6 +115,6 @@ def _read_one(node: int, text: str) -> ProbeResult:
 
 
 def _seconds(text: str) -> float | None:
-    """What date says; busybox's knows no %N."""
+    """Parse the output of date; busybox's date does not support %N."""
     number = re.match(r"\d+(\.\d+)?", text.strip())
     return float(number[0]) if number else None

@@ -1,8 +1,8 @@
 """Packs the installed ddpctl as a wheel and prints it as text, for machines without a network.
 
-A program of its own (``python -m ddpctl.own_wheel``). The wheel names no dependency: where it goes they are installed,
-or cannot be. The same files make the same bytes. It is compressed as a whole, by LZMA: 345 kB where a wheel's own
-compression, file by file, comes to 585 kB, and a notebook may be 1 MB.
+This is a separate program (``python -m ddpctl.own_wheel``). The wheel declares no dependencies: on the other machine,
+they are already installed or cannot be. The same files always give the same bytes. LZMA compresses the complete wheel
+to 345 kB, while a wheel's own compression of each file results in 585 kB; a notebook may be 1 MB.
 """
 
 import base64
@@ -27,12 +27,12 @@ ddptrain = ddptrain.__main__:main
 
 
 def main() -> None:
-    """Print it on one line."""
+    """Print the wheel on one line."""
     print(base64.b64encode(lzma.compress(wheel(), preset=9)).decode())
 
 
 def wheel() -> bytes:
-    """The wheel, in the format of PEP 427."""
+    """Return the wheel, in the format of PEP 427."""
     about = f"ddpctl-{__version__}.dist-info"
     files = dict(_sources())
     files[f"{about}/METADATA"] = f"Metadata-Version: 2.1\nName: ddpctl\nVersion: {__version__}\n".encode()

@@ -1,7 +1,7 @@
-"""Which files of a project go to other machines: what git knows or would add, less what ``.ddpignore`` names.
+"""Selects the files of a project for other machines: what git tracks or would add, except files in ``.ddpignore``.
 
-``.ddpignore`` has the syntax of .gitignore. Outside of a repository all goes that is not hidden, and no environment or
-cache. ``python -m ddpctl.project_files`` reads on stdin what LIST has printed, and prints the fields of a Project.
+``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, environments
+and caches. ``python -m ddpctl.project_files`` reads the output of LIST on stdin, and prints the fields of a Project.
 """
 
 import json
@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 IGNORE = ".ddpignore"
-RSYNC = "rsync  version 3."  # how its --version begins; openrsync has no --info
-_NAMED = 4  # of what is left out
+RSYNC = "rsync  version 3."  # how the output of its --version begins; openrsync has no --info
+_NAMED = 4  # how many of the omitted files are named
 _SECTION = "/"
-# What there is to send with; the files that go; those that .ddpignore names; what git ignores. NUL ends each name, and
-# _SECTION each of these.
+# Prints four sections: the tools for sending; the files to send; the files in .ddpignore; the files that git ignores.
+# NUL ends each name, and _SECTION ends each section.
 LIST = f"""\
 end() {{ printf '{_SECTION}\\0'; }}
 printf '%s\\0' "$(rsync --version 2>/dev/null | head -n 1)" "$(command -v zstd)"; end
@@ -37,12 +37,12 @@ git ls-files -z --others --ignored --directory --exclude-standard "$@"; end
 
 
 def file_state(size: int, modified: str, mode: int) -> str:
-    """What of a file tells that it has changed: its size, its time (``%.9Y`` of stat), and whether it can be run."""
+    """Return what shows that a file has changed: its size, its time (``%.9Y`` of stat), and if it is executable."""
     return f"{size} {modified} {bool(mode & stat.S_IXUSR)}"
 
 
 def look(names: str) -> dict[str, Any]:
-    """The fields of Project, from what LIST has printed."""
+    """Return the fields of Project from the output of LIST."""
     sections: list[list[str]] = [[]]
     for name in names.split("\0")[:-1]:
         if name == _SECTION:
@@ -59,7 +59,7 @@ def look(names: str) -> dict[str, Any]:
             continue
         try:
             found = os.lstat(name)
-        except OSError:  # git also lists what is deleted and not committed
+        except OSError:  # git also lists deleted files if the deletion is not committed
             continue
         if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
             modified = f"{found.st_mtime_ns // 10**9}.{found.st_mtime_ns % 10**9:09}"
@@ -73,7 +73,7 @@ def look(names: str) -> dict[str, Any]:
 
 
 def _some(names: Sequence[str], why: str) -> list[str]:
-    """The first of them, and how many more."""
+    """Return the first names, how many more there are, and the reason."""
     if not names:
         return []
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""

@@ -1,7 +1,7 @@
-"""Bare machines become nodes: the inventory from a configuration, and the lines that run the playbooks of ansible/.
+"""Turns bare machines into nodes: makes an inventory from a configuration, and runs the playbooks in ansible/.
 
-Values and verbs; performs nothing, and knows Ansible by its command line alone. A machine that the first check
-(``--check``) finds broken is left alone; the others are done.
+Contains only values and verbs, and uses Ansible only through its command line. A machine that fails the first check
+(``--check``) is left unchanged; the others are set up.
 """
 
 import json
@@ -19,18 +19,18 @@ from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 Playbook = Literal["site", "verify", "uninstall"]
 _TAKEN = frozenset({"all", "ungrouped", "nodes", "controller", "monitor", "storage"})
-TRAINER = "ddp"  # who trains, where no host names a user
-_INTERRUPTED = 99  # of ansible-playbook, when Ctrl-C has ended it
+TRAINER = "ddp"  # the user who trains, if a host names none
+_INTERRUPTED = 99  # exit code of ansible-playbook after Ctrl-C
 _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provision --inventory THIS_FILE\n"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What an inventory says beyond a target's hosts."""
+    """What an inventory contains besides a target's hosts."""
 
-    login: str | None  # who logs in to set the machines up; None: who logs in to train
-    keys: tuple[str, ...]  # public keys of those who may train
-    image: str | None  # None: none is looked for
+    login: str | None  # the user who sets the machines up; None: the user who trains
+    keys: tuple[str, ...]  # public keys of the users who may train
+    image: str | None  # the image that the machines need, or None
     places: Mapping[str, str]  # group → the address of its host
 
 
@@ -39,21 +39,21 @@ class PlaybookRun:
     """One call of ``ddpctl provision``."""
 
     ansible: str  # the program ansible-playbook
-    folder: str  # of the playbooks
+    folder: str  # the folder of the playbooks
     inventory: str
-    recap: str  # the file in which a playbook says how each machine fared
+    recap: str  # the file into which a playbook writes the result of each machine
     playbook: Playbook = "site"
-    check: bool = False  # look, and change nothing
+    check: bool = False  # only check, and change nothing
     tags: tuple[str, ...] = ()
-    extra: tuple[str, ...] = ()  # words for ansible-playbook as they are
+    extra: tuple[str, ...] = ()  # further arguments for ansible-playbook
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostResult:
-    """How one machine fared."""
+    """The result of one machine."""
 
-    changed: int  # tasks that changed something, or would
-    failed: str  # why; empty: it did not
+    changed: int  # number of tasks that changed something, or would change something
+    failed: str  # why it failed; empty if it did not
 
 
 def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
-        # A machine that is no node is the administrator's alone.
+        # A node has its variables above; a machine that is not a node gets them here.
         own = {} if address in hosts else _variables(SshHost.from_text(address), site)
         _check_name(SshHost.from_text(address).address)
         groups[group] = {"hosts": {SshHost.from_text(address).address: own}}
@@ -83,7 +83,7 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
 
 
 def _check_name(address: str) -> None:
-    """See that Ansible takes it for one machine. Raises ConfigError."""
+    """Check that Ansible takes the address for one machine. Raises ConfigError."""
     if address in _TAKEN:
         raise ConfigError(
             f"provision: {address} is the name of a group of Ansible's, and can be no host's: name the machine by its "
@@ -118,17 +118,17 @@ def _variables(host: SshHost, site: Site) -> dict[str, Any]:
 
 
 def inventory_text(options: SshOptions, site: Site) -> str:
-    """The inventory as a file."""
+    """Return the inventory as the text of a file."""
     return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
 
 
 def image_of(options: SshOptions, job: JobSpec) -> str | None:
-    """The image that the hosts of a target need."""
+    """Return the image that the hosts of a target need, or None."""
     return None if options.runtime == "none" else job.image
 
 
 def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Command:
-    """A run of the playbook; ``only``: on these machines."""
+    """Return the command that runs the playbook. ``only``: limit it to these machines."""
     argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
     argv += ["--check"] if check else []
     argv += [f"--tags={','.join(run.tags)}"] if run.tags else []
@@ -138,7 +138,7 @@ def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) 
 
 
 def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
-    """Run the playbook, after a look that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
+    """Run the playbook, after a check that changes nothing. Raises UnavailableError and KeyboardInterrupt."""
     if run.playbook == "verify":
         return (yield from _play(run, check=False))
     looked = yield from _play(run, check=True)
@@ -150,7 +150,7 @@ def provision(run: PlaybookRun) -> Verb[dict[str, HostResult]]:
 
 
 def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[dict[str, HostResult]]:
-    # What an earlier playbook left is not to be taken for this one's.
+    # Remove the result of an earlier playbook, which must not be taken for this one's.
     yield (Command(argv=("rm", "-f", run.recap)),)
     (played,) = yield (playbook_line(run, check=check, only=only),)
     (recap,) = yield (Command(argv=("cat", run.recap), placeholder='{"HOST": {"changed": 1, "failed": ""}}'),)

@@ -1,8 +1,8 @@
-"""Brings what a run has written here: checkpoints, logs, weights; as a verb that any target can use.
+"""Fetches what a run has written (checkpoints, logs, weights), with a verb that any target can use.
 
-A target names the places: a shell each, and the folders there. Each place is asked for its files, and sends those that
-are not here yet in one stream, each from where a former pull was cut off, followed by its SHA-256. A file gets its name
-here when its content has that sum. ``python -m ddpctl.pull FOLDER`` is the part of it that reads and writes files here.
+A target names the places, each with a shell and folders. Each place lists its files, and sends the missing files in one
+stream. A file is sent from where an earlier pull was cut off, and with its SHA-256. It gets its name here if
+its content has this checksum. The program ``python -m ddpctl.pull FOLDER`` reads and writes the files here.
 """
 
 import hashlib
@@ -23,15 +23,15 @@ from ddpctl.text import one_line
 from ddpwire.exits import Exit
 from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS
 
-TRIES = 4  # a connection that was lost in the middle is made again, and resumes where it stopped
+TRIES = 4  # after a lost connection, the transfer is tried again from where it stopped
 LIST_S, HERE_S = 120.0, 3600.0
-STALL_S = 900.0  # the other end reads a large file once more for its sum
-# What of a run's folder is no result: sent to it, or of use to living processes only. Patterns of find -path.
+STALL_S = 900.0  # the other end reads a large file again for its checksum
+# Files in a run's folder that are no results: sent to it, or only used by living processes. Patterns of find -path.
 _SKIPPED = (
     *("./project", "./secrets", "./task-*/secrets", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
     *(f"*/node-*/{name}" for name in (METRICS, HEARTBEAT, LOCK)),
 )
-_WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # ddptrain's; its manifest has the accuracy
+_WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain; its manifest has the accuracy
 _SUM = re.compile(r"^([0-9a-f]{64})  -$", re.MULTILINE)
 _LIST = f"""\
 list() {{
@@ -51,31 +51,32 @@ send() {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where files of a run are."""
+    """A place where files of a run are."""
 
-    name: str  # for the user: a host, a pod
-    shell: Command  # one that reads its script from stdin there, such as /bin/sh on a host, or by kubectl exec -i
-    folders: Mapping[str, str]  # the name here ("": at the top) → the folder there, as a word of that shell
+    name: str  # shown to the user: a host or a pod
+    shell: Command  # a shell there that reads its script from stdin: /bin/sh on a host, or through kubectl exec -i
+    folders: Mapping[str, str]  # the local name ("": the top folder) → the folder there, as a word of that shell
 
 
 @dataclass(frozen=True, kw_only=True)
 class File:
     """A file at a place."""
 
-    path: str  # here, below the folder into which it is pulled
-    place: int
-    word: str  # there, as a word of the shell
+    path: str  # on this machine, below the folder of the pull
+    place: int  # the index of its place
+    word: str  # the path there, as a word of the shell
     size: int
     modified: int
 
 
 def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
-    """Fetch all that is not here yet; lines for the user of what could not be had.
+    """Fetch all files that are not here yet; return lines for the user about what could not be fetched.
 
-    ``best``: of the checkpoints only the one of the highest accuracy. A path that several places have is fetched from
-    the first. Raises UnavailableError where not all could be fetched, which the next pull continues with.
+    ``best``: fetch only the checkpoint with the highest accuracy. A path that several places have is fetched from the
+    first. Raises UnavailableError if some files could not be fetched, which the next pull continues; NoInputError if
+    there are none yet.
     """
-    whole: dict[str, str] = {}  # what this pull has brought or found here, with its problem
+    whole: dict[str, str] = {}  # the paths that this pull has fetched
     problem = ""
     for _ in range(TRIES):
         files, silent = yield from _list(places)
@@ -85,7 +86,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
             for path, file in files.items()
             if path not in whole and here["files"].get(path) != [file.size, file.modified]
         ]
-        if best:  # the manifests come first: they tell which it is
+        if best:  # the manifests come first: they show which one is the best
             others = [file for file in wanted if not _WEIGHTS.fullmatch(file.path)]
             manifests = any(file.path.endswith(".json") for file in others)
             wanted = others if manifests else [file for file in wanted if file in others or file.path == here["best"]]
@@ -106,7 +107,7 @@ def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = Fa
 
 
 def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...]]]:
-    """The files of all places, and who does not answer. Raises DdpctlError."""
+    """Return the files of all places, and lines about missing answers and skipped files. Raises DdpctlError."""
     answers = yield tuple(
         replace(
             place.shell,
@@ -141,7 +142,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
 def _fetch(
     places: Sequence[Place], wanted: Sequence[File], into: str, parts: Mapping[str, int]
 ) -> Verb[tuple[list[str], str]]:
-    """One stream a place; the paths that have come whole, and what went wrong."""
+    """Fetch files in one stream per place; return the paths that arrived complete, and what went wrong."""
     starts = {file.path: start if (start := parts.get(file.path, 0)) <= file.size else 0 for file in wanted}
     left = sum(file.size - starts[file.path] for file in wanted)
     what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
@@ -180,7 +181,7 @@ def _fetch(
 
 
 def _part(into: str, path: str) -> str:
-    """Where a file is until it is whole."""
+    """Return the path of a file until it is complete."""
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 
@@ -193,11 +194,11 @@ def _here(into: str, asked: Mapping[str, Any]) -> Verb[dict[str, Any]]:
     return found
 
 
-# The program: what is here, and how a file that has come gets its name
+# The program: finds out what is here, and gives a fetched file its name
 
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """Which of these are here, whole or in part, and which checkpoint is the best of them."""
+    """Return which of these files are here, complete or in part, and which is the best checkpoint of them."""
     files = {path: [found.st_size, int(found.st_mtime)] for path in paths if (found := _stat(into / path))}
     parts = {path: found.st_size for path in paths if (found := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}
@@ -214,7 +215,7 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 def _accuracy(weights: Path) -> float | None:
-    """What a checkpoint's manifest says."""
+    """Return the accuracy in a checkpoint's manifest, or None."""
     try:
         value = json.loads(weights.with_suffix(".json").read_bytes())["accuracy"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -223,7 +224,7 @@ def _accuracy(weights: Path) -> float | None:
 
 
 def finish(into: Path, files: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
-    """Give each its name whose content has its sum; the others are removed. Raises OSError."""
+    """Give each file with the right checksum its name, and remove the others. Raises OSError."""
     whole, wrong = [], []
     for path, size, modified, expected in files:
         part = Path(_part(str(into), path))
@@ -240,7 +241,7 @@ def finish(into: Path, files: Sequence[tuple[str, int, int, str]]) -> dict[str, 
 
 
 def main() -> int:
-    """The program."""
+    """Run the program."""
     asked, into = json.load(sys.stdin), Path(sys.argv[1])
     try:
         into.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Runs commands on other machines, over SSH: one connection a host, which is kept, and any number of commands on it.
+"""Runs commands on other machines over SSH: one connection per host is kept open for any number of commands.
 
-What a command reads goes over its stdin, never into its command line. A host that is lost in the middle is noticed
-within LOST_S, also behind a jump host.
+Input of a command goes to its stdin, never into its command line. If a host is lost, this is noticed within LOST_S
+seconds, even behind a jump host.
 """
 
 import select
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from ddpctl.ssh import Connector
 
 
-PROBE_S = 3.0  # how often a silent host is asked whether it is there
+PROBE_S = 3.0  # how often a silent host is checked
 LOST_S = 8.0
 _CHUNK = 1 << 16
 
 
 class Remote:
-    """The machines that this process talks to."""
+    """The connections of this process to other machines."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._home = Path(environ.get("HOME", "/"))
-        self.keep: Callable[[bytes], bytes] = lambda data: data  # what of a command's stdout is printed
+        self.keep: Callable[[bytes], bytes] = lambda data: data  # filters a command's stdout before it is printed
         self._connector: Connector | None = None
         self._connections: dict[Host, Connection] = {}
         self._locks: dict[Host, threading.Lock] = {}
@@ -41,9 +41,9 @@ class Remote:
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
-        """Import what connections need: 0.3 s that only a remote target pays, and in one thread, as imports race.
+        """Import what connections need, in one thread, as imports race. Takes 0.3 s, for remote targets only.
 
-        ``num_streams``: how many commands will be streamed side by side.
+        ``num_streams``: how many commands will be streamed in parallel.
         """
         from ddpctl.ssh import Connector
 
@@ -52,22 +52,22 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """OpenSSH's own client for a machine, with the settings of our connections."""
+        """Return the arguments for OpenSSH's client, with the settings of our connections."""
         from ddpctl.ssh import openssh
 
         return openssh(host, self._home)
 
     def capture(self, command: Command) -> Output:
-        """Wait for it, keep what it wrote."""
+        """Wait for a command and keep its output."""
         out, err = bytearray(), bytearray()
         done = self._run(command, out.extend, err.extend)
         texts = (out.decode(errors="replace"), err.decode(errors="replace") + done.stderr)
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for it; what it writes is ours, merged with the output of others that run side by side.
+        """Wait for a command, and write its output to ours, merged with the output of parallel commands.
 
-        A host that is lost is named at once: the others may continue for days.
+        A lost host is reported at once, because the others may continue for days.
         """
         with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
             done = self._run(command, out.add, err.add)
@@ -76,7 +76,7 @@ class Remote:
         return done
 
     def hold(self, command: Command) -> Output:
-        """Keep what its first line says; its stdin stays open until it is released."""
+        """Start a command and keep its first line of output; its stdin stays open until ``release``."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError
@@ -100,12 +100,12 @@ class Remote:
             return Output(returncode=UNREACHED, stderr=str(error) or "the host is gone")
 
     def release(self) -> None:
-        """Let what is held end."""
+        """Let all held commands end."""
         while self._held:
             self._held.pop().close()
 
     def hand_over(self, command: Command) -> Output:
-        """The terminal is the command's."""
+        """Run a command that controls the terminal."""
         self.prepare()
         from ddpctl.ssh import NoConnectionError
 
@@ -116,7 +116,7 @@ class Remote:
         return Output(returncode=done.exited)
 
     def close(self) -> None:
-        """Let go of all machines; what waits for one of them ends."""
+        """Close all connections; commands that wait for a machine end."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
@@ -137,7 +137,7 @@ class Remote:
             channel.exec_command(process_line(command))
             if command.stdin is not None:
                 data = command.stdin.encode(errors="surrogateescape")
-                for start in range(0, len(data), _CHUNK):  # sendall copies what is left for each packet
+                for start in range(0, len(data), _CHUNK):  # in chunks, as sendall copies the rest for each packet
                     channel.sendall(data[start : start + _CHUNK])
             if command.part is not None:
                 for data in _read(command.part):
@@ -154,7 +154,7 @@ class Remote:
         return Output(returncode=code)
 
     def _channel(self, host: Host) -> "Channel":
-        """A new channel; a connection that has gone stale since its last use is made again, once."""
+        """Open a channel. If the connection has become stale since its last use, connect again once."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError
@@ -200,7 +200,7 @@ def _host(command: Command) -> Host:
 def _pump(
     channel: "Channel", deadline: float | None, out: Callable[[bytes], None], err: Callable[[bytes], None]
 ) -> int:
-    """Hand on what comes until the command ends; its exit status. Raises TimeoutError, SSHException, OSError."""
+    """Pass on output until the command ends; return its code. Raises TimeoutError, SSHException, OSError, EOFError."""
     heard = time.monotonic()
     while True:
         moved = _drain(channel, out, err)
@@ -215,7 +215,7 @@ def _pump(
                 raise EOFError
             return int(channel.exit_status)
         if now - heard > PROBE_S:
-            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises where nobody answers
+            channel.get_transport().open_session(timeout=LOST_S - PROBE_S).close()  # raises if nobody answers
             heard = now
         select.select([channel], [], [], PROBE_S if deadline is None else min(PROBE_S, max(0.0, deadline - now)))
         if channel.eof_received:
@@ -223,7 +223,7 @@ def _pump(
 
 
 def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[bytes], None]) -> bool:
-    """Hand on what has come; whether there was anything."""
+    """Pass on the output that has arrived; return whether there was any."""
     moved = False
     for ready, receive, take in (
         (channel.recv_ready, channel.recv, out),
@@ -236,6 +236,6 @@ def _drain(channel: "Channel", out: Callable[[bytes], None], err: Callable[[byte
 
 
 def write_bytes(stream: TextIO, data: bytes) -> None:
-    """Write to stdout or stderr at once."""
+    """Write to stdout or stderr without buffering."""
     stream.buffer.write(data)
     stream.buffer.flush()

@@ -1,4 +1,4 @@
-"""Removes runs: which of them may be removed, what is removed with each, and in which order."""
+"""Removes runs: decides which runs may be removed, what is removed with each, and in which order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from ddpwire.run_files import RECORD
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """A run that may go."""
+    """A run that may be removed."""
 
     run: Run
     state: RunStatus
-    left: tuple[DiskUsage, ...]  # what goes with it, everywhere; the last is its folder here
+    left: tuple[DiskUsage, ...]  # what is removed with it, on all machines; the last is its local folder
 
 
 def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[Removal, ...], tuple[DdpctlError, ...]]:
-    """Who of them may go, and why the others may not. Raises UsageError where a record cannot be read."""
+    """Return which runs may be removed, and why the others may not. Raises UsageError if a record is unreadable."""
     every = run_store.load_all(context.root)
     if asked and (torn := run_store.unreadable(context.root, every)):
         raise UsageError(
@@ -48,7 +48,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
     users = _users(removals, every)
     while kept := [one for one in removals if users[one.run.name] - {each.run.name for each in removals}]:
         going = {one.run.name for one in removals}
-        for one in kept:  # what is kept may continue from another's
+        for one in kept:  # a run that is kept may use the checkpoints of others
             removals.remove(one)
             named = sorted(users[one.run.name] - going)
             refused.append(
@@ -62,7 +62,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
 
 
 def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
-    """Take it away where it ran, and when that is done its record. Raises DdpctlError."""
+    """Remove a run where it ran, and then its record. Raises DdpctlError."""
     may_remain = one.state.state == "lost" and "remains" not in targets.capabilities(one.run.kind)
     if targets.may_leave(one.run, one.state) or may_remain:  # a job and its pods; processes that a killed ddprun left
         clear(context, one.run)
@@ -70,7 +70,7 @@ def remove_run(context: AppContext, one: Removal) -> tuple[DiskUsage, ...]:
 
 
 def _check_ended(run: Run, state: RunStatus) -> None:
-    """Raises UsageError for a run that has not ended, UnavailableError for one of which this is unknown."""
+    """Raise UsageError if the run has not ended, or UnavailableError if this is unknown."""
     if state.state == "unknown":
         raise UnavailableError(
             f"{run.name} does not answer whether it has ended, and was not removed: {state.message}; "
@@ -83,7 +83,7 @@ def _check_ended(run: Run, state: RunStatus) -> None:
 
 
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
-    """By run, those whose checkpoints are in what would go with it: those that resumed it."""
+    """Map each run to the runs whose checkpoints would be removed with it: itself, and runs that resumed it."""
     owners: dict[str, set[str]] = {}
     for one in removals:
         for name in frozenset().union(*(place.names for place in one.left)):
@@ -102,7 +102,7 @@ def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, 
 
 
 def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
-    """Several verbs side by side, each to its result, or to the error that ends it."""
+    """Run several verbs in parallel; return for each its result, or the error that ended it."""
     results: dict[int, T | DdpctlError] = {}
     answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
     while answered:

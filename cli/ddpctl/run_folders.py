@@ -1,6 +1,6 @@
-"""Runs that were started by hand (sbatch, ddprun --run-dir): a record of each, made of what is in its folder.
+"""Makes records of runs that were started by hand (sbatch, ddprun --run-dir) from what is in their folders.
 
-Such a folder has no ``run.json``; a batch script's ``starts``, the nodes' folders and an array's tasks tell what it is.
+Such a run has no ``run.json``; a batch script's ``starts``, the nodes' folders and an array's tasks describe it.
 """
 
 import json
@@ -22,13 +22,13 @@ from ddpwire.version import __version__
 
 UNKNOWN = "unknown"
 NODE_DIR, TASK_DIR = re.compile(r"node-([0-9]{1,4})"), re.compile(r"task-([0-9]{1,7})")
-FIRST_BYTES = 4096  # of a file of events
+FIRST_BYTES = 4096  # how much of a file of events is read
 
 
 def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
-    """The run whose folder it is, or those in it, newest first. ``kind``: of the target of those without a queue.
+    """Return the run of a folder, or the runs in it, newest first. ``kind``: the target kind of runs without a queue.
 
-    Raises NoInputError where there is no such folder.
+    Raises NoInputError if the folder cannot be read.
     """
     try:
         found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
@@ -38,7 +38,7 @@ def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
 
 
 def load(folder: Path, *, kind: str) -> Run:
-    """The run whose folder it is. Raises NoInputError."""
+    """Return the run of a folder. Raises NoInputError."""
     found = load_all(folder, kind=kind) if _is_run(folder) else ()
     if not found:
         raise NoInputError(f"no run has the folder {folder}: ddpctl ps --folder {folder.parent} lists the runs there")
@@ -46,12 +46,12 @@ def load(folder: Path, *, kind: str) -> Run:
 
 
 def is_by_hand(run: Run) -> bool:
-    """Whether no ddpctl launched it."""
+    """Whether the run was launched without ddpctl."""
     return bool(run.handle.get("by_hand"))
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """The status, unless it is only that of this machine: who cannot be seen from here is not lost."""
+    """Return the status, but ``unknown`` for ``lost`` if the run was on machines that cannot be seen from here."""
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
@@ -96,7 +96,7 @@ def _read(folder: Path, kind: str) -> Run | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """The folders in it that have such a name, by their number; where it cannot be read, none."""
+    """Return the numbers and paths of subfolders whose names match, sorted; none if the folder is unreadable."""
     with suppress(OSError):
         found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
         return sorted((int(match[1]), path) for match, path in found if match)
@@ -116,7 +116,7 @@ def _num_ranks(node: Path) -> int:
 
 
 def _times(node: Path) -> list[float]:
-    """When it was there: its first event, and its last start."""
+    """Return times at which the node was active: its first events, and its last start."""
     files = (_text(node / name)[:FIRST_BYTES] for name in (EVENTS_BEFORE, EVENTS))
     found = [event.time for event in read_events(*files)]
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A run's status as values, and how that of its nodes is put together. Pure."""
+"""A run's status as values, and how it is combined from the status of its nodes. Pure."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from ddpwire.exits import Exit
 from ddpwire.run_files import NodeState, Outcome, read_node, read_outcome
 
 State = Literal[
-    "pending",  # a queue has it: it has no nodes yet, or none any more
+    "pending",  # in a queue: it has no nodes yet, or has lost them again
     "starting",
     "rendezvous",
     "training",
@@ -26,13 +26,13 @@ State = Literal[
 ]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "stopped", "lost"})
 
-# A run is as far as its slowest node: the first of these that any living node is in.
+# A run is only as far as its slowest node: its state is the first of these that any living node has.
 _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is, by the last rows of a node's history; None: it does not tell."""
+    """How far the training is, according to the last rows of a node's history. None: not reported there."""
 
     step: int
     planned: int | None = None
@@ -43,20 +43,20 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """The time left, at this pace."""
+        """The remaining time at this pace, or None if it is unknown."""
         return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
 
 
 def read_progress(text: str) -> Progress | None:
-    """What the head and the last rows of a history.csv say; None: no step."""
-    from ddpwire.history import TIME, read_history  # not for every verb
+    """Read the head and the last rows of a history.csv. Return None if they have no step."""
+    from ddpwire.history import TIME, read_history  # not needed by every verb
 
     rows = [row for row in read_history(text) if metrics.LAST_STEP.name in row]
     if not rows:
         return None
     first, last = rows[0], rows[-1]
 
-    def value(metric: metrics.Metric) -> float | None:  # ranks that were restarted do not tell all of it yet
+    def value(metric: metrics.Metric) -> float | None:  # restarted ranks do not report all values yet
         number = next((row[metric.name] for row in reversed(rows) if metric.name in row), None)
         return number if number is not None and math.isfinite(number) else None
 
@@ -82,9 +82,9 @@ class NodeReport:
     alive: bool
     state: NodeState | None  # None: it has not reported anything
     outcome: Outcome | None  # None: it has not ended by itself
-    note: str = ""  # what its target has to say of it
+    note: str = ""  # what its target reports about it
     progress: Progress | None = None
-    gone: bool = False  # its folder is not there any more
+    gone: bool = False  # its folder no longer exists
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +97,18 @@ class RunStatus:
     code: int | None = None  # the run's exit code, once it has ended
     outcome: Outcome | None = None
     nodes: tuple[NodeReport, ...] = ()
-    tasks: tuple["RunStatus", ...] = ()  # of an array, each by its own name
+    tasks: tuple["RunStatus", ...] = ()  # of an array, each with its own name
     remains: bool = False  # it has ended, and something of it is left where it ran: a job, logs
-    has_logs: bool = True  # its logs can be read; False: they went with its nodes
-    has_files: bool = True  # what it has written, its checkpoints, is somewhere; False: it went with its nodes
+    has_logs: bool = True  # its logs can be read; False: they were lost with its nodes
+    has_files: bool = True  # its files (checkpoints) still exist; False: they were lost with its nodes
 
     @property
     def is_absent(self) -> bool:
-        """Whether nothing of it is there: it may come, or has been deleted."""
+        """Whether nothing of the run exists: it has not started yet, or was deleted."""
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """How it ended, as that is known from before, with what is still there of it."""
+        """Return the earlier known end of the run, updated with what this status reports as left of the run."""
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
@@ -119,7 +119,7 @@ class RunStatus:
 
     @property
     def progress(self) -> Progress | None:
-        """That of the node that is farthest, with what only others tell; an array has none, each of its tasks has."""
+        """The step and speed of the furthest node, and the largest other values of all nodes. None for an array."""
         reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
         if not reported:
             return None
@@ -129,18 +129,18 @@ class RunStatus:
             "epoch",
             "loss",
             "checkpoint_step",
-        )  # of several ranks' losses the largest, as in the report
+        )  # of several losses the largest, as in the report
         known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 
     @property
     def alive(self) -> bool:
-        """Whether any of its nodes is."""
+        """Whether any of the run's nodes is alive."""
         return any(report.alive for report in self.nodes)
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """What ``nodectl show`` says. What another version wrote and this one cannot read counts as not written."""
+    """Read the output of ``nodectl show``. Another version's data that cannot be read counts as not written."""
     state = outcome = None
     with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
@@ -152,7 +152,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """One run's status from its nodes'. ``young``: its nodes may not have started yet."""
+    """Return a run's status from the reports of its nodes. ``young``: its nodes may not have started yet."""
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]

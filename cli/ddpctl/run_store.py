@@ -1,7 +1,7 @@
-"""Runs: their records in the user's state directory, and the disk space that they take.
+"""Keeps the records of runs in the user's state directory, and measures their disk space.
 
-A record says what was requested and what the target needs to find the run again. Its status is asked of the target;
-only how it ended is kept, for when the target does not answer.
+A record contains what was requested and what the target needs to find the run again. The target reports the run's
+status; only how the run ended is kept, in case the target does not answer.
 """
 
 import fcntl
@@ -40,11 +40,11 @@ from ddpwire.run_files import (
     write_atomic,
 )
 
-TORN_AFTER_S = 10.0  # after which a folder without a record is what a killed launch has left
-DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem takes its time
+TORN_AFTER_S = 10.0  # after this time, a folder without a record is the rest of a killed launch
+DISK_USAGE_S, REMOVE_S = 120.0, 1800.0  # a network filesystem may be slow
 PULLED = "output"  # in a run's folder: what `ddpctl pull` fetches
-_CHECKPOINT_FILES = "step-*.pt"  # ddptrain's
-ALIVE = 75  # the script's code where a node of the run holds its lock
+_CHECKPOINT_FILES = "step-*.pt"  # of ddptrain
+ALIVE = 75  # the script's exit code if a node of the run holds its lock
 _HELD = "was not removed: a live node uses it"
 
 
@@ -62,13 +62,13 @@ class Run:
     folder: str
     checkpoint_dir: str
     version: str  # of the ddpctl that started it
-    uid: str = ""  # tells runs of one name apart; empty: an older ddpctl started it
+    uid: str = ""  # distinguishes runs of the same name; empty: an older ddpctl started it
     user: str = ""  # who started it
-    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own; "logs": see below
+    handle: Mapping[str, Any] = field(default_factory=dict)  # the target's own data; "logs": see below
 
     @property
     def plan(self) -> Plan:
-        """What it was launched with."""
+        """The plan that the run was launched with."""
         return Plan(
             run=self.name,
             job=self.job,
@@ -81,16 +81,16 @@ class Run:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether logs and checkpoints are not in this machine's folders."""
+        """Whether logs and checkpoints are not on this machine."""
         return "logs" in self.handle
 
     @property
     def logs_at(self) -> str:
-        """Where a user finds the logs: the run's folder, or what the target says."""
+        """Where a user finds the logs: the run's folder, or the place that the target reports."""
         return str(self.handle.get("logs", self.folder))
 
 
-# Records: one folder a run, one ``run.json`` in it
+# Records: one folder per run, which contains one ``run.json``
 
 
 WORDS = tuple(
@@ -107,7 +107,7 @@ WORDS = tuple(
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """Where the runs of this user are: $DDPCTL_STATE_DIR, on Kaggle its working folder, or the XDG state directory."""
+    """Return the folder of this user's runs: $DDPCTL_STATE_DIR, Kaggle's working folder, or the XDG state directory."""
     if given := environ.get("DDPCTL_STATE_DIR"):
         return Path(given).absolute()
     if on := kaggle.session(environ):
@@ -120,7 +120,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def new_name(root: Path, job_name: str) -> str:
-    """A short readable name that no run has: ``digits-otter``."""
+    """Return a short readable name that no run has, such as ``digits-otter``."""
     free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
     if free:
         return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
@@ -128,13 +128,13 @@ def new_name(root: Path, job_name: str) -> str:
 
 
 def next_name(root: Path, name: str) -> str:
-    """What a run that continues from the run ``name`` is called: ``night-2``, ``night-3``."""
+    """Return the name of a run that continues from the run ``name``: ``night-2``, ``night-3``."""
     base = re.sub(r"-[0-9]+$", "", name)
     return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Whether there is anything to continue from; on other machines there may be, and the trainer will say."""
+    """Whether there is anything to continue from. True for other machines, where only the trainer can know."""
     if run.elsewhere:
         return True
     try:
@@ -145,9 +145,9 @@ def has_checkpoint(run: Run) -> bool:
 
 
 def checkpoints_here(run: Run) -> Path | None:
-    """The folder of a run's checkpoints on this machine, also of what `ddpctl pull` has fetched; None: there is none.
+    """Return the local folder of a run's checkpoints, possibly fetched by `ddpctl pull`, or None if there is none.
 
-    A run that resumed another has them in the other's folder.
+    The checkpoints of a run that resumed another run are in the other run's folder.
     """
     own = Path(run.checkpoint_dir)
     if not run.elsewhere or (own.is_absolute() and any(own.glob(_CHECKPOINT_FILES))):
@@ -157,7 +157,7 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raises UsageError where a run has that name, CannotWriteError where something else is in its place."""
+    """Raise UsageError if a run has that name, CannotWriteError if something else is in its place."""
     _remove_torn_launch(root / name)
     if (root / name).is_dir():
         raise UsageError(
@@ -169,7 +169,7 @@ def check_free(root: Path, name: str) -> None:
 
 
 def _remove_torn_launch(folder: Path) -> None:
-    """Remove the folder of a launch that was killed before it had written the run's record: no verb knows it."""
+    """Remove the folder of a launch that was killed before it wrote the run's record: no verb can see it."""
     with suppress(OSError):
         left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
         age_s = time.time() - folder.stat().st_mtime
@@ -180,7 +180,7 @@ def _remove_torn_launch(folder: Path) -> None:
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Make a run's folder and return it; one that ``resumes`` has another's checkpoints. A taken name is refused."""
+    """Create a run's folder and return it. It gets no checkpoint folder if it ``resumes``. Refuses a taken name."""
     folder = root / name
     check_free(root, name)
     try:
@@ -199,15 +199,15 @@ def create(root: Path, name: str, *, resumes: bool = False) -> Path:
     return folder
 
 
-# A launch in progress holds a lock on a file of the run's folder, which is removed when the record is whole: one that
-# is there, and not held, is of a launch that was killed.
+# A launch in progress holds a lock on a file in the run's folder. The file is removed when the record is complete: if
+# it exists and is not locked, the launch was killed.
 
 _LAUNCH = "launch.lock"
 
 
 @contextmanager
 def launching(folder: Path) -> Iterator[None]:
-    """Hold the launch's lock. An error leaves the file: whoever handles it discards the folder."""
+    """Hold the launch's lock. After an error, the file remains: the caller that handles it discards the folder."""
     path = folder / _LAUNCH
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -215,7 +215,7 @@ def launching(folder: Path) -> Iterator[None]:
         raise _unwritable(path, error) from None
     try:
         with suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # who looks at it holds it for a moment
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
         try:
             os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
         except OSError as error:
@@ -233,7 +233,7 @@ def _unwritable(path: Path, error: OSError) -> CannotWriteError:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A launch that has not come to its end."""
+    """A launch that has not finished."""
 
     going: bool  # False: it was killed
     pid: int
@@ -244,7 +244,7 @@ class Launch:
 
 
 def unfinished_launch(run: Run) -> Launch | None:
-    """The launch of a run; None: it is over."""
+    """Return the launch of a run, or None if it has finished."""
     return _launch_in(Path(run.folder))
 
 
@@ -261,33 +261,33 @@ def _launch_in(folder: Path) -> Launch | None:
         return None
 
 
-# Who asked a run to stop: its nodes see a signal alone.
+# Who asked a run to stop: its nodes only see a signal.
 
 _STOP = "stop.json"
 
 
 def note_stop(run: Run, by: str) -> None:
-    """Write down who stops it; what cannot be written keeps nobody from stopping it."""
+    """Record who stops a run. A failure to write this is ignored."""
     with suppress(OSError):
         write_atomic(Path(run.folder) / _STOP, (json.dumps({"by": by, "time": time.time()}) + "\n").encode())
 
 
 def stopped_by(run: Run) -> str | None:
-    """Who has asked it to stop; None: nobody from here."""
+    """Return who has asked the run to stop, or None if nobody has from here."""
     try:
         return str(parse_json(read_record(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-# How a run ended is kept, for when its target does not answer: in its nodes' folders where those are here, else as it
-# was seen.
+# How a run ended is kept, in case its target does not answer: in its nodes' folders if they are here, or else as the
+# target reported it.
 
 _END = "end.json"
 
 
 def note_end(run: Run, state: RunStatus) -> None:
-    """Write down how it ended, unless its nodes have; what cannot be written is asked again."""
+    """Record how a run ended, unless its nodes have. If this cannot be written, the target is asked again."""
     if _outcomes(run) or (Path(run.folder) / _END).exists():
         return
     outcome = asdict(state.outcome) if state.outcome else None
@@ -297,7 +297,7 @@ def note_end(run: Run, state: RunStatus) -> None:
 
 
 def known_end(run: Run) -> RunStatus | None:
-    """How it ended; None: that is not known here."""
+    """Return how a run ended, or None if this is not known here."""
     if outcomes := _outcomes(run):
         nodes = tuple(NodeReport(node=node, alive=False, state=None, outcome=one) for node, one in outcomes.items())
         return fold_nodes(run.name, nodes, young=False)
@@ -312,7 +312,7 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    """Those of all its nodes, in this machine's folder; none where one is missing."""
+    """Return the outcomes of all nodes, from the local folder; none if any is missing."""
     found = {}
     for node in range(run.job.max_nodes):
         try:
@@ -331,24 +331,24 @@ def save(run: Run) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Take back a run that never started."""
+    """Delete the folder of a run that never started."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def load_all(root: Path) -> tuple[Run, ...]:
-    """Every run, newest first. Folders that are no runs, and records that cannot be read, are skipped."""
+    """Return all runs, newest first. Skips folders that are no runs, and records that cannot be read."""
     runs = [run for folder in _folders(root) if (run := read(folder))]
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
 def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, ...]:
-    """Folders whose record is there and cannot be read. ``runs``: what ``load_all`` has found."""
+    """Return the folders whose record exists but cannot be read. ``runs``: the result of ``load_all``."""
     whole = {run.name for run in (load_all(root) if runs is None else runs)}
     return tuple(folder for folder in _folders(root) if folder.name not in whole and (folder / RECORD).exists())
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
-    """The run of that name, or, unless it must be ``whole``, of the one name that begins so; None: the newest."""
+    """Return the run of that name or, unless ``whole``, the only run whose name begins with it. None: the newest."""
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists them)")
     if name and "/" in name:
@@ -385,10 +385,10 @@ def _folders(root: Path) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Run | None:
-    """The run whose record is in that folder; None: there is none that can be read."""
+    """Return the run whose record is in this folder, or None if there is no readable record."""
     try:
         text = read_record(folder / RECORD).decode()
-        if "\\u0000" in text:  # no path and no word has one
+        if "\\u0000" in text:  # no path and no argument has one
             return None
         record = parse_json(text)
         job = _job(record["job"])
@@ -403,7 +403,7 @@ def read(folder: Path) -> Run | None:
 
 
 def _job(record: Mapping[str, Any]) -> JobSpec:
-    """A job as it was written down; what this version does not know is skipped. Raises ValueError or TypeError."""
+    """Return a recorded job. Skips fields that this version does not know. Raises ValueError or TypeError."""
     job = JobSpec(**{item.name: record[item.name] for item in fields(JobSpec) if item.name in record})
     lists = {name: tuple(getattr(job, name)) for name in ("command", "mounts", "secrets")}
     job = replace(job, **lists, nodes=check_nodes(job.nodes))  # type: ignore[arg-type]
@@ -412,42 +412,42 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
     return job
 
 
-# Disk usage: what a run has left in one place, measured or removed: on an SSH host and a login node by a script, here
-# by the function that does the same without a process. Neither enters a symbolic link: a link is removed, and what it
-# leads to stays. The run's record goes last, so that an interrupted removal can be repeated.
+# Disk usage: measures or removes what a run has left in one place. On an SSH host and a login node, a script does this;
+# here, a function does the same without a process. Neither follows symbolic links: a link is removed, but not what it
+# points to. The run's record is removed last, so that an interrupted removal can be repeated.
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUsage:
     """A run's folder in one place."""
 
-    path: str  # as its machine has it; ~ is whoever logs in there
+    path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
-    size: int = 0  # bytes; what has another name elsewhere (a hard link) is not freed, and not counted
-    checkpoints: int = 0  # of these
-    stays: tuple[str, ...] = ()  # where links in it lead to
+    size: int = 0  # bytes; a file with several names (hard links) is not freed, and not counted
+    checkpoints: int = 0  # how many of these bytes are checkpoints
+    stays: tuple[str, ...] = ()  # what links in it point to, which is not removed
 
     def __str__(self) -> str:
         return f"{self.host}:{self.path}" if self.host else self.path
 
     def holds(self, place: str) -> bool:
-        """Whether a path, or HOST:PATH, is in it. Whichever host: one home may be that of many."""
+        """Whether a path, or HOST:PATH, is in this folder. Ignores the host, as many hosts may share one home."""
         return not self.names.isdisjoint(folders_above(place))
 
     @property
     def names(self) -> frozenset[str]:
-        """Its path; on this machine one folder has many."""
+        """The folder's path and, on this machine, also its path without symbolic links."""
         return frozenset({self.path} if self.host else {self.path, os.path.realpath(self.path)})
 
 
 def folders_above(place: str) -> set[str]:
-    """The folders that a path, or HOST:PATH, is in."""
+    """Return the folders that contain a path, or HOST:PATH."""
     paths = (place, place.partition(":")[2], os.path.realpath(place))
     return {str(folder) for path in paths for folder in PurePath(path).parents}
 
 
 def disk_usage_script(word: str, *, dry_run: bool) -> str:
-    """Measure the folder that the shell's ``word`` names, and unless it is ``dry_run`` is set, remove it."""
+    """Return a script that measures the folder that the shell ``word`` names and, unless ``dry_run``, removes it."""
     link = "" if dry_run else ' && rm -f -- "$d"'
     rest = f'find "$d" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} +'
     remove = "" if dry_run else f'{rest} && rm -rf -- "$d" || exit {Exit.CANNOT_WRITE:d}\n'
@@ -466,7 +466,7 @@ find "$d" -mindepth 1 -maxdepth 1 -type l -exec readlink {{}} \\; | sed 's/^/sta
 
 
 def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
-    """What the script answered. Raises DdpctlError."""
+    """Parse the output of the script. Raises DdpctlError."""
     place = str(DiskUsage(path=path, host=host))
     if output.returncode == ALIVE:
         raise UsageError(f"{place} {_HELD}")
@@ -485,7 +485,7 @@ def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
 
 
 def local_disk_usage(path: str, *, dry_run: bool) -> DiskUsage:
-    """Measure, or remove, a folder of this machine. Raises DdpctlError."""
+    """Measure a folder on this machine and, unless ``dry_run``, remove it. Raises DdpctlError."""
     folder = Path(path)
     try:
         if folder.is_symlink():
@@ -523,7 +523,7 @@ def _is_locked(path: Path) -> bool:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of the disk that removing it would free."""
+    """Return how many bytes on the disk would be freed by removing a folder."""
     found = (Path(at, name).lstat() for at, _, names in os.walk(folder) for name in names)
     return sum(file.st_blocks * 512 for file in found if stat.S_ISREG(file.st_mode) and file.st_nlink == 1)
 
@@ -538,6 +538,6 @@ def _remove(folder: Path) -> None:
 
 
 def disk_usage_command(word: str, *, dry_run: bool) -> Command:
-    """The script, with the host to be added."""
+    """Return the command that runs the script, to which the caller adds the host."""
     text = disk_usage_script(word, dry_run=dry_run)
     return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)

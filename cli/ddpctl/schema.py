@@ -1,8 +1,8 @@
-"""What a ddpctl.yaml may hold: what its text means, pydantic models of its fields, the JSON schema, the starter file.
+"""Defines a ddpctl.yaml: the meaning of its text, pydantic models of its fields, the JSON schema, the starter file.
 
-The models are made of dataclasses (``spec.fields_of``). A field may hold records: a tuple of a frozen dataclass, whose
-``from_text``, if it has one, reads the short form of an entry. Reads no file, and imports pydantic only where there is
-a value to check.
+The models are made from dataclasses (``spec.fields_of``). A field may contain records: a tuple of frozen dataclasses.
+If the dataclass has a ``from_text``, it reads the short form of an entry. The module reads no file, and imports
+pydantic only if there is a value to check.
 """
 
 import re
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 # Values. A scalar of the file stays text until its field decides what it means, so ``nodes: 1:4`` is not 64, and
-# ``env: {DEBUG: on}`` is not true. A number must be written so that every reader of YAML takes it for the same one.
+# ``env: {DEBUG: on}`` is not true. A number must be written so that every YAML reader reads the same number.
 
 
 class Text(str):
@@ -29,7 +29,7 @@ class Text(str):
 
 
 def kind_of(value: Any) -> str:
-    """What stands in the file in the place of a value, for an error."""
+    """Return what kind of value is in the file, for an error message."""
     return "keys and values" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
@@ -45,7 +45,7 @@ def is_null(value: Any) -> bool:
 
 
 def read_text(value: Any) -> Any:
-    """The text of a scalar; what Python gives is returned as it is. Raises ValueError, which never repeats the text."""
+    """Return a scalar's text; a Python value is returned unchanged. Raises ValueError, which never repeats the text."""
     if isinstance(value, dict | list):
         raise ValueError(f"takes text, not {kind_of(value)}")
     if value == "" and is_null(value):
@@ -78,7 +78,7 @@ def _number_of_flag(text: str, kind: Kind) -> int | float:
 
 
 def _read(field: Field, value: Any) -> Any:
-    """What a value of the file says in the field's type; pydantic checks the result. Raises ValueError."""
+    """Convert a value of the file to the field's type; pydantic checks the result. Raises ValueError."""
     match field.kind:
         case "list" | "records" if isinstance(value, list):
             return tuple(value)
@@ -99,7 +99,7 @@ def _read(field: Field, value: Any) -> Any:
 
 @cache
 def model_of(cls: type) -> "type[BaseModel]":
-    """The pydantic model of a dataclass: its fields as a file gives them, and no other key."""
+    """Return the pydantic model of a dataclass: its fields as written in a file, and no other key."""
     from pydantic import ConfigDict, create_model
     from pydantic import Field as ModelField
 
@@ -112,7 +112,7 @@ def model_of(cls: type) -> "type[BaseModel]":
 
 
 def _annotation(field: Field) -> Any:
-    """The field's type for pydantic, with its range, its rules, its reader and its JSON schema."""
+    """Return the field's type for pydantic, with its range, rules, reader and JSON schema."""
     from pydantic import AfterValidator, BeforeValidator, WithJsonSchema, WrapValidator
 
     word = Annotated[str, BeforeValidator(read_text)]
@@ -139,7 +139,7 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _read_record(cls: Any, value: Any, validate: Callable[[Any], "BaseModel"]) -> Any:
-    """An entry of records, from keys and values or from its short form. Raises ValueError."""
+    """Read one record from its keys and values or from its short form. Raises ValueError."""
     if isinstance(value, Text) and hasattr(cls, "from_text"):
         return cls.from_text(read_text(value))
     return cls(**_given(validate(value)))
@@ -150,11 +150,11 @@ def _given(model: "BaseModel") -> dict[str, Any]:
 
 
 class Problem(NamedTuple):
-    """What is wrong in a mapping of the file, or in the flags."""
+    """An error in a mapping of the file, or in the flags."""
 
     place: tuple[str | int, ...]  # the keys and indices that lead there; empty: the mapping itself
     text: str
-    field: str = ""  # the field whose value is wrong; empty: the key is, or the mapping
+    field: str = ""  # the field whose value is wrong; empty: the key or the mapping is wrong
     of_key: bool = False
 
 
@@ -163,9 +163,9 @@ def validate(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Check values for the fields of a dataclass.
 
-    ``values`` holds what the file has (Text, list, dict), or what Python has. ``what`` (``a job``) and ``owner``
-    (``target 'a'``) say in an error what the values belong to. Returns the values that are right, by name, in the
-    fields' types, and all that is wrong.
+    ``values`` are from the file (Text, list, dict) or from Python. ``what`` (``a job``) and ``owner`` (``target 'a'``)
+    name in an error what the values belong to. Returns the valid values, keyed by name and converted to the fields'
+    types, and all errors.
     """
     if not values and not any(field.required for field in fields_of(cls).values()):
         return {}, []
@@ -181,7 +181,7 @@ def validate(
 
 
 def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
-    """An error of pydantic in our words."""
+    """Convert a pydantic error to one with our own message."""
     name, *inner = place = error["loc"]
     field = fields_of(cls).get(name)
     if field is None:
@@ -224,7 +224,7 @@ def _words(error: Any, field: Field) -> str:
     return f"not {field.type_words}" if field.kind in _SECRET else f"{quote(value)} is not a {field.kind}"
 
 
-# What other programs call a job's keys, where the spelling leads nowhere near.
+# Other programs' names for a job's keys, if the spelling is too different to find the right key.
 _ELSEWHERE = {
     "replicas": "nodes",
     "workers": "nodes",
@@ -245,12 +245,12 @@ SECTIONS = {
     "profiles": "Keys of job, by name; --profile NAME lays them over job (env is merged).",
 }
 
-# Text is taken as it is written, so an editor must let other scalars pass: name: 7, env: {DEBUG: true}.
+# Text is used as it is written, so an editor must accept other scalars, too: name: 7, env: {DEBUG: true}.
 _JSON_VALUE = {"type": ["string", "number", "boolean"]}
 
 
 def _json_text(field: Field) -> dict[str, Any]:
-    """What an editor lets pass for a field that takes text; empty where pydantic knows it."""
+    """Return the JSON schema of a field that takes text; empty if pydantic's own schema is right."""
     if field.kind == "list":
         return {"type": ["array", "null"], "items": _JSON_VALUE}
     if field.kind == "table":
@@ -258,12 +258,12 @@ def _json_text(field: Field) -> dict[str, Any]:
     if field.kind != "text" or not field.pattern:
         return {"type": ["string", "number"]} if field.kind == "text" else {}
     text = {"type": ["string"], "pattern": f"^(?:{field.pattern})$"}
-    # A number only where one can be of the pattern: nodes: 2, never memory: 64.
+    # Accept a number only if the pattern can match one: nodes: 2, never memory: 64.
     return text | {"type": ["string", "integer"], "minimum": 1} if re.fullmatch(field.pattern, "1") else text
 
 
 def json_schema(kinds: Kinds) -> dict[str, Any]:
-    """The JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds``: the targets that there are."""
+    """Return the JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds``: all kinds of targets."""
     branches: list[Any] = []
     parts: dict[str, Any] = {}
     for kind, options in kinds.items():
@@ -272,7 +272,7 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
         schema["properties"] = {"kind": {"const": kind}} | schema["properties"]
         schema |= {"type": "object", "required": ["kind", *schema.get("required", ())]}
         branches.append({"if": {"properties": {"kind": {"const": kind}}, "required": ["kind"]}, "then": schema})
-    # Not oneOf: an editor then tells what is wrong with this kind, and not with every other.
+    # Not oneOf, so that an editor reports what is wrong with this kind, and not with every other kind.
     any_target = {"type": "object", "required": ["kind"], "properties": {"kind": {"enum": list(kinds)}}}
     any_target["allOf"] = branches
     profile = _json_object(JobSpec)
@@ -295,18 +295,18 @@ def json_schema(kinds: Kinds) -> dict[str, Any]:
 
 
 def _json_object(cls: type) -> dict[str, Any]:
-    """The JSON schema of a dataclass's fields; null is an object without keys."""
+    """Return the JSON schema of a dataclass's fields. It accepts null as an object without keys."""
     return {**_without_titles(model_of(cls).model_json_schema()), "type": ["object", "null"]}
 
 
 def _without_titles(schema: Any) -> Any:
-    """The schema without pydantic's titles, which repeat the names of keys."""
+    """Return the schema without pydantic's titles, which repeat the names of keys."""
     if isinstance(schema, dict):
         return {word: _without_titles(part) for word, part in schema.items() if word != "title"}
     return [_without_titles(part) for part in schema] if isinstance(schema, list) else schema
 
 
-# Every one of them is read again without its "# " by a test.
+# A test reads each of these targets without its "# ".
 _NOT_IN_STARTER = """\
   # boxes: # machines with SSH and Docker
   #   kind: ssh
@@ -325,7 +325,7 @@ _NOT_IN_STARTER = """\
 
 
 def starter_text(*, gpus: int, cores: int) -> str:
-    """A commented configuration for a machine with so many GPUs and CPU cores."""
+    """Return a commented configuration for a machine with this number of GPUs and CPU cores."""
     ranks = gpus or max(1, min(2, cores))
     machine = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, {cores} CPU cores"
     values = {

@@ -1,6 +1,6 @@
-"""Secrets: read their values where ddpctl runs, warn of values that look like secrets, remove secrets from texts.
+"""Reads secrets where ddpctl runs, warns about values that look like secrets, and removes secrets from texts.
 
-A value is passed on in a command's stdin that is marked ``secret``, or in a file of mode 0600, and nowhere else.
+A secret is passed on only in the stdin of a command that is marked ``secret``, or in a file of mode 0600.
 """
 
 import json
@@ -13,22 +13,22 @@ from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.spec import JobSpec
 
-# What only sounds so: tokenizers, numbers of tokens, authors, and names of files and of variables.
+# Names that only sound like secrets: tokenizers, numbers of tokens, authors, and names of files and of variables.
 _INNOCENT = re.compile(
     r"tokeni[sz]|tokens|author(?!i)|(?:^|[_.-])(?:file|path|dir|name|env|type|id|len|length|dim|size)$", re.IGNORECASE
 )
 _NO_SECRET = re.compile(r"[0-9.,]{0,6}|true|false|none|null|on|off|yes|no", re.IGNORECASE)
 REDACTED = "[REDACTED]"
-SHORTEST = 6  # characters of a value that is looked for: a shorter one would be found everywhere
-LONG_USER = 20  # characters of a user in an address, from which on it is a token
+SHORTEST = 6  # characters of the shortest value to search for: a shorter one would be found everywhere
+LONG_USER = 20  # a user in an address with at least this many characters is a token
 _WORDS = (
     r"pass(?:phrase|wd|word|code)|secret|token|credential|auth|cookie|signature"
     r"|(?:api|access|account|private|signing|encryption|ssh)[_-]?key"
 )
-_NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a whole word, looked at once: a long line takes no time
+_NAME = rf"(?<![\w.-])(?=[\w.-]*?(?:{_WORDS}))[\w.-]++"  # a complete word, scanned only once, as lines may be long
 _SOUNDS = re.compile(_WORDS, re.IGNORECASE)
 _STRING = r"(?:[bru]{0,2}\"(?:\\.|[^\"\\\n])*+\"|[bru]{0,2}'(?:\\.|[^'\\\n])*+')"
-# Of a shell. A \' in single quotes may end them, or be Python's: then the value goes to the line's end.
+# A word of a shell. A \' in single quotes may end them, or be Python's: then the value extends to the line's end.
 _WORD = r"(?:\\.|\"(?:\\.|[^\"\\\n])*+\"|'(?:\\[^'\n]|[^'\\\n])*+'|[^\s\"'\\])++(?:[\"'\\].*)?|[\"'\\].*"
 _NO_COUNT = r"(?!(?<=tokens)(?:\\*[\"'])?\s*+[=:]\s*+[\d.,_]+[kmgbt]?(?![\w.+/=-]))"  # tokens: 4096
 _NO_WORD = r"(?!(?:null|none|true|false)[ \t]*(?:[,;)}\]]|$))"
@@ -36,7 +36,7 @@ _FLAG = r"(?-i:--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z])"
 
 
 def exposed(job: JobSpec) -> str | None:
-    """A sentence where a variable of env looks like a secret: its value stands in specs and records."""
+    """Return a warning if a variable of env looks like a secret: its value is visible in specs and records."""
     names = [name for name, value in job.env.items() if _looks_secret(name, value)]
     if not names:
         return None
@@ -47,7 +47,7 @@ def exposed(job: JobSpec) -> str | None:
 
 
 def exposed_arguments(job: JobSpec) -> str | None:
-    """The same where an option of the script does: every user of the machines sees it in their list of processes."""
+    """Return a warning if an option of the script looks like a secret: all users of a machine see its processes."""
     names = tuple(dict.fromkeys(name for name, value in _options(job.command) if _looks_secret(name, value)))
     if not names:
         return None
@@ -59,7 +59,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
 
 
 def _options(command: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Names and values: --name value, --name=value, name=value."""
+    """Yield names and values from --name value, --name=value and name=value."""
     for word, following in zip(command, (*command, "")[1:], strict=True):
         name, equals, value = word.partition("=")
         if equals and re.fullmatch(r"[\w.-]+", name):
@@ -74,7 +74,7 @@ def _looks_secret(name: str, value: str) -> bool:
 
 
 def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
-    """The secrets' values by name. Raises ConfigError for one that is not set here, UnavailableError."""
+    """Return the secrets' values, keyed by name. Raises ConfigError if one is not set here, or UnavailableError."""
     if not job.secrets:
         return {}
     outputs = yield tuple(Command(argv=("printenv", name), probe=True) for name in job.secrets)
@@ -82,22 +82,22 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
     if missing:
         raise ConfigError(f"secrets: {', '.join(missing)} not set in your environment: export {missing[0]}=... first")
     for name, output in zip(job.secrets, outputs, strict=True):
-        if output.returncode:  # printenv has said nothing of it
+        if output.returncode:  # printenv itself failed
             raise UnavailableError(f"secrets: {name} cannot be read from your environment: {output.last_line()}")
     return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
 
 
-# Redaction, before texts are mailed: by value where it is known (the variables that a job names as its secrets), else
-# by name: a variable, a flag or a key that is called like a secret. What a program prints without a name beside it
-# cannot be told from any other word. Where it is unclear how far a value goes, too much is taken out: to the line's
-# end. Every pattern takes linear time.
+# Redaction, before texts are mailed. Known values (of the variables that a job names as its secrets) are removed
+# everywhere. Other values are found by the name of their variable, flag or key, if it sounds like a secret. A secret
+# that is printed without a name cannot be recognized. If it is unclear where a value ends, the rest of the line is
+# removed. Every pattern takes linear time.
 
 
-# The part that stays, and the value.
+# The part that is kept, and the value that is removed.
 _PATTERNS = tuple(
     re.compile(f"(?P<name>{name})(?P<value>{value})", re.IGNORECASE | re.MULTILINE)
     for name, value in (
-        # "token": "a b"; and in a text that is itself in quotes, where only the line's end is sure
+        # "token": "a b"; also inside a quoted text, where only the line's end is certain
         (rf"{_NAME}{_NO_COUNT}\\*[\"']\]?\s*+[=:]\s*+{_NO_WORD}", rf"{_STRING}|[^\s,;}}\]\"'\\\[{{(]++(?!\S)|.+"),
         # HF_TOKEN=a b, on a line of its own: a listing of the environment
         (r"^(?:\[[^\]\n]{0,40}\] )?(?:export )?" rf"(?-i:(?=[A-Z][A-Z0-9_]*=)){_NAME}=", r".+"),
@@ -118,17 +118,17 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:.*?----
 
 
 def sounds_secret(name: str) -> bool:
-    """Whether a variable, a flag or a key is called like a secret."""
+    """Whether the name of a variable, a flag or a key sounds like a secret."""
     return _SOUNDS.search(name) is not None
 
 
 def can_be_sought(value: str) -> bool:
-    """Whether a value is long enough to be told from other words."""
+    """Whether a value is long enough to be distinguished from other words."""
     return len(value.strip()) >= SHORTEST
 
 
 def redact_text(text: str, values: Iterable[str] = ()) -> str:
-    """A text without these values, in any way of writing, and without what stands after a name that sounds secret."""
+    """Return a text without these values in any notation, and without values after names that sound like secrets."""
     forms = {form for value in values for form in _forms(value) if can_be_sought(form)}
     for form in sorted(forms, key=lambda form: (-len(form), form)):
         text = text.replace(form, REDACTED)
@@ -140,7 +140,7 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
 
 
 def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]:
-    """Arguments: the one after a flag that sounds secret goes as well."""
+    """Return arguments without secrets, including each argument after a flag that sounds like a secret."""
     found, known = [], tuple(values)
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""
@@ -155,7 +155,7 @@ def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[
 
 
 def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> dict[str, str]:
-    """Keys and values as text."""
+    """Return keys and values as text, with all secrets redacted."""
     known = tuple(values)
     return {
         key: REDACTED if sounds_secret(key) and value not in (None, "", (), [], {}) else redact_text(str(value), known)
@@ -164,7 +164,7 @@ def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> d
 
 
 def _forms(value: str) -> Iterable[str]:
-    """A value as programs print it: as it is, line by line, in quotes of Python, JSON and the shell, in an address."""
+    """Yield a value as programs print it: unchanged, by line, quoted for Python, JSON and a shell, or in an address."""
     for text in (value, value.strip()):
         yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
         yield from (shlex.quote(text), quote(text, safe=""), quote(text))
@@ -173,7 +173,7 @@ def _forms(value: str) -> Iterable[str]:
 
 
 def _is_flag(word: str) -> bool:
-    """Whether it can be nothing but the next flag; a value may begin with a dash, too."""
+    """Whether a word can only be the next flag, and not a value that begins with a dash."""
     return re.fullmatch(_FLAG, word) is not None
 
 
@@ -184,13 +184,13 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    """``scheme://user:[REDACTED]@host``. A password may hold a slash or an @: it ends at the last one."""
+    """Return ``scheme://user:[REDACTED]@host``. A password may contain a slash or an @; it ends at the last @."""
     userinfo, at, host = match["rest"].rpartition("@")
     authority = re.split("[/?#]", match["rest"], maxsplit=1)[0]
     user, colon, _ = userinfo.partition(":")
     if not at or ("@" not in authority and ":" not in authority):
         return match[0]
-    if not colon:  # a user alone: over HTTP it is a token
+    if not colon:  # a user without a password: in an HTTP address, this is a token
         known = REDACTED if match["scheme"].lower().endswith(("http://", "https://")) else user
         return f"{match['scheme']}{known}@{host}"
     return f"{match['scheme']}{REDACTED if len(user) >= LONG_USER else user}:{REDACTED}@{host}"

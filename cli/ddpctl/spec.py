@@ -1,8 +1,8 @@
-"""What a user asks for: a job, in terms that mean the same on every target. Frozen values; no effects.
+"""Defines what a user requests: a job, in terms that mean the same on every target. Frozen values; no side effects.
 
-A field's documentation (``Doc``) and rules stand beside it, once: the errors of a ddpctl.yaml and of flags, the schema
-for editors and the file that ``ddpctl init`` writes come from here (``fields_of``), and ``schema`` alone checks them.
-A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
+A field's documentation (``Doc``) and rules are written once, next to the field. The errors of a ddpctl.yaml and of
+flags, the schema for editors and the file that ``ddpctl init`` writes all use them (``fields_of``). Only ``schema``
+checks the rules. A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
 """
 
 import math
@@ -20,9 +20,9 @@ from ddpctl.text import either
 from ddpwire import names
 from ddpwire.version import __version__
 
-# The image that a release publishes; the one place where a spec's default image is said.
+# The image that a release publishes. A spec's default image is defined only here.
 DEFAULT_IMAGE = f"ghcr.io/ddpctl/ddpctl:{__version__}"
-DEFAULT_SHM = "8Gi"  # an engine's own, 64 MB, is soon full
+DEFAULT_SHM = "8Gi"  # an engine's own default, 64 MB, is soon full
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class Doc:
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a field's value: takes it, returns it, raises ValueError with what is allowed."""
+    """A check of a field's value: it takes the value and returns it, or raises ValueError with what is allowed."""
 
     check: Callable[[Any], Any]
-    pattern: str = ""  # of the whole text, in words that JSON Schema knows too; empty: only the check can say
+    pattern: str = ""  # for the complete text, in syntax that JSON Schema has too; empty: only the check decides
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return the rule that text, or each item of a list, is of ``pattern``; ``{}`` in ``allowed`` is the item."""
+    """Return the rule that text, or each item of a list, matches ``pattern``; ``{}`` in ``allowed`` is the item."""
 
     def check(value: Any) -> Any:
         for text in (value,) if isinstance(value, str) else value:
@@ -78,23 +78,21 @@ class Field:
     base: Any
     optional: bool  # whether null is a value
     required: bool
-    default: Any  # None where it is required
+    default: Any  # None if the field is required
     doc: str
     choices: tuple[str, ...] = ()
     low: Any = None  # the smallest value; None: no limit
     high: Any = None
     checks: tuple[Callable[[Any], Any], ...] = ()
-    pattern: str = ""  # what all of its text looks like; empty: not said
-    record: type | None = None  # what each entry of records is
+    pattern: str = ""  # a pattern for its complete text; empty: none
+    record: type | None = None  # the type of each entry of records
 
     @property
     def bounds(self) -> str:
-        """``1 to 64``, ``at least 1``, ``at most 64``, or nothing."""
-        if None not in (self.low, self.high):
-            return f"{self.low} to {self.high}"
-        return (
-            f"at least {self.low}" if self.low is not None else f"at most {self.high}" if self.high is not None else ""
-        )
+        """The range, such as ``1 to 64`` or ``at least 1``, or an empty string."""
+        if self.low is None:
+            return "" if self.high is None else f"at most {self.high}"
+        return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
 
     @property
     def type_words(self) -> str:
@@ -103,7 +101,7 @@ class Field:
         return f"{words}{f', {self.bounds}' if self.bounds else ''}" + (" or null" if self.optional else "")
 
     def holds(self, value: Any) -> bool:
-        """Whether a value that JSON kept is of this kind, whatever its range."""
+        """Whether a value that was read from JSON is of this kind, whatever its range."""
         if value is None:
             return self.optional
         match self.kind:
@@ -121,7 +119,7 @@ class Field:
 
 @cache
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """The fields of a dataclass, by name, in their order."""
+    """Return the fields of a dataclass, keyed by name, in their order."""
     hints = get_type_hints(cls, include_extras=True)
     return {one.name: _field(one.name, hints[one.name], _default(one)) for one in dataclass_fields(cls)}
 
@@ -156,7 +154,7 @@ def _field(name: str, hint: Any, default: Any) -> Field:
 Device = Literal["auto", "cuda", "cpu"]
 NAME_PATTERN = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
-# What places a node or a rank is not a user's to set.
+# Users may not set the variables that give a node or a rank its place.
 OURS = frozenset({
     names.MASTER_ADDR, names.MASTER_PORT, names.RANK, names.WORLD_SIZE, names.LOCAL_RANK, names.LOCAL_WORLD_SIZE,
     names.GROUP_RANK, names.GROUP_WORLD_SIZE, names.RANKS_NODE, names.RUN_ID, names.RUN_UID, names.USER,
@@ -170,7 +168,7 @@ NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
 def check_nodes(nodes: str) -> str:
-    """``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999."""
+    """Check for ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
     match = NODES_PATTERN.fullmatch(nodes)
     if not match or (match[2] and int(match[2]) < int(match[1])):
         raise ValueError("a number of nodes from 1, or MIN:MAX such as 1:4")
@@ -178,7 +176,7 @@ def check_nodes(nodes: str) -> str:
 
 
 def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
-    """Names that a shell takes, values without NUL."""
+    """Check for names that a shell accepts and ddpctl does not set, and values without NUL. Raises ValueError."""
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', and no digit first")
@@ -189,7 +187,7 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     return env
 
 
-IMAGE = r"(?=.{1,512}$)[a-z0-9][A-Za-z0-9_.:/-]*(@sha256:[0-9a-f]{64})?"  # the registry knows the finer rules
+IMAGE = r"(?=.{1,512}$)[a-z0-9][A-Za-z0-9_.:/-]*(@sha256:[0-9a-f]{64})?"  # the registry checks the finer rules
 SIZE_PATTERN = re.compile(r"([1-9][0-9]*)(Mi|Gi|Ti)")
 TIME_PATTERN = re.compile(r"(?=[1-9])(?:[0-9]{1,9}d)?(?:[0-9]{1,9}h)?(?:[0-9]{1,9}m)?(?:[0-9]{1,9}s)?")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -197,37 +195,37 @@ MAX_PORT = 65535
 
 
 def check_size(size: str) -> str:
-    """``64Gi``: in the words of Kubernetes, which are 1024 times each other."""
+    """Check for a size such as ``64Gi``, in units of Kubernetes, which are powers of 1024. Raises ValueError."""
     if not SIZE_PATTERN.fullmatch(size):
         raise ValueError("a whole number and Mi, Gi or Ti, such as 64Gi")
     return size
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
-    """``12h``, ``2h30m``."""
+    """Check for a duration such as ``12h`` or ``2h30m``. Raises ValueError."""
     if not TIME_PATTERN.fullmatch(text):
         raise ValueError(f"whole numbers with d, h, m or s, such as {example} or 2h30m")
     return text
 
 
 def time_s(text: str) -> int:
-    """``2h30m`` in seconds."""
+    """Return a duration such as ``2h30m`` in seconds."""
     return sum(int(number) * _SECONDS[unit] for number, unit in re.findall(r"([0-9]+)([smhd])", text))
 
 
 def is_port(text: str) -> bool:
-    """Whether it is the number of a TCP port."""
+    """Whether a text is the number of a TCP port."""
     return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
 
 
 def size_bytes(size: str) -> int:
-    """``64Gi`` in bytes."""
+    """Return a size such as ``64Gi`` in bytes."""
     number, unit = SIZE_PATTERN.fullmatch(size).groups()  # type: ignore[union-attr]
     return int(number) << {"Mi": 20, "Gi": 30, "Ti": 40}[unit]
 
 
 def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
-    """``SOURCE:PATH`` or ``SOURCE:PATH:ro``, both absolute; a source may also be a target's own word (``pvc=NAME``)."""
+    """Check for ``SOURCE:PATH[:ro]`` with an absolute PATH; SOURCE may be ``pvc=NAME``. Raises ValueError."""
     for mount in mounts:
         source, *rest = mount.split(":")
         if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
@@ -238,7 +236,7 @@ def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of variables, no values."""
+    """Check for names of variables that ddpctl does not set. Raises ValueError."""
     for name in secrets:
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError("a secret is the NAME of a variable of your environment, never its value")
@@ -248,7 +246,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Arguments that a process can take."""
+    """Check for arguments that a process can take, with a script or module that has a name. Raises ValueError."""
     if any("\0" in word for word in command):
         raise ValueError("no NUL byte")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
@@ -356,16 +354,16 @@ class JobSpec:
 
     @property
     def local_world_size(self) -> int:
-        """The ranks of a node."""
+        """The number of ranks per node."""
         return self.ranks or self.gpus
 
     @property
     def world_size(self) -> int:
-        """The ranks of all nodes, when all come."""
+        """The number of ranks on all nodes, if all nodes join."""
         return self.max_nodes * self.local_world_size
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """What cannot be, on no target: the key and a sentence."""
+        """Yield what is impossible on every target: the key and a sentence."""
         if self.ranks is not None and self.gpus % self.ranks:
             yield (
                 "job.ranks",
@@ -375,12 +373,12 @@ class JobSpec:
 
     @property
     def time_limit_s(self) -> int | None:
-        """The limit in seconds."""
+        """The time limit in seconds, or None."""
         return None if self.time_limit is None else time_s(self.time_limit)
 
     @property
     def shm_size(self) -> str:
-        """The shared memory of a container, as it is given or from its memory."""
+        """The size of a container's shared memory: as given, or derived from its memory."""
         if self.shm is not None:
             return self.shm
         if self.memory is None or (quarter := size_bytes(self.memory) // 4) >= size_bytes(DEFAULT_SHM):
@@ -394,5 +392,5 @@ class JobSpec:
 
     @property
     def max_nodes(self) -> int:
-        """The nodes that are started."""
+        """The number of nodes that are started."""
         return int(self.nodes.split(":")[-1])

@@ -1,7 +1,7 @@
-"""SSH connections: agent and keys, jump hosts, and on every hop a host key that known_hosts has, or no connection.
+"""Opens SSH connections with agent, keys and jump hosts, but only if known_hosts has the host key of every hop.
 
-OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric holds the connection. By default it accepts unknown
-host keys, so they are checked here. Every failure is one sentence: ``NoConnectionError``.
+OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric holds the connection. By default, Fabric accepts
+unknown host keys, so they are checked here. A failed connection raises ``NoConnectionError`` with one sentence.
 """
 
 import getpass
@@ -35,26 +35,26 @@ from ddpctl.text import one_line
 
 _KNOWN_HOSTS = ("userknownhostsfile", "globalknownhostsfile")
 CONFIG_S = 10.0  # a Match in the configuration may run a program
-CONNECT_S = 6.0  # TCP, the banner, and the log-in: each of them
+CONNECT_S = 6.0  # for each of TCP, the banner and the login
 MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """What OpenSSH's configuration says of a host (``ssh -G``), values of one key as lines. Raises ConfigError."""
+    """Return OpenSSH's settings for a host (``ssh -G``); several values of one key are lines. Raises ConfigError."""
     argv, own = ["ssh", "-G", "-T", *config_of(home)], _own_home(home)
     argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
     lines = _ask([*argv, "--", host.address], "~/.ssh/config").splitlines()
     settings: dict[str, str] = {}
     for key, _, value in (line.partition(" ") for line in lines):
         settings[key] = f"{settings[key]}\n{value}" if key in settings else value
-    for key in _KNOWN_HOSTS:  # OpenSSH has put the person's home into them
+    for key in _KNOWN_HOSTS:  # OpenSSH has put the user's system home into them
         words = settings.get(key, "").split()
         settings[key] = " ".join(_at_home(Path(word), own, home) for word in words if word != "none")
     return settings
 
 
 def openssh(host: Host, home: Path) -> list[str]:
-    """OpenSSH's own client with the settings that a connection of ours has. Raises ConfigError."""
+    """Return the arguments for OpenSSH's client with the settings of our own connections. Raises ConfigError."""
     settings = read_settings(host, home)
     own = Connector(home)
     fixed = {
@@ -76,7 +76,7 @@ def openssh(host: Host, home: Path) -> list[str]:
 
 
 def config_of(home: Path) -> list[str]:
-    """OpenSSH knows the person's home from the system. Where HOME is another, the configuration there is read alone."""
+    """Return options for OpenSSH to read only the configuration in HOME, if HOME is not the user's system home."""
     if home == _own_home(home):
         return []
     config = home / ".ssh" / "config"
@@ -84,7 +84,7 @@ def config_of(home: Path) -> list[str]:
 
 
 def _own_home(home: Path) -> Path:
-    with suppress(KeyError):  # of a user whom the system does not know, which OpenSSH reports
+    with suppress(KeyError):  # the system does not know the user, which OpenSSH reports
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     return home
 
@@ -94,7 +94,7 @@ def _at_home(path: Path, own: Path, home: Path) -> str:
 
 
 def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
-    """What one of OpenSSH's programs says; it exits with ``none`` where there is nothing to say. Raises ConfigError."""
+    """Return the output of an OpenSSH program, whose exit code is ``none`` if it finds nothing. Raises ConfigError."""
     try:
         done = subprocess.run(
             argv,
@@ -118,22 +118,22 @@ def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKeys:
-    """What known_hosts says of one host."""
+    """The keys of one host in known_hosts."""
 
     keys: tuple[PKey, ...]
     revoked: tuple[PKey, ...]
 
 
 def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
-    """The keys of a host, by the name that known_hosts has for it: ``box1``, or ``[box1]:2222``. Raises ConfigError.
+    """Return a host's keys. ``name``: its name in known_hosts: ``box1`` or ``[box1]:2222``. Raises ConfigError.
 
-    Certificates of hosts are not supported, since paramiko is not able to: such a host counts as unknown.
+    Host certificates are not supported, since paramiko does not support them: such a host counts as unknown.
     """
     keys: list[PKey] = []
     revoked: list[PKey] = []
     for path in files:
         if not path.is_file() or not os.access(path, os.R_OK):
-            continue  # as OpenSSH: most of the four are not there
+            continue  # like OpenSSH: most of the four files do not exist
         for line in _ask(["ssh-keygen", "-F", name, "-f", str(path)], str(path), none=1).splitlines():
             words = line.split()
             marker = words.pop(0) if words and words[0].startswith("@") else ""
@@ -155,7 +155,7 @@ def _key(line: str) -> PKey | None:
 # Connections
 
 
-logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what it has to say comes as an exception
+logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors come as exceptions
 
 
 class NoConnectionError(Exception):
@@ -168,13 +168,13 @@ class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no type
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
-    """Asked about every host key that is not among those that the client was given."""
+    """Refuses every host key that is not among the keys that the client was given."""
 
     host: str  # as a user would type it
     known: KnownKeys
 
     def missing_host_key(self, client: SSHClient, hostname: str, key: PKey) -> None:  # noqa: ARG002
-        """Refuse it. Raises _HostKeyError."""
+        """Refuse the key. Raises _HostKeyError."""
         raise _HostKeyError(_refusal(self.host, hostname, self.known, key))
 
 
@@ -200,22 +200,22 @@ def _kind(key: PKey) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Hop:
-    """A connection that is not up yet, and the hop before it."""
+    """A connection that is not open yet, and the hop before it."""
 
     connection: Connection
     host: Host
-    known_name: str  # what known_hosts calls it
+    known_name: str  # its name in known_hosts
     before: "_Hop | None"
 
 
 @dataclass
 class Connector:
-    """Opens connections for one person."""
+    """Opens connections for one user."""
 
     home: Path
 
     def open(self, host: Host) -> Connection:
-        """A connection that is up. Raises NoConnectionError, ConfigError."""
+        """Open a connection and return it. Raises NoConnectionError, ConfigError."""
         hop = self._prepare(host, ())
         try:
             _open(hop)
@@ -225,7 +225,7 @@ class Connector:
         return hop.connection
 
     def _prepare(self, host: Host, inner: tuple[str, ...]) -> _Hop:
-        """A connection that is not up yet, with those of its jump hosts. Raises NoConnectionError."""
+        """Prepare a connection and those of its jump hosts. Raises NoConnectionError, ConfigError."""
         if host.address in inner or len(inner) > MAX_HOPS:
             raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
         settings = read_settings(host, self.home)
@@ -234,7 +234,7 @@ class Connector:
             settings["hostname"],
             user=settings["user"],
             port=int(settings["port"]),
-            config=Config(ssh_config=SSHConfig(), lazy=True),  # OpenSSH has read the real one
+            config=Config(ssh_config=SSHConfig(), lazy=True),  # OpenSSH has read the real configuration
             gateway=before.connection if before else self._expand(settings.get("proxycommand", ""), host, settings),
             forward_agent=False,
             connect_timeout=int(CONNECT_S),
@@ -249,14 +249,14 @@ class Connector:
         return _Hop(connection=connection, host=host, known_name=self._trust(connection, settings, host), before=before)
 
     def keys_of(self, settings: Mapping[str, str], host: Host) -> list[str]:
-        """The files of the keys to try."""
+        """Return the files of the keys to try."""
         if host.key:
             return [str(Path(host.key).expanduser())]
         named = settings.get("identityfile", "").splitlines()
         return [path for path in (self._expand(path, host, settings) for path in named) if Path(path).is_file()]
 
     def _expand(self, text: str, host: Host, settings: Mapping[str, str]) -> str:
-        """A value with what stands for the tokens of ssh_config(5)."""
+        """Return a value in which the tokens of ssh_config(5) are replaced."""
         values = {
             "%": "%",
             "d": str(self.home),
@@ -271,12 +271,12 @@ class Connector:
         return re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), text)
 
     def _jumps(self, settings: Mapping[str, str], inner: tuple[str, ...]) -> _Hop | None:
-        """The last of a host's jump hosts, with those before it."""
+        """Return the last of a host's jump hosts, with the jump hosts before it, or None."""
         before: _Hop | None = None
         for jump in filter(None, settings.get("proxyjump", "").split(",")):
             user, _, place = jump.strip().removeprefix("ssh://").rpartition("@")
             address, port = _split(place)
-            if address == inner[-1]:  # `Host *` with a ProxyJump that the jump host itself need not take
+            if address == inner[-1]:  # `Host *` with a ProxyJump, which the jump host itself does not need
                 return before
             hop = self._prepare(Host(address=address, user=user or None, port=port), inner)
             if before is not None:
@@ -286,7 +286,7 @@ class Connector:
         return before
 
     def _trust(self, connection: Connection, settings: Mapping[str, str], host: Host) -> str:
-        """Give the client the keys that known_hosts has for this host, and no other; its name in known_hosts."""
+        """Give the client only the keys that known_hosts has for this host; return its name in known_hosts."""
         shown = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         name = settings.get("hostkeyalias", shown)
         known = known_keys((Path(word) for key in _KNOWN_HOSTS for word in settings[key].split()), name)
@@ -298,7 +298,7 @@ class Connector:
 
 
 def _open(hop: _Hop) -> None:
-    """Open it and all before it. Raises NoConnectionError, which says so where it is a jump host's."""
+    """Open a hop after all hops before it. Raises NoConnectionError, which names a jump host that fails."""
     if hop.before is not None:
         try:
             _open(hop.before)
@@ -311,7 +311,7 @@ def _open(hop: _Hop) -> None:
 
 
 def _split(place: str) -> tuple[str, int | None]:
-    """``box1:2222``, ``[::1]:22`` or ``box1``."""
+    """Split ``box1:2222``, ``[::1]:22`` or ``box1`` into address and port."""
     address, colon, port = place.rpartition(":")
     if not colon or not port.isdecimal() or (":" in address and not address.endswith("]")):
         return place.strip("[]"), None
@@ -327,7 +327,7 @@ def _typed(host: Host) -> str:
 
 
 def _why(error: Exception, hop: _Hop) -> str:
-    """The sentence for what went wrong on the way to a host."""
+    """Return the sentence for what went wrong while connecting to a host."""
     connection, host = hop.connection, hop.host
     place = f"{connection.host}:{connection.port}"
     match error:
@@ -352,7 +352,7 @@ def _is_about_keys(error: Exception) -> bool:
 
 
 def _why_not_there(error: Exception, host: str, place: str) -> str:
-    """The sentence for a host that was not spoken to at all."""
+    """Return the sentence for a host that could not be contacted at all."""
     match error:
         case socket.gaierror():
             return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"

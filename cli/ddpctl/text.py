@@ -9,18 +9,18 @@ _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def quote(value: object) -> str:
-    """A value in an error: on one line, in quotes if it is text, and never long."""
+    """Return a value for an error message: on one line, in quotes if it is text, and never long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
 
 
 def one_line(text: str) -> str:
-    """The text with everything escaped that a terminal would not show as one plain line."""
+    """Return the text on one line, with all characters escaped that are not printable."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def plain(text: str) -> str:
-    """Lines as a terminal or a page may show them: without colours, without what a line had overwritten, escaped."""
+    """Return lines that a terminal or a page can show: without colours and overwritten text, and escaped."""
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 
@@ -34,13 +34,13 @@ _UNFINISHED = re.compile(rb"(?:\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]{0,4096}
 
 
 class EscapeFilter:
-    """Takes escape sequences and control characters out of bytes that come in pieces; what moves on a line stays."""
+    """Removes escape sequences and control characters from bytes that arrive in pieces. Keeps tabs and line ends."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def __call__(self, data: bytes) -> bytes:
-        """What may be written of them by now."""
+        """Return the bytes that can be written by now."""
         data, self._rest = self._rest + data, b""
         if unfinished := _UNFINISHED.search(data):
             data, self._rest = data[: unfinished.start()], unfinished[0]
@@ -48,19 +48,19 @@ class EscapeFilter:
 
 
 def cut(line: str, width: int, *, plain: bool = False) -> str:
-    """The line in so many columns; that something is missing can be seen. ``plain``: ASCII alone."""
+    """Shorten a line to ``width`` columns; dots show that something is missing. ``plain``: in ASCII only."""
     dots = "..." if plain else "…"
     return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
 
 
 def either(words: tuple[str, ...], joint: str = "or") -> str:
-    """``a, b or c``."""
+    """Join words as in ``a, b or c``."""
     return f" {joint} ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
-    """``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant``: the known name that it must be."""
-    # Compared in lower case and not at any length: the name may be a whole file.
+    """Return ``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant``: the name to suggest."""
+    # Compared in lower case and up to a limited length: the name may be a complete file.
     word = name[:60].lower()
     near = (
         [meant]
@@ -73,7 +73,7 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
 
 
 def format_duration(seconds: float) -> str:
-    """A stretch of time, as all verbs say it: 0.4 s, 12 s, 3:05, 2:04:11."""
+    """Return a duration as all verbs print it: 0.4 s, 12 s, 3:05, 2:04:11."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     if seconds < 120:
@@ -83,7 +83,7 @@ def format_duration(seconds: float) -> str:
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as aligned lines; the last column is as long as it is."""
+    """Return rows as aligned lines; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
@@ -91,7 +91,7 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def number(value: float) -> str:
-    """A loss: four digits that count."""
+    """Return a loss with four decimals, or in scientific notation if it is very small or large."""
     if not math.isfinite(value):
         return str(value)
     return f"{value:.4f}" if 0.001 <= abs(value) < 1000 or value == 0 else f"{value:.3e}"

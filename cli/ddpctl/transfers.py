@@ -1,4 +1,4 @@
-"""Moves bytes between a process and files of this machine, and shows how much is done: one line for all transfers."""
+"""Moves bytes between a process and files on this machine, and shows the progress: one line for all transfers."""
 
 import os
 import re
@@ -19,17 +19,17 @@ from ddpctl.images import human_size
 from ddpctl.text import cut, format_duration
 
 _CHUNK = 1 << 20
-_LOOK_S = 0.2  # how often it is looked how far a transfer is
-_DRAW_S, _LINE_S = 0.1, 5.0  # how often a terminal, another reader, is shown a line
+_LOOK_S = 0.2  # how often the progress of a transfer is checked
+_DRAW_S, _LINE_S = 0.1, 5.0  # how often a line is shown on a terminal, and to another reader
 _LEAST_BAR = 5
 _EXIT_S = 10.0
-# A line of rsync --info=progress2: bytes, per cent, speed, time, and with the end of a file "(xfr#12, to-chk=...".
+# A line of rsync --info=progress2: bytes, per cent, speed, time, and at the end of a file "(xfr#12, to-chk=...".
 _RSYNC = re.compile(rb"\s([\d.,]+)\s+\d+%[^\r\n]*")
 _RSYNC_FILES = re.compile(rb"xfr#(\d+)")
 
 
 class Display:
-    """How far some transfers are that run side by side: a line that a terminal redraws, else one now and then."""
+    """Shows the progress of parallel transfers: one line that a terminal redraws, or else a line now and then."""
 
     def __init__(self, transfers: Sequence[Transfer], out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
@@ -41,21 +41,21 @@ class Display:
         self._began = self._drawn_at = time.monotonic()
 
     def update(self, number: int, num_bytes: int, num_files: int) -> None:
-        """A transfer is so far."""
+        """Update the progress of a transfer."""
         with self._lock:
             self._done[number] = (num_bytes, num_files)
             if time.monotonic() - self._drawn_at > (_DRAW_S if self._terminal else _LINE_S):
                 self._draw()
 
     def end(self, number: int, *, whole: bool) -> None:
-        """A transfer has ended; ``whole``: all of it has arrived."""
+        """Note that a transfer has ended; ``whole``: all of it has arrived."""
         with self._lock:
             self._ended += whole
             if whole:
                 self._done[number] = self._totals[number]
 
     def close(self) -> None:
-        """Show the end: on a terminal always, else where anything was shown before."""
+        """Show the final progress: always on a terminal, else only if anything was shown before."""
         with self._lock:
             if self._totals and (self._terminal or self._drawn_at > self._began):
                 self._draw()
@@ -73,7 +73,7 @@ class Display:
         )
 
     def line(self, took_s: float, width: int) -> str:
-        """``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
+        """Return ``[####------] 62.0/100.0 MB, 1,240/2,000 files, 2/4 hosts, 31.0 MB/s, 1.2 s left``."""
         (num_bytes, num_files), (all_bytes, all_files) = (
             tuple(map(sum, zip(*pairs, strict=True))) for pairs in (self._done, self._totals)
         )
@@ -105,14 +105,14 @@ def move(
     display: Display,
     number: int,
 ) -> Output:
-    """What comes of a command that moves files. Raises CannotWriteError; FileNotFoundError where it is not installed.
+    """Run a command that moves files. Raises CannotWriteError, or FileNotFoundError if it is not installed.
 
-    ``start`` starts it with a stdin and a stderr; ``number``: which of the display's transfers it is.
+    ``start`` starts the command with a stdin and a stderr; ``number``: which of the display's transfers this is.
     """
     started = False
     try:
         with ExitStack() as stack:
-            # Files, not pipes: nobody need read or write them while the process continues.
+            # Files, not pipes, so that nobody has to read or write them while the process runs.
             error = stack.enter_context(tempfile.TemporaryFile())
             source = Path(transfer.reads).open("rb") if transfer.reads else tempfile.TemporaryFile()  # noqa: SIM115
             stdin = stack.enter_context(source)
@@ -142,13 +142,13 @@ def pump(
     stall_s: float | None,
     update: Callable[[int, int], None],
 ) -> None:
-    """Take what a process writes until its end, and say how many bytes and files are done.
+    """Read what a process writes until its end, and report how many bytes and files are done.
 
-    ``stdin``: the file that it reads as well, whose position says how much of it has gone. Raises TimeoutError when
-    nothing has moved for ``stall_s``; OSError where a file cannot be written.
+    ``stdin``: the file that the process reads; its position shows how much was sent. Raises TimeoutError if nothing has
+    moved for ``stall_s``, and OSError if a file cannot be written.
     """
     num_bytes = num_files = 0
-    recent = b""  # of what rsync says
+    recent = b""  # the end of rsync's output
     moved_at = time.monotonic()
     with ExitStack() as stack:
         files = _Files(transfer.writes, stack)
@@ -177,7 +177,7 @@ def pump(
 
 
 class _Files:
-    """Bytes that go into pieces of files, one after another."""
+    """Writes bytes into parts of files, one part after another."""
 
     def __init__(self, parts: Sequence[FilePart], stack: ExitStack) -> None:
         self.num_bytes = self.num_whole = 0
@@ -187,7 +187,7 @@ class _Files:
         self._open_next()
 
     def write(self, data: bytes) -> None:
-        """The next bytes; those beyond the last piece are dropped."""
+        """Write the next bytes; bytes beyond the last part are dropped."""
         while data and self._left:
             piece, data = data[: self._left], data[self._left :]
             try:
