@@ -231,7 +231,7 @@ def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
         if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
             raise ValueError(f"'{mount}' is not SOURCE:PATH or SOURCE:PATH:ro with an absolute PATH")
         if any(character in mount for character in "\0\n,"):
-            raise ValueError(f"'{mount!r}' holds a comma or a line's end, which no runtime takes")
+            raise ValueError(f"{mount!r} holds a comma or a line break, which no runtime accepts")
     return mounts
 
 

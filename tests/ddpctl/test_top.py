@@ -358,8 +358,10 @@ def test_a_watcher_goes_on_where_nobody_answers_for_a_while(tmp_path: Path, word
 
 
 def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
+    ranks = snapshot().ranks
     view = replace(
         snapshot(),
+        ranks=(replace(ranks[0], step_s=float("nan")), *ranks[1:]),
         loss=float("nan"),
         moments=(1.0, 2.0, 3.0),
         throughput=(None, 10.0, float("inf")),
@@ -368,7 +370,7 @@ def test_the_document_is_one_line_of_json_whose_course_has_its_times() -> None:
     said = document(view)
     assert "\n" not in said
     found = json.loads(said, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    assert (found["run"], found["loss"]) == ("night", None)
+    assert (found["run"], found["loss"], found["ranks"][0]["step_s"]) == ("night", None, None)
     assert found["throughput"] == [{"time": 2.0, "value": 10.0}]
     assert found["losses"] == [{"time": 3.0, "value": 0.5}]
     assert "moments" not in found

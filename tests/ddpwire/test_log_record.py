@@ -47,6 +47,7 @@ def test_a_long_run_is_bounded_and_keeps_its_end(tmp_path: Path) -> None:
     assert rows[-1]["ddp_last_step"] == 1199
     assert len(rows) > 10
     assert len({after["time"] - before["time"] for before, after in pairwise(rows)}) == 1
+    assert found[ENVIRONMENT] == (tmp_path / ENVIRONMENT).read_text()
 
 
 def test_the_last_whole_record_counts_and_a_strange_one_does_not(tmp_path: Path) -> None:

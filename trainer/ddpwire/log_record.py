@@ -49,6 +49,8 @@ def _half(name: str, text: str) -> str:
     if name == HISTORY:
         head, *rows = text.splitlines(keepends=True)
         return "".join((head, *rows[-1::-2][::-1])) if len(rows) > 1 else ""
+    if name == ENVIRONMENT:  # one JSON object, of which a half is of no use
+        return text if len(text) < MOST_BYTES // 2 else ""
     lines = text.splitlines(keepends=True)
     return "".join(lines[(len(lines) + 1) // 2 :])
 

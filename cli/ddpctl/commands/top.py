@@ -99,6 +99,10 @@ def document(snapshot: "Snapshot") -> str:
 
 
 def _known(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: _known(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_known(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -56,15 +56,14 @@ def _story(error: Exception, cells: dict[str, str], code: CodeType | None) -> di
     limited = traceback.TracebackException.from_exception(error)
     limited.stack = traceback.StackSummary.from_list(frames[own[0] if own else 0 :])
     text = "".join(limited.format() if frames else limited.format_exception_only())
-    for file, cell in cells.items():
-        text = text.replace(f'File "{file}"', f'File "{cell}"')
+    for sent, cell in cells.items():
+        text = text.replace(f'File "{sent}"', f'File "{cell}"')
     try:
         original = _dumps(error)
     except Exception:  # it holds something that cannot be sent
         original = b""
     message = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    cell = cells.get(file, file)
-    return {"message": message, "cell": cell, "line": line, "traceback": text, "original": original}
+    return {"message": message, "cell": cells.get(file, file), "line": line, "traceback": text, "original": original}
 
 
 def _dumps(value: object) -> bytes:

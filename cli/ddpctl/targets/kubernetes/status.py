@@ -160,7 +160,7 @@ def _unscheduled(message: str) -> str:
 
 
 def _evicted(message: str) -> str:
-    if "emptyDir" in message.lower() or "EmptyDir" in message:
+    if "emptydir" in message.lower():
         return f"evicted: {_short(message)}: write less there, or mount a claim"
     if "low on resource" in message:
         return f"evicted: {_short(message)}: request_memory reserves what it needs"

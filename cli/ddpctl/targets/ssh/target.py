@@ -40,7 +40,7 @@ FACTS_S = 45.0
 START_S = 120.0
 PORT_S = 60.0
 _INSIDE_CHECKPOINTS = "/checkpoints"
-_ROOT, _OURS = "0:0", "10001:10001"  # if root logs in, containers run as the image's own user
+_ROOT, _OURS = "0:", "10001:10001"  # if root logs in, containers run as the image's own user
 _NODECTL = ("-P", "-m", "ddprun.nodectl")
 
 
@@ -397,7 +397,7 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
 
 def user_of(fact: Facts) -> str:
     """Return the user of a host's containers: the one who logs in, or the image's own user if root logs in."""
-    return _OURS if fact.get("id") == _ROOT else fact.get("id")
+    return _OURS if fact.get("id").startswith(_ROOT) else fact.get("id")
 
 
 def work_dir(options: SshOptions, run: str) -> str:
@@ -508,7 +508,7 @@ def _node_script(
         scripts.env_file(env),
         gpus=gpus,
         checkpoints=checkpoints,
-        owner=_OURS if fact.get("id") == _ROOT else None,
+        owner=_OURS if fact.get("id").startswith(_ROOT) else None,
     )
 
 
