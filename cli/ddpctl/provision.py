@@ -65,8 +65,8 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
         _check_name(host.address)
         if len(hosts) > 1 and _loopback(host.peer or host.address):
             raise ConfigError(
-                f"provision: {host.peer or host.address} is every machine's name for itself: name this one by an "
-                "address at which the others reach it (`peer`)"
+                f"provision: {host.peer or host.address} means the same machine everywhere: give an "
+                "address at which the others reach this one (`peer`)"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
@@ -86,8 +86,8 @@ def _check_name(address: str) -> None:
     """Check that Ansible takes the address for one machine. Raises ConfigError."""
     if address in _TAKEN:
         raise ConfigError(
-            f"provision: {address} is the name of a group of Ansible's, and can be no host's: name the machine by its "
-            "address, or by its whole name"
+            f"provision: {address} is the name of an Ansible group and cannot name a host: use the machine's "
+            "address or full name"
         )
     if ":" in address and _ip(address) is None:
         raise ConfigError(f"provision: {address!r} is neither a host name nor an IP address: a port has its own key")

@@ -74,5 +74,5 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path) -> None:
     done = run("", "--pushgateway", "over there", environ={}, folder=tmp_path)
     assert (done.returncode, done.stderr) == (
         78,
-        "ddprun: --pushgateway is 'over there': an address such as http://pushgateway:9091 is allowed\n",
+        "ddprun: --pushgateway is 'over there': expected an address such as http://pushgateway:9091\n",
     )

@@ -332,7 +332,8 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
 def test_the_doctor_is_a_short_job(site: Site) -> None:
     said = site.sh(sys.executable, "-m", "ddpctl", "doctor", "-f", FILE, "--json")
     result = json.loads(said[said.index("{\n") : said.rindex("}") + 1])  # and what it says on stderr
-    assert (result["code"], [one["host"] for one in result["nodes"]]) == (0, ["node-0", "node-1"])
+    hosts = {one["host"] for one in result["nodes"]}  # Slurm chooses two of its three
+    assert (result["code"], len(hosts), hosts <= {"node-0", "node-1", "node-2"}) == (0, 2, True)
     found = {(one["node"], one["check"]): one["status"] for one in result["results"]}
     assert "bad" not in found.values()
     assert [found[node, check] for node in (0, 1) for check in ("ports", "path MTU", "libraries")] == ["ok"] * 6

@@ -14,7 +14,7 @@ def test_fields_in_words() -> None:
         ("hosts", "list of text", None, "Where."),
         ("user", "text or null", None, "Who; null: you."),
         ("check", "true or false", True, "Whether to look first."),
-        ("tries", "whole number from 1", 1, "How often."),
+        ("tries", "whole number, at least 1", 1, "How often."),
     ]
 
 

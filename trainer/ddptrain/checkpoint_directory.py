@@ -49,7 +49,7 @@ class CheckpointDirectory:
             self._clean_up()
         except OSError as error:
             in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
-            reason = "there is a file in its place" if in_the_way else error.strerror
+            reason = "there is a file with this name" if in_the_way else error.strerror
             raise TrainError(
                 Exit.CANNOT_WRITE, f"--checkpoint-dir {folder} cannot be written: {reason}; give another one"
             ) from None
