@@ -14,7 +14,7 @@ from ddpwire.exits import Exit
 
 
 class DdpctlError(Exception):
-    """A defect of ddpctl, and the base class of all errors that ddpctl raises on purpose.
+    """The base class of all errors that ddpctl raises on purpose; raised itself, it means a defect of ddpctl.
 
     The message is one line: what is wrong, the given value, and what is allowed. The hint, which may be empty, is what
     to do next. ``str`` joins both. An empty message means that the error was already reported. The fields are for code

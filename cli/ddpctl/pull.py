@@ -60,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file at a place."""
+    """A file on a machine."""
 
     path: str  # on this machine, below the folder of the pull
     place: int  # the index of its place

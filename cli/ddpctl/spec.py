@@ -41,7 +41,7 @@ class Rule:
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return the rule that text, or each item of a list, matches ``pattern``; ``{}`` in ``allowed`` is the item."""
+    """Return a rule: text, or each item of a list, must match ``pattern``; ``{}`` in ``allowed`` is the item."""
 
     def check(value: Any) -> Any:
         for text in (value,) if isinstance(value, str) else value:

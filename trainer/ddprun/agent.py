@@ -365,7 +365,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _report_no_group(self) -> None:
-        """Log once that no rank has a process group after NO_GROUP_S: the run only costs more than a single rank."""
+        """Log once that no rank has a process group after NO_GROUP_S: several ranks then bring no gain."""
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group = True
             if self._no_group():

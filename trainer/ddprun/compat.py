@@ -23,7 +23,7 @@ WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_
 
 
 def missing_for_fork() -> str:
-    """Return what this Python lacks to make a forked rank behave like an executed one, or an empty string.
+    """Return what this Python lacks to make a forked rank behave like one started by exec, or an empty string.
 
     The fallback is to execute ranks.
     """

@@ -22,7 +22,7 @@ TRACEBACK = b"Traceback (most recent call last):"
 
 
 class View:
-    """A view of one stream of a rank that shows nothing."""
+    """A view that shows nothing of a rank's stream."""
 
     num_suppressed = 0  # lines that were not shown because they result from another rank's failure
 
@@ -123,7 +123,7 @@ class LineView(View):
 
 
 def visible_lines(line: bytes) -> list[bytes]:
-    """Return what a terminal shows of a line: its last state, and separately a traceback's header after a bar."""
+    """Return a line as a terminal finally shows it; a traceback header after a progress bar becomes a separate line."""
     state = last_state(line)
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]

@@ -79,7 +79,7 @@ def argument_hashes(command: tuple[str, ...]) -> list[str]:
 
 
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
-    """Return a sentence about the first difference of the script's arguments from node 0's, or an empty string.
+    """Return a sentence about the first script argument that differs from node 0's, or an empty string.
 
     Placement arguments may differ. The sentence names the argument, but not its value. A difference may be intended, so
     it never fails a node.

@@ -99,7 +99,7 @@ class NodeClaim:
 
 
 def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
-    """Return the number of the attempt for which the nodes meet next, if this node's last attempt was ``attempt``."""
+    """Return the number of the nodes' next attempt, given that this node's last one was ``attempt``."""
     if is_leader:
         control.set("attempt", str(attempt + 1))
     elif control.check(["attempt"]):
@@ -203,7 +203,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """Raise NodeError, which ends this node, as soon as another node 0 has its name. Runs in a thread on node 0."""
+        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. For a thread."""
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)

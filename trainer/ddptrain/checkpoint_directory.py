@@ -1,4 +1,4 @@
-"""The checkpoint directory of a training: its lock, its checkpoints and which of them are kept. Only rank 0 uses it."""
+"""The checkpoint directory of a training run: its lock, its checkpoints and which are kept. Only rank 0 uses it."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Signals that ask a rank to stop: at once while it starts up, after saving a checkpoint once it trains.
+"""Signals that ask a rank to stop: immediately during its start, or after saving a checkpoint during training.
 
 Does not use torch, because it must be installed before torch is imported.
 """

@@ -10,7 +10,7 @@ import sys
 
 
 def open_closed() -> None:
-    """Open each closed descriptor of 0 to 2 on /dev/null. Call it before any other file is opened."""
+    """Open /dev/null on each of the descriptors 0 to 2 that is closed. Call it before any other file is opened."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)

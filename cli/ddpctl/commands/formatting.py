@@ -181,7 +181,7 @@ def removed_lines(
 
 
 def as_json(run: Run, state: RunStatus, tasks: Sequence[Run] = ()) -> dict[str, Any]:
-    """Return the same facts for a script, for ``--json``."""
+    """Return these facts in machine-readable form, for ``--json``."""
     own = zip(tasks, state.tasks, strict=True) if tasks else ()
     return {
         "run": run.name,

@@ -130,7 +130,7 @@ def scrape_targets(url: str, job: str) -> tuple[ScrapeTarget, ...]:
 
 
 def firing_alerts(url: str) -> tuple[FiringAlert, ...]:
-    """Return our alerts that fire or are about to. Raises UnavailableError."""
+    """Return those of our alerts that are firing or about to fire. Raises UnavailableError."""
     found = _get(url, "/api/v1/alerts")["alerts"]
     return tuple(
         FiringAlert(

@@ -174,7 +174,7 @@ class Target(ABC):
         return None, ()
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
-        """Return the trainings of an array as separate runs named RUN.task-K, or none if the run is not an array."""
+        """Return the tasks of an array as separate runs named RUN.task-K, or none if the run is not an array."""
         return ()
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:

@@ -182,7 +182,7 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
-    """Turn the clock through the phases of one start. ``again``: whether the run had an earlier start."""
+    """Advance the clock through the phases of one start. ``again``: whether the run had an earlier start."""
     following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
     present = len({event.node for event in events}) or nodes
