@@ -53,7 +53,7 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
             named = sorted(users[one.run.name] - going)
             refused.append(
                 UsageError(
-                    f"{', '.join(named)} {'goes' if len(named) == 1 else 'go'} on from the checkpoints of "
+                    f"{', '.join(named)} {'continues' if len(named) == 1 else 'continue'} from the checkpoints of "
                     f"{one.run.name}, which was not removed: ddpctl rm {' '.join([one.run.name, *named])} "
                     "removes all of them"
                 )
