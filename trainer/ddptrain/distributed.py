@@ -183,7 +183,7 @@ def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> I
     """Print that the rank is waiting if the block takes longer: torch itself prints nothing, and handles no signal."""
     line = (
         f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
-        f"trying for {options.timeout_s:g} s"
+        f"giving up after {options.timeout_s:g} s"
     )
     timer = threading.Timer(seconds, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True
