@@ -106,7 +106,7 @@ def _exchange(ranks: Ranks, peer: int, *, first: bool) -> float:
 def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...], str]:
     """Return which of ``number`` members look slow, and a line if too many do or there are too few to compare."""
     if number < 3:
-        return (), "two have no siblings to be compared with"
+        return (), "with only two, there is no other link to compare with"
     speed = figures.__getitem__
     links = {one: [pair for pair in figures if one in pair] for one in range(number)}
     best = {one: max(map(speed, links[one])) for one in links}

@@ -22,22 +22,8 @@ NAME_S = 5.0
 UDP_ANSWER_S, UDP_TRIES = 0.4, 5
 IP_HEADERS = 28  # of IPv4 and UDP
 MIN_MTU, MOST_UDP = 576, 65507 + IP_HEADERS
-MTUS = (
-    8950,
-    4470,
-    1492,
-    1480,
-    1462,
-    1450,
-    1440,
-    1420,
-    1400,
-    1380,
-    1340,
-    1280,
-    1000,
-    800,
-)  # the MTUs of common links and tunnels
+# The MTUs of common links and tunnels.
+MTUS = (8950, 4470, 1492, 1480, 1462, 1450, 1440, 1420, 1400, 1380, 1340, 1280, 1000, 800)
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE, IP_MTU = 10, 3, 14  # linux/in.h; Python has no names for them
 BAD_CLOCK_S = 30.0
 MOST_THREADS = 32

@@ -15,13 +15,13 @@ from ddpctl.errors import UsageError
 from ddpctl.spec import Doc, fields_of
 from ddpctl.text import quote, unknown
 
-DAYS = 30 * 86400  # a condition that takes longer to come true helps nobody
-# What tells runs apart, and whose they are. Names recur, run_uid does not; only on Kubernetes there is a namespace. A
-# node's series carry the run's name alone; its ddp_run_info has the rest.
+DAYS = 30 * 86400  # the largest limit: an alert that comes later helps nobody
+# The labels that distinguish runs and name their owners. Names recur, but run_uid does not; a namespace exists only on
+# Kubernetes. A node's series have only the run's name (job_id); its ddp_run_info has the other labels.
 IDENTITY = "run_uid, user, project"
 RUN = f"namespace, job_id, {IDENTITY}"
 NODE = "namespace, job_id, instance"
-LOOKBACK_S = 300.0  # for how long Prometheus takes a sample as the present one
+LOOKBACK_S = 300.0  # for how long Prometheus uses a sample as the current one
 RUNBOOKS = "https://github.com/ddpctl/ddpctl/blob/main/docs/alerts.md"
 RULES_HEAD = "# Made by ddpctl monitor. What each alert means and what to do: docs/alerts.md of ddpctl.\n"
 
@@ -49,7 +49,7 @@ class Limits:
 
 
 def parse_limits(settings: Iterable[str]) -> Limits:
-    """``checkpoint_age=7200`` and the like. Raises UsageError."""
+    """Read limits such as ``checkpoint_age=7200``. Raises UsageError."""
     known = fields_of(Limits)
     given: dict[str, float] = {}
     for setting in settings:
@@ -61,26 +61,26 @@ def parse_limits(settings: Iterable[str]) -> Limits:
             value = float(text)
         except ValueError:
             value = float("nan")
-        if not equals or not field.low <= value <= field.high:  # also what is no number
+        if not equals or not field.low <= value <= field.high:  # also refuses NaN
             raise UsageError(f"--limit {name}: {quote(text)} is not allowed: expected a number, {field.bounds}")
         given[name] = value
     return Limits(**given)
 
 
-# Recording rules: what dashboards and alerts ask for again and again. Named as Prometheus advises,
-# level:metric:operation. A run is what has one RUN; nodes and ranks are added up.
+# Recording rules: the expressions that dashboards and alerts use repeatedly. They are named as Prometheus advises,
+# level:metric:operation. Series with the same RUN labels are of one run, and are aggregated over its nodes and ranks.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """A series that Prometheus works out; ``help`` is for a reader of the file."""
+    """A series that Prometheus computes. ``help`` is a comment for readers of the file."""
 
     name: str
     expr: str
     help: str
 
 
-# With topk, a node that Prometheus knows twice cannot make a join fail, and with it a rule for all runs.
+# Without topk, a node that Prometheus has twice would make the join fail, and with it the rule for all runs.
 RUN_OF_NODE = Recording(
     name="instance:ddp_run_info:topk1",
     expr=f"topk by ({NODE}) (1, ddp_run_info)",
@@ -89,7 +89,7 @@ RUN_OF_NODE = Recording(
 
 
 def with_run(series: str) -> str:
-    """A node's or a rank's series with the labels of IDENTITY. A comparison is given in parentheses."""
+    """Add the labels of IDENTITY to a node's or a rank's series. A comparison must be in parentheses."""
     return f"({series} * on ({NODE}) group_left ({IDENTITY}) {RUN_OF_NODE.name})"
 
 
@@ -99,7 +99,7 @@ def by_run(operation: str, series: str, *, keep: str = "") -> str:
 
 
 def share(part: str, whole: str, *, keep: str = "") -> str:
-    """How much of a run's ``whole`` seconds were ``part``, over five minutes."""
+    """Divide the growth of ``part`` by that of ``whole`` for each run, over five minutes."""
     of = f"{by_run('sum', f'rate({part}[5m])', keep=keep)}\n/"
     return f"{of}{keep and f' ignoring ({keep}) group_left ()'}\n{by_run('sum', f'rate({whole}[5m])')}"
 
@@ -172,13 +172,13 @@ TRAINING = Recording(
 RECORDINGS: tuple[Recording, ...] = tuple(value for value in globals().values() if isinstance(value, Recording))
 
 
-# Alerts: what each waits for, for how long, and its text. Severity: critical is a run that makes no progress or is
-# about to lose work; warning is one that is slower or less safe than it should be.
+# Alerts: the condition of each, how long it must hold, and its text. The severity is critical if a run makes no
+# progress or is about to lose work, and warning if a run is slower or less safe than it should be.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alert:
-    """One alert; ``summary`` and ``description`` are Prometheus' templates."""
+    """One alert; ``summary`` and ``description`` are templates for Prometheus."""
 
     name: str
     expr: str
@@ -189,12 +189,12 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """Where its paragraph is."""
+        """The address of its paragraph in docs/alerts.md."""
         return f"{RUNBOOKS}#{self.name.lower()}"
 
 
 def alerts(limits: Limits) -> tuple[Alert, ...]:
-    """All of them, with these limits."""
+    """Return all alerts, with these limits."""
     return (*_progress(limits), *_speed(limits), *_safety(limits), *_order(limits))
 
 
@@ -202,8 +202,9 @@ def _progress(limits: Limits) -> tuple[Alert, ...]:
     lately = promql_duration(max(limits.first_step, LOOKBACK_S))
     since_start = f"time() - {by_run('min', 'ddp_job_start_timestamp_seconds')}"
     return (
-        # An unchanged script never tells of a step. ddptrain has its productive seconds before its first one; a script
-        # that has told of steps keeps their number over restarts; and where no rank was started, none took a step.
+        # An unchanged script never reports a step, so this alert ignores its runs, unless no rank was started at all.
+        # ddptrain reports productive seconds before its first step, and a script that has reported steps keeps their
+        # number over restarts; so both count as runs that will report a step.
         Alert(
             name="DdpNoFirstStep",
             expr=f"""\
@@ -358,11 +359,11 @@ def _order(limits: Limits) -> tuple[Alert, ...]:
     )
 
 
-# Files: as Prometheus reads them, and as the PrometheusRule of its Kubernetes operator
+# Files: the rules as Prometheus reads them, and as a PrometheusRule for its Kubernetes operator
 
 
 class _Dumper(yaml.SafeDumper):
-    """Several lines as several lines."""
+    """Writes multi-line text as a block of lines."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -373,17 +374,17 @@ _Dumper.add_representer(str, _text)
 
 
 def dump_yaml(value: Any) -> str:
-    """YAML for a reader: keys in their order, long lines whole."""
+    """Return readable YAML: the keys keep their order, and long lines are not broken."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=1000, allow_unicode=True)
 
 
 def promql_duration(seconds: float) -> str:
-    """As Prometheus writes durations: in whole numbers."""
+    """Format a duration for Prometheus, in whole seconds or milliseconds."""
     return f"{seconds:.0f}s" if seconds == int(seconds) else f"{max(1, round(seconds * 1000))}ms"
 
 
 def rule_groups(limits: Limits) -> str:
-    """The file for Prometheus' ``rule_files``: one group, whose rules are worked out in their order."""
+    """Return the file for Prometheus' ``rule_files``: one group, whose rules are evaluated in their order."""
     text = f"{RULES_HEAD}groups:\n- name: ddp\n  rules:\n"
     for one in RECORDINGS:
         text += f"  # {one.help}\n" + _entry({"record": one.name, "expr": one.expr})
@@ -391,7 +392,7 @@ def rule_groups(limits: Limits) -> str:
 
 
 def prometheus_rule(limits: Limits) -> str:
-    """The same for the Prometheus Operator."""
+    """Return the same rules for the Prometheus Operator."""
     spec = textwrap.indent(rule_groups(limits).removeprefix(RULES_HEAD), "  ")
     return f"""\
 {RULES_HEAD}apiVersion: monitoring.coreos.com/v1
@@ -405,7 +406,7 @@ spec:
 
 
 def alert_rule(rule: Alert, limits: Limits) -> dict[str, Any]:
-    """An alert in Prometheus' words."""
+    """Return an alert as a rule of Prometheus."""
     hold_s = rule.hold_s if limits.hold is None else limits.hold
     return {
         "alert": rule.name,
