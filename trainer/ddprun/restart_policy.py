@@ -120,8 +120,9 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         )
     elif failure.status < 0:
         cause = "killed"
-    else:
-        cause, message = "error", f"{message}: {failure.error}" if failure.error else message
+    else:  # 137 says, as in a shell, that a process below the rank was killed
+        cause = "killed" if failure.status == Exit.KILLED else "error"
+        message = f"{message}: {failure.error}" if failure.error else message
     return Outcome(
         code=failure.code,
         cause=cause,  # type: ignore[arg-type]  # each of them is a Cause

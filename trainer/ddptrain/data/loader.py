@@ -5,6 +5,7 @@ import contextlib
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +37,7 @@ from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 MAX_FREE_MEMORY_USED = 0.4  # share of the free memory; the model is allocated later
+WORKER_CHECK_S = 5.0
 PRELOAD = ["numpy", "torch", "torch.utils.data"]  # imported once, by the workers' fork server
 
 # (epoch, first sample) -> the samples that each batch of the rank needs, starting at the batch with that first sample.
@@ -129,23 +131,45 @@ class LoaderFeed:
             multiprocessing_context=context,
             persistent_workers=True,
             pin_memory=device.type == "cuda",
-            timeout=timeout_s,
+            timeout=min(timeout_s, WORKER_CHECK_S),
         )
+        self._timeout_s = timeout_s
         self._epoch: int | None = None
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
         """Return the next samples of the plan, which are the samples of ``indices_B``."""
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order.batches = self._plan(epoch, int(indices_B[0]))
-            self._read = iter(self._loader)
-        read = next(self._read)
+        try:
+            if epoch != self._epoch:
+                self._epoch = epoch
+                self._order.batches = self._plan(epoch, int(indices_B[0]))
+                self._read = iter(self._loader)
+            read = self._next()
+        except (EOFError, ConnectionError, RuntimeError) as error:
+            # A lost fork server raises the first two. Torch has no error type for a lost worker.
+            if isinstance(error, RuntimeError) and "exited unexpectedly" not in str(error):
+                raise
+            raise TrainError(
+                Exit.KILLED,
+                "a worker process that reads images ended unexpectedly",
+                hint="if it was killed for lack of memory, give the job more memory or fewer --workers",
+                rank=None,
+            ) from error
         mark("data")
         images_BHWC, labels_B = (part.to(self._device, non_blocking=True) for part in read)
         mark("h2d")
         pixels = lay_out(images_BHWC, crop_px=self._crop_px, shift_px=self._shift_px, mirrored=False)
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
+
+    def _next(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch. Torch looks for lost workers only when its time-out ends, so it has a short one."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return next(self._read)
+            except RuntimeError as error:  # torch has no error type for a time-out
+                if "timed out" not in str(error) or time.monotonic() > deadline:
+                    raise
 
     def rewind(self) -> None:
         """Allow the next samples to come from any batch."""
