@@ -120,6 +120,8 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
         options += ["--restart-limit", str(job.max_restarts)]
     if job.join_timeout is not None:
         options += ["--join-timeout", f"{job.join_timeout:g}"]
+    if job.hang_timeout is not None:
+        options += ["--hang-timeout", f"{job.hang_timeout:g}"]
     if deadline and job.time_limit_s is not None:
         options += ["--deadline", str(job.time_limit_s)]
     return (*options, *program(job.command))

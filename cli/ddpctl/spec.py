@@ -306,6 +306,11 @@ class JobSpec:
     join_timeout: Annotated[
         float | None, Doc("Seconds to wait for all nodes; null: as the target has it (30 on one machine)."), Ge(1)
     ] = None
+    hang_timeout: Annotated[
+        float | None,
+        Doc("Seconds without a heartbeat of any rank after which a rank is considered hung; 0: never; null: 300."),
+        Ge(0),
+    ] = None
     max_restarts: Annotated[
         int | None,
         Doc(

@@ -109,6 +109,7 @@ job:
   port: ~
   grace: 1.5e+1
   join_timeout: 5
+  hang_timeout: 900
 """
     assert job(text) == JobSpec(
         name="on",
@@ -118,6 +119,7 @@ job:
         port=None,
         grace=15.0,
         join_timeout=5.0,
+        hang_timeout=900.0,
     )
 
 
@@ -160,6 +162,7 @@ def test_who_chose_the_target() -> None:
         pytest.param({"gpus": 0}, id="gpus"),
         pytest.param({"grace": float("nan")}, id="grace"),
         pytest.param({"join_timeout": 0.5}, id="join_timeout"),
+        pytest.param({"hang_timeout": -1}, id="hang_timeout"),
         pytest.param({"device": "gpu"}, id="device"),
         pytest.param({"nodes": "2:1"}, id="nodes"),
         pytest.param({"env": {"1A": "s3cret"}}, id="env name"),

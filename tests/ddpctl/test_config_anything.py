@@ -33,6 +33,7 @@ jobs = st.builds(
     port=st.none() | st.integers(1, 65535),
     grace=st.floats(0, 3600),
     join_timeout=st.none() | st.floats(1, 1e300),
+    hang_timeout=st.none() | st.floats(0, 1e300),
     max_restarts=st.none() | st.integers(0, 1000),
 )
 

@@ -38,7 +38,15 @@ def test_titles(wording: Wording) -> None:
 
 
 def test_the_contract_and_arguments_of_a_node() -> None:
-    job = JobSpec(nodes="2:3", gpus=4, command=("train.py", "--lr", "0.1"), grace=2.5, join_timeout=7, max_restarts=1)
+    job = JobSpec(
+        nodes="2:3",
+        gpus=4,
+        command=("train.py", "--lr", "0.1"),
+        grace=2.5,
+        join_timeout=7,
+        hang_timeout=0,
+        max_restarts=1,
+    )
     plan = Plan(run="digits-otter", job=job, cwd="/p", run_dir="/r", checkpoint_dir="/r/checkpoints")
     assert plan.world_size == 12
     assert contract(plan, node=2, addr="10.0.0.1", port="40001") == {
@@ -57,7 +65,9 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         ("DDP_RUN_UID", "0a1b2c3d4e5f"),
         ("DDP_USER", "ann"),
     }
-    assert " ".join(ddprun_args(plan)) == ("--grace 2.5 --restart-limit 1 --join-timeout 7 train.py --lr 0.1")
+    assert " ".join(ddprun_args(plan)) == (
+        "--grace 2.5 --restart-limit 1 --join-timeout 7 --hang-timeout 0 train.py --lr 0.1"
+    )
 
 
 @pytest.mark.parametrize("words", [("",), ("-m",), ("-m", ""), ("python", ""), ("python3", "-m"), ("a\0b",)], ids=repr)
