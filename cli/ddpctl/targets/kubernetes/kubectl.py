@@ -14,7 +14,8 @@ from ddpctl.text import one_line, quote
 
 TIMEOUT_S = 60.0
 REQUEST_TIMEOUT = "--request-timeout=30s"
-_Make = Callable[[re.Match[str]], str]
+# A pattern of a message → the sentence for it, in which {m[1]} is the pattern's first group.
+Explanations = Mapping[str, str | Callable[[re.Match[str]], str]]
 _SCHEMA = "/openapi/v3/apis/trainer.kubeflow.org/v1alpha1"
 _SINCE_2_2 = "runtimePatches"  # 2.0 had podSpecOverrides, 2.1 podTemplateOverrides
 
@@ -48,22 +49,16 @@ class Kubectl:
     def create(self, text: str, *, dry_run: bool = False, secret: bool = False, output: str = "name") -> Command:
         """Return the command that creates objects from text; ``dry_run``: the cluster only validates them, strictly."""
         judged = ("--dry-run=server",) if dry_run else ()
-        return self.run(
-            "create",
-            *judged,
-            "--validate=strict",
-            "-o",
-            output,
-            "-f",
-            "-",
-            stdin=text,
-            secret=secret,
-            placeholder="<uid>",
-        )
+        words = ("create", *judged, "--validate=strict", "-o", output, "-f", "-")
+        return self.run(*words, stdin=text, secret=secret, placeholder="<uid>")
 
     def get(self, what: str, *rest: str) -> Command:
         """Return the command that prints objects as JSON, or nothing if there are none."""
         return self.run("get", what, *rest, "--ignore-not-found", "-o", "json")
+
+    def events_of(self, name: str) -> Command:
+        """Return the command that prints the warnings about an object."""
+        return self.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
 
     def chosen(self, output: Output) -> "Kubectl":
         """Return a copy with explicit context and namespace, so that later verbs use the same cluster."""
@@ -100,101 +95,65 @@ def _quota(asked: str, used: str, allowed: str) -> str:
 
 _SLOW = "the cluster does not answer in time: is it up, is a VPN missing?"
 # The cluster cannot be asked at all.
-_AWAY: tuple[tuple[str, _Make], ...] = (
-    (
-        r"failed calling webhook \"([^\"]+)\"",
-        lambda m: f"the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
-    ),
-    (r"error loading config file \"([^\"]+)\": (.*)", lambda m: f"{m[1]} is not a configuration of kubectl: {m[2]}"),
-    (r"stat (\S+): no such file", lambda m: f"{m[1]}: no such configuration of kubectl"),
-    (
-        r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)",
-        lambda _: "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
-    ),
-    (
-        r"the server has asked for the client to provide credentials|Unauthorized",
-        lambda _: "the cluster does not know you (401): sign in again, as your cluster wants it",
-    ),
-    (
-        r"x509: (.*?)(?:;|$)",
-        lambda m: f"the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
-    ),
-    (
-        r"lookup (\S+?)(?: on \S+)?: no such host",
-        lambda m: f"the cluster's name {m[1]} is not known here: is a VPN missing?",
-    ),
-    (
-        r"The connection to the server (\S+) was refused",
-        lambda m: f"the cluster does not answer at {m[1]} (connection refused): is it up, is a VPN missing?",
-    ),
-    (
-        r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)",
-        lambda m: f"the cluster does not answer at {m[1]} ({m[2]}): is it up, is a VPN missing?",
-    ),
-    (r"context deadline exceeded|Client\.Timeout", lambda _: _SLOW),
-)
+_AWAY: Explanations = {
+    r"failed calling webhook \"([^\"]+)\"":
+        "the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
+    r"error loading config file \"([^\"]+)\": (.*)": "{m[1]} is not a configuration of kubectl: {m[2]}",
+    r"stat (\S+): no such file": "{m[1]}: no such configuration of kubectl",
+    r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)":
+        "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
+    r"the server has asked for the client to provide credentials|Unauthorized":
+        "the cluster does not know you (401): sign in again, as your cluster wants it",
+    r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
+    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name {m[1]} is not known here: is a VPN missing?",
+    r"The connection to the server (\S+) was refused":
+        "the cluster does not answer at {m[1]} (connection refused): is it up, is a VPN missing?",
+    r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)":
+        "the cluster does not answer at {m[1]} ({m[2]}): is it up, is a VPN missing?",
+    r"context deadline exceeded|Client\.Timeout": _SLOW,
+}  # fmt: skip
 
 # The cluster refused the request, or kubectl refused its arguments.
-_REFUSED: tuple[tuple[str, _Make], ...] = (
-    (
-        r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
-        r"|cannot locate context \"?([^\"\s]+)",
+_REFUSED: Explanations = {
+    r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
+    r"|cannot locate context \"?([^\"\s]+)":
         lambda m: f"kubectl has no context {m[1] or m[2] or m[3]}: kubectl config get-contexts lists them",
-    ),
-    (
-        r"admission webhook \"([^\"]+)\" denied the request: (.*)",
-        lambda m: f"the operator refuses it ({m[1]}): {m[2]}",
-    ),
-    (
-        r"violates PodSecurity .*init-pytorch",
-        lambda _: (
-            "the namespace's Pod Security forbids the container init-pytorch, which the operator puts beside a Master: "
-            "master: false has none"
-        ),
-    ),
-    (
-        r"violates PodSecurity \"([^\"]+)\": (.*)",
-        lambda m: (
-            f"the namespace admits only pods of Pod Security {m[1]}: {m[2]}: profile restricted, no path of a "
-            "machine among the mounts, or another namespace"
-        ),
-    ),
-    (
-        r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)",
-        lambda m: (
-            f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: ask for less, or wait for other jobs"
-        ),
-    ),
-    (
-        r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?",
-        lambda m: (
-            f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: k8s/rbac-secrets.yaml is the "
-            "Role for jobs with secrets, and env_secrets takes a Secret that is there"
-        ),
-    ),
-    (
-        r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?",
-        lambda m: (
-            f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: k8s/rbac.yaml is the Role "
-            "that ddpctl needs"
-        ),
-    ),
-    (r"namespaces \"([^\"]+)\" not found", lambda m: f"there is no namespace {m[1]}: kubectl create namespace {m[1]}"),
-    (
-        r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
-        r"|doesn't have a resource type \"(\w+)\"",
+    r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses it ({m[1]}): {m[2]}",
+    r"violates PodSecurity .*init-pytorch":
+        "the namespace's Pod Security forbids the container init-pytorch, which the operator puts beside a Master: "
+        "master: false has none",
+    r"violates PodSecurity \"([^\"]+)\": (.*)":
+        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}: profile restricted, no path of a "
+        "machine among the mounts, or another namespace",
+    r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
+        lambda m: f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: ask for less, or wait for "
+        "other jobs",
+    r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
+        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: k8s/rbac-secrets.yaml is "
+        "the Role for jobs with secrets, and env_secrets takes a Secret that is there",
+    r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
+        lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: k8s/rbac.yaml is the Role "
+        "that ddpctl needs",
+    r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
+    r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
+    r"|doesn't have a resource type \"(\w+)\"":
         lambda m: f"the cluster has no {m[1] or m[3] or m[4]}: its operator is not installed; --kind job needs none",
-    ),
-    (r"\"([^\"]+)\" already exists", lambda m: f"{m[1]} already exists in the namespace: choose another --name"),
-    (
-        r"no PriorityClass with name (\S+) was found",
-        lambda m: f"there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
-    ),
-    (r"strict decoding error: (.*)", lambda m: f"the cluster's version does not know it: {m[1]}"),
-    (r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)", lambda m: f"the cluster refuses it: {m[3]}"),
-    (r"\(NotFound\): (\S+) \"([^\"]+)\" not found", lambda m: f"there is no {m[2]} among the cluster's {m[1]}"),
-    (r"Error from server \((\w+)\): (.*)", lambda m: f"the cluster refuses it ({m[1]}): {m[2]}"),
-)
+    r"\"([^\"]+)\" already exists": "{m[1]} already exists in the namespace: choose another --name",
+    r"no PriorityClass with name (\S+) was found":
+        "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
+    r"strict decoding error: (.*)": "the cluster's version does not know it: {m[1]}",
+    r"(?:The )?(\w+) \"([^\"]+)\" is invalid:\s*(?:\* )?(.*)": "the cluster refuses it: {m[3]}",
+    r"\(NotFound\): (\S+) \"([^\"]+)\" not found": "there is no {m[2]} among the cluster's {m[1]}",
+    r"Error from server \((\w+)\): (.*)": "the cluster refuses it ({m[1]}): {m[2]}",
+}  # fmt: skip
+
+
+def explain(text: str, explanations: Explanations) -> str | None:
+    """Return the sentence of the first pattern that is found in the text, or None if none is."""
+    for pattern, sentence in explanations.items():
+        if match := re.search(pattern, text, re.M):
+            return sentence(match) if callable(sentence) else sentence.format(m=match)
+    return None
 
 
 def error_of(output: Output) -> DdpctlError:
@@ -204,10 +163,9 @@ def error_of(output: Output) -> DdpctlError:
     if output.returncode == TIMED_OUT:
         return UnavailableError(_SLOW)
     text = "\n".join(line for line in output.stderr.splitlines() if not line.startswith("Warning: "))
-    for patterns, kind in ((_AWAY, UnavailableError), (_REFUSED, ConfigError)):
-        for pattern, make in patterns:
-            if match := re.search(pattern, text, re.M):
-                return kind(one_line(make(match)).strip())
+    for explanations, kind in ((_AWAY, UnavailableError), (_REFUSED, ConfigError)):
+        if sentence := explain(text, explanations):
+            return kind(one_line(sentence).strip())
     lines = text.strip().splitlines()
     return UnavailableError(one_line(f"kubectl failed: {lines[-1] if lines else f'exit code {output.returncode}'}"))
 

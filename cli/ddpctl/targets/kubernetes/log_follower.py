@@ -139,7 +139,9 @@ def main() -> int:
     said_last, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
         found = _ask(kubectl.get(f"{workload.resource}/{task.run}"))
-        pods_found = found if found.returncode else _ask(_pods_of(kubectl, task))
+        pods_found = (
+            found if found.returncode else _ask(kubectl.get("pods", "--selector", selector_of(task.run, task.uid)))
+        )
         if pods_found.returncode:
             error = str(error_of(pods_found))
             if time.monotonic() - answered > task.unreachable_s:
@@ -163,7 +165,8 @@ def main() -> int:
             follower.finish(timeout_s=30.0)
             return Exit.OK
         asked = unexplained(workload, job, pods, task.nodes)
-        events = [event for name in asked for event in items(_ask(_events_of(kubectl, name)))]
+        answers = (_ask(kubectl.events_of(name)) for name in asked)
+        events = [event for answer in answers for event in items(answer)]
         state = fold(run, workload, job, pods, events, now=time.time())
         if state.message != said_last:
             said_last = state.message
@@ -196,14 +199,6 @@ def _run_of(task: Task) -> Run:
         checkpoint_dir="",
         version="",
     )
-
-
-def _pods_of(kubectl: Kubectl, task: Task) -> Command:
-    return kubectl.get("pods", "--selector", selector_of(task.run, task.uid))
-
-
-def _events_of(kubectl: Kubectl, name: str) -> Command:
-    return kubectl.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}")
 
 
 def _ask(command: Command) -> Output:

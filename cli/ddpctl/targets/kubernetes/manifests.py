@@ -11,7 +11,7 @@ from typing import Any
 
 from ddpctl.spec import time_s
 from ddpctl.targets.kubernetes.options import Workload as Word
-from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, template, variables
+from ddpctl.targets.kubernetes.pod import Draft, Object, drop_empty, manifest, template, variables
 from ddpwire import names
 from ddpwire.exits import Exit
 
@@ -29,54 +29,40 @@ RETRIED = tuple(sorted([128 + SIGHUP, 128 + SIGABRT, *(int(code) for code in Exi
 def config_map(draft: Draft, files: Mapping[str, str]) -> Object:
     """Return the ConfigMap with the project's files; ``files``: path → content."""
     data = {key: files[path] for key, path in draft.project.items()}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": draft.metadata, "data": data}
+    return manifest("v1", "ConfigMap", draft.metadata, data=data)
 
 
 def secret(draft: Draft, values: Mapping[str, str]) -> Object:
     """Return the Secret with the values of the job's secrets. It is sent only to kubectl's stdin."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": draft.metadata,
-        "type": "Opaque",
-        "stringData": dict(values),
-    }
+    return manifest("v1", "Secret", draft.metadata, type="Opaque", stringData=dict(values))
 
 
 def service(draft: Draft) -> Object:
     """Return the headless Service that gives the pods of a Job their names, even before they are ready."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": draft.metadata,
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": draft.selector,
-            "ports": [{"name": "rendezvous", "port": draft.port}],
-        },
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": draft.selector,
+        "ports": [{"name": "rendezvous", "port": draft.port}],
     }
+    return manifest("v1", "Service", draft.metadata, spec=spec)
 
 
 def network_policy(draft: Draft) -> Object:
     """Return the policy that admits only the run's pods (a rendezvous can run code), and Prometheus to the metrics."""
     monitoring = {"kubernetes.io/metadata.name": draft.options.monitoring_namespace}
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": draft.metadata,
-        "spec": {
-            "podSelector": {"matchLabels": draft.selector},
-            "policyTypes": ["Ingress"],
-            "ingress": [
-                {"from": [{"podSelector": {"matchLabels": draft.selector}}]},
-                {
-                    "from": [{"namespaceSelector": {"matchLabels": monitoring}}],
-                    "ports": [{"port": draft.options.metrics_port}],
-                },
-            ],
-        },
+    spec = {
+        "podSelector": {"matchLabels": draft.selector},
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {"matchLabels": draft.selector}}]},
+            {
+                "from": [{"namespaceSelector": {"matchLabels": monitoring}}],
+                "ports": [{"port": draft.options.metrics_port}],
+            },
+        ],
     }
+    return manifest("networking.k8s.io/v1", "NetworkPolicy", draft.metadata, spec=spec)
 
 
 # Workloads: their names, their manifests, and how the pods of each are mapped to nodes
@@ -141,16 +127,12 @@ def _pytorch_job(draft: Draft) -> Object:
         **({"schedulingPolicy": gang} if options.gang else {}),
     }
     roles = {"Master": replicas(1)} if options.master else {}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": metadata_of(draft),
-        "spec": {
-            "nprocPerNode": str(job.local_world_size),
-            "runPolicy": policy,
-            "pytorchReplicaSpecs": {**roles, **({"Worker": replicas(workers)} if workers else {})},
-        },
+    spec = {
+        "nprocPerNode": str(job.local_world_size),
+        "runPolicy": policy,
+        "pytorchReplicaSpecs": {**roles, **({"Worker": replicas(workers)} if workers else {})},
     }
+    return manifest("kubeflow.org/v1", "PyTorchJob", metadata_of(draft), spec=spec)
 
 
 def _job_pod(draft: Draft) -> Object:
@@ -196,31 +178,23 @@ def _job_spec(draft: Draft, container: str, pod: Object) -> Object:
 
 def _indexed_job(draft: Draft) -> Object:
     nodes, keep = draft.plan.job.max_nodes, draft.options.keep
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata_of(draft),
-        "spec": {
-            "completionMode": "Indexed",
-            "completions": nodes,
-            "parallelism": nodes,
-            **({"ttlSecondsAfterFinished": time_s(keep)} if keep else {}),
-            **_job_spec(draft, "main", _job_pod(draft)),
-        },
+    spec = {
+        "completionMode": "Indexed",
+        "completions": nodes,
+        "parallelism": nodes,
+        **({"ttlSecondsAfterFinished": time_s(keep)} if keep else {}),
+        **_job_spec(draft, "main", _job_pod(draft)),
     }
+    return manifest("batch/v1", "Job", metadata_of(draft), spec=spec)
 
 
 def _train_job(draft: Draft) -> Object:
     job = draft.plan.job
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainJob",
-        "metadata": metadata_of(draft),
-        "spec": {
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
-            "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
-        },
+    spec = {
+        "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": draft.name},
+        "trainer": {"numNodes": job.max_nodes, "numProcPerNode": job.local_world_size},
     }
+    return manifest("trainer.kubeflow.org/v1alpha1", "TrainJob", metadata_of(draft), spec=spec)
 
 
 def _training_runtime(draft: Draft) -> Object:
@@ -232,16 +206,12 @@ def _training_runtime(draft: Draft) -> Object:
         "network": {"publishNotReadyAddresses": True},
         "replicatedJobs": [{"name": "node", "template": job}],
     }
-    return {
-        "apiVersion": "trainer.kubeflow.org/v1alpha1",
-        "kind": "TrainingRuntime",
-        "metadata": draft.metadata,
-        "spec": {
-            "mlPolicy": {"numNodes": draft.plan.job.max_nodes, "torch": {}},
-            **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
-            "template": {"spec": jobs},
-        },
+    spec = {
+        "mlPolicy": {"numNodes": draft.plan.job.max_nodes, "torch": {}},
+        **({"podGroupPolicy": {"coscheduling": {}}} if draft.options.gang else {}),
+        "template": {"spec": jobs},
     }
+    return manifest("trainer.kubeflow.org/v1alpha1", "TrainingRuntime", draft.metadata, spec=spec)
 
 
 def _replica(metadata: Mapping[str, Any], master: bool) -> int:

@@ -3,17 +3,26 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Le
 
-from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, size_bytes
+from ddpctl.spec import MAX_PORT, Doc, JobSpec, Rule, check_env, check_size, check_time, matching, size_bytes
 
 Workload = Literal["auto", "pytorchjob", "trainjob", "job"]
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_NAME = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+_SUBDOMAIN = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"  # RFC 1123
+OBJECT_NAME = matching(  # of a Secret, a PriorityClass or another object
+    rf"(?=.{{1,253}}$){_SUBDOMAIN}", "lower-case letters, digits, '-' and '.', as Kubernetes names its objects"
+)
+NAMESPACE = matching(
+    r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", "lower-case letters, digits and '-', a letter first, at most 63 characters"
+)
+KEY = matching(  # of a label, or the name of a resource
+    rf"((?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_LABEL_NAME}", "NAME or DOMAIN/NAME, as nvidia.com/gpu"
+)
 _TOLERATION = re.compile(r"([^=:]+)(?:=([^=:]*))?(?::(NoSchedule|PreferNoSchedule|NoExecute))?")
 DEFAULT_PROJECT = ("*.py",)
 RUNS = "/runs"  # contains the run's folder
@@ -28,21 +37,7 @@ _LABELS = ("app.kubernetes.io/managed-by", "app.kubernetes.io/name", "ddpctl.run
 
 def is_object_name(name: str) -> bool:
     """Return whether an object may have this name: a DNS subdomain (RFC 1123)."""
-    return len(name) <= 253 and bool(_SUBDOMAIN.fullmatch(name))
-
-
-def check_object_name(name: str) -> str:
-    """Check the name of a Secret, a PriorityClass or another object. Raises ValueError."""
-    if not is_object_name(name):
-        raise ValueError("lower-case letters, digits, '-' and '.', as Kubernetes names its objects")
-    return name
-
-
-def check_namespace(name: str) -> str:
-    """Check the name of a namespace, which is a DNS label. Raises ValueError."""
-    if not _LABEL.fullmatch(name):
-        raise ValueError("lower-case letters, digits and '-', a letter first, at most 63 characters")
-    return name
+    return re.fullmatch(OBJECT_NAME.pattern, name) is not None
 
 
 def check_text(text: str) -> str:
@@ -52,31 +47,14 @@ def check_text(text: str) -> str:
     return text
 
 
-def check_key(key: str) -> str:
-    """Check the key of a label or the name of a resource, such as ``example.com/name``. Raises ValueError."""
-    prefix, slash, name = key.rpartition("/")
-    if not _LABEL_NAME.fullmatch(name) or (slash and not is_object_name(prefix)):
-        raise ValueError("NAME or DOMAIN/NAME, as nvidia.com/gpu")
-    return key
-
-
 def check_labels(labels: Mapping[str, str]) -> Mapping[str, str]:
     """Check that Kubernetes accepts these keys and values as labels. Raises ValueError."""
     for key, value in labels.items():
-        try:
-            check_key(key)
-        except ValueError:
-            raise ValueError(f"'{key}' is not a label key: NAME or DOMAIN/NAME") from None
-        if value and not _LABEL_NAME.fullmatch(value):
+        if not re.fullmatch(KEY.pattern, key):
+            raise ValueError(f"'{key}' is not a label key: NAME or DOMAIN/NAME")
+        if value and not re.fullmatch(_LABEL_NAME, value):
             raise ValueError(f"the value of {key}: letters, digits, '-', '_' and '.', at most 63 characters")
     return labels
-
-
-def check_names(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Check names of objects. Raises ValueError."""
-    for name in names:
-        check_object_name(name)
-    return names
 
 
 def check_env_secrets(table: Mapping[str, str]) -> Mapping[str, str]:
@@ -106,11 +84,6 @@ def toleration(text: str) -> dict[str, str]:
     return spelled | ({"effect": effect} if effect else {})
 
 
-def check_keep(text: str) -> str:
-    """Check a time such as ``1d``. Raises ValueError."""
-    return check_time(text, example="1d")
-
-
 def check_globs(globs: tuple[str, ...]) -> tuple[str, ...]:
     """Check patterns of files inside the project. Raises ValueError."""
     for glob in globs:
@@ -130,7 +103,7 @@ class KubernetesOptions:
     ] = "auto"  # fmt: skip
     context: Annotated[str | None, Doc("The context of kubectl; null: its current one."), Rule(check_text)] = None
     namespace: Annotated[
-        str | None, Doc("The namespace; null: the one that the context names, else default."), Rule(check_namespace)
+        str | None, Doc("The namespace; null: the one that the context names, else default."), NAMESPACE
     ] = None
     master: Annotated[
         bool,
@@ -154,7 +127,7 @@ class KubernetesOptions:
     keep: Annotated[
         str | None,
         Doc("How long the ended job and its logs are kept, such as 30d; null: until ddpctl stop."),
-        Rule(check_keep),
+        Rule(partial(check_time, example="1d")),
     ] = "7d"
     scratch: Annotated[
         str | None,
@@ -163,7 +136,7 @@ class KubernetesOptions:
         Rule(check_size),
     ] = "50Gi"  # fmt: skip
     gpu_resource: Annotated[
-        str, Doc("What the cluster calls a GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.10gb."), Rule(check_key)
+        str, Doc("What the cluster calls a GPU: nvidia.com/gpu, amd.com/gpu, nvidia.com/mig-1g.10gb."), KEY
     ] = "nvidia.com/gpu"
     request_cpus: Annotated[
         int | None, Doc("CPU cores that are reserved; null: the job's cpus, which are the limit, else one per rank."),
@@ -175,7 +148,7 @@ class KubernetesOptions:
     ] = None  # fmt: skip
     pull: Annotated[Literal["IfNotPresent", "Always", "Never"], Doc("When the image is pulled.")] = "IfNotPresent"
     image_pull_secrets: Annotated[
-        tuple[str, ...], Doc("Secrets of the namespace that hold the registry's password."), Rule(check_names)
+        tuple[str, ...], Doc("Secrets of the namespace that hold the registry's password."), OBJECT_NAME
     ] = ()
     env_secrets: Annotated[
         Mapping[str, str],
@@ -212,30 +185,28 @@ class KubernetesOptions:
     together: Annotated[
         str | None,
         Doc("The label of machines (topology.kubernetes.io/zone, a rack) by which all nodes go to one place if able."),
-        Rule(check_key),
+        KEY,
     ] = None
-    priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), Rule(check_object_name)] = None
-    queue: Annotated[str | None, Doc("The queue of Kueue (its label), and of a gang."), Rule(check_object_name)] = None
+    priority_class: Annotated[str | None, Doc("The PriorityClass of the pods."), OBJECT_NAME] = None
+    queue: Annotated[str | None, Doc("The queue of Kueue (its label), and of a gang."), OBJECT_NAME] = None
     gang: Annotated[
         bool,
         Doc("All pods at once or none; needs an operator with a gang scheduler (--gang-scheduler-name), which says "
             "nothing where there is none."),
     ] = False  # fmt: skip
-    scheduler: Annotated[
-        str | None, Doc("The scheduler of the pods; null: the cluster's."), Rule(check_object_name)
-    ] = None
+    scheduler: Annotated[str | None, Doc("The scheduler of the pods; null: the cluster's."), OBJECT_NAME] = None
     profile: Annotated[
         Literal["restricted", "rdma"],
         Doc("restricted: as Pod Security restricted wants it; rdma: InfiniBand's device, and root with IPC_LOCK, which "
             "only a privileged namespace admits."),
     ] = "restricted"  # fmt: skip
-    rdma_resource: Annotated[str, Doc("What the cluster calls an InfiniBand device."), Rule(check_key)] = "rdma/hca"
+    rdma_resource: Annotated[str, Doc("What the cluster calls an InfiniBand device."), KEY] = "rdma/hca"
     metrics_port: Annotated[int, Doc("The port of each node's metrics."), Ge(1024), Le(MAX_PORT)] = 9500
     network_policy: Annotated[
         bool, Doc("Whether a NetworkPolicy keeps everybody but the run's own pods, and Prometheus, from its ports.")
     ] = True
     monitoring_namespace: Annotated[
-        str, Doc("The namespace from which Prometheus may reach the metrics."), Rule(check_namespace)
+        str, Doc("The namespace from which Prometheus may reach the metrics."), NAMESPACE
     ] = "monitoring"
     labels: Annotated[
         Mapping[str, str], Doc("Further labels of the job and its pods, a team or a cost centre."), Rule(check_labels)
@@ -264,23 +235,11 @@ def mounts_of(job: JobSpec) -> tuple[Mount, ...]:
     mounts = []
     for text in job.mounts:
         source, path, *rest = text.split(":")
-        word, equals, name = source.partition("=")
-        kinds: dict[str, Kind] = {"pvc": "pvc", "secret": "secret", "configmap": "configmap"}
-        kind: Kind = kinds.get(word, "path") if equals else "path"
-        mounts.append(
-            Mount(
-                kind=kind,
-                source=source if kind == "path" else name,
-                path=str(PurePosixPath(path)),
-                read_only=bool(rest) or kind in ("secret", "configmap"),
-            )
-        )
+        kind: Kind = next((kind for kind in KINDS if source.startswith(f"{kind}=")), "path")
+        read_only = bool(rest) or kind in ("secret", "configmap")
+        name = source if kind == "path" else source.partition("=")[2]
+        mounts.append(Mount(kind=kind, source=name, path=str(PurePosixPath(path)), read_only=read_only))
     return tuple(mounts)
-
-
-def is_claim(name: str) -> bool:
-    """Return whether a claim, a Secret or a ConfigMap may have this name."""
-    return is_object_name(name)
 
 
 def holds(job: JobSpec, path: str) -> Mount | None:
@@ -384,7 +343,7 @@ def _of_mount(mount: Mount, before: set[str]) -> str | None:
             return (
                 f"{mount.source!r} is not a path of a machine: expected /PATH, pvc=CLAIM, secret=NAME or configmap=NAME"
             )
-    elif not is_claim(mount.source):
+    elif not is_object_name(mount.source):
         return f"{mount.source!r} is not the name of a {KINDS[mount.kind]}: lower-case letters, digits, '-' and '.'"
     return None
 

@@ -76,6 +76,11 @@ def drop_empty(value: Object) -> Object:
     return {key: item for key, item in value.items() if item not in (None, {}, [], "")}
 
 
+def manifest(api: str, kind: str, metadata: Object, **parts: Any) -> Object:
+    """Return an object of the cluster; ``parts``: its spec or data."""
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **parts}
+
+
 # The template
 
 
@@ -260,12 +265,8 @@ def _volumes(draft: Draft) -> list[tuple[Object, Object]]:
         pairs.append(({"name": "runs", "emptyDir": disk}, {"name": "runs", "mountPath": RUNS}))
     if draft.project:
         items = [{"key": key, "path": path} for key, path in draft.project.items()]
-        pairs.append(
-            (
-                {"name": "project", "configMap": {"name": draft.name, "items": items}},
-                {"name": "project", "mountPath": WORKSPACE, "readOnly": True},
-            )
-        )
+        project = {"name": "project", "configMap": {"name": draft.name, "items": items}}
+        pairs.append((project, {"name": "project", "mountPath": WORKSPACE, "readOnly": True}))
     for number, mount in enumerate(mounts_of(job)):
         name = f"mount-{number}"
         pairs.append((volume(name, mount), volume_mount(name, mount)))
@@ -313,7 +314,7 @@ def reader(run: str, uid: str, job: JobSpec, options: KubernetesOptions, checkpo
         "containers": [container],
         "volumes": [volume(name, mount) for name, mount in claims],
     }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": drop_empty(spec)}
+    return manifest("v1", "Pod", metadata, spec=drop_empty(spec))
 
 
 # Placement: which machines a pod goes to, and how long a lost machine is waited for

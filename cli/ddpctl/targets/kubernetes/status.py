@@ -13,7 +13,7 @@ from typing import Any, Literal
 from ddpctl.command import NOT_FOUND, Output
 from ddpctl.run_status import NodeReport, RunStatus, State
 from ddpctl.run_store import Run
-from ddpctl.targets.kubernetes.kubectl import error_of
+from ddpctl.targets.kubernetes.kubectl import Explanations, error_of, explain
 from ddpctl.targets.kubernetes.manifests import Workload
 from ddpctl.targets.kubernetes.options import holds
 from ddpctl.text import one_line
@@ -21,52 +21,37 @@ from ddpwire.exits import Exit
 
 Object = Mapping[str, Any]
 Phase = Literal["waiting", "running", "stopping", "succeeded", "failed"]
-_Make = Callable[[re.Match[str]], str]
 LONGEST = 240  # the most characters of a message from the cluster
 YOUNG_S = 10.0  # how long a launch may take between writing its record and creating its job
 OVERDUE_S = 60.0  # a pod that exists this long after its grace period hangs, or its machine does not answer
 # The meanings of exit codes that do not come from the script.
 _EXITS = {**{int(code): code.meaning for code in Exit if code.meaning},
           NOT_FOUND: "its program is not in the image", 128 + SIGSEGV: "it crashed (SIGSEGV)"}  # fmt: skip
-_UNSCHEDULABLE: tuple[tuple[str, _Make], ...] = (
-    (
-        r"persistentvolumeclaim \"([^\"]+)\" not found",
-        lambda m: f"the claim {m[1]} is not in the namespace: kubectl get pvc lists them",
-    ),
-    (
-        r"unbound immediate PersistentVolumeClaims",
-        lambda _: "a claim has no volume yet: kubectl describe pvc says why (no StorageClass, no volume of that size)",
-    ),
-    (
-        r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])",
-        lambda m: f"no machine has enough {m[1]} free: wait for one, or ask for less",
-    ),
-    (
-        r"didn't match Pod's node affinity/selector",
-        lambda _: "no machine has the labels of node_selector: kubectl get nodes --show-labels",
-    ),
-    (
-        r"untolerated taint \{([^}:]+)",
-        lambda m: f"every machine keeps others away with the taint {m[1]}: tolerations lets the pod in",
-    ),
-    (
-        r"didn't match pod topology spread constraints",
-        lambda _: "there are fewer free machines than nodes: spread prefer puts two on one",
-    ),
-)
+_UNSCHEDULABLE: Explanations = {
+    r"persistentvolumeclaim \"([^\"]+)\" not found":
+        "the claim {m[1]} is not in the namespace: kubectl get pvc lists them",
+    r"unbound immediate PersistentVolumeClaims":
+        "a claim has no volume yet: kubectl describe pvc says why (no StorageClass, no volume of that size)",
+    r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
+        "no machine has enough {m[1]} free: wait for one, or ask for less",
+    r"didn't match Pod's node affinity/selector":
+        "no machine has the labels of node_selector: kubectl get nodes --show-labels",
+    r"untolerated taint \{([^}:]+)":
+        "every machine keeps others away with the taint {m[1]}: tolerations lets the pod in",
+    r"didn't match pod topology spread constraints":
+        "there are fewer free machines than nodes: spread prefer puts two on one",
+}  # fmt: skip
 # What the kubelet and its runtime write before the cause.
 _PULLING = (
     r"^(?:(?:Back-off pulling|[Ff]ailed to pull(?: and unpack)?|failed to resolve reference|failed to do request:)"
     r'(?: image)? (?:Head |Get )?"[^"]*"(?:: |$)|ErrImagePull: |rpc error: code = \w+ desc = )+'
 )
-_UNPULLED: tuple[tuple[str, _Make], ...] = (
-    (r"lookup (\S+?)(?: on \S+)?: no such host", lambda m: f"the registry {m[1]} is not known there"),
-    (r"not found|manifest unknown", lambda _: "the registry has no such image or tag"),
-    (
-        r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth",
-        lambda _: "the registry asks for a password: image_pull_secrets names the Secret that holds it",
-    ),
-)
+_UNPULLED: Explanations = {
+    r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
+    r"not found|manifest unknown": "the registry has no such image or tag",
+    r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
+        "the registry asks for a password: image_pull_secrets names the Secret that holds it",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +138,8 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
 
 def _unscheduled(message: str) -> str:
     reason = message.partition(" preemption:")[0]
-    for pattern, make in _UNSCHEDULABLE:
-        if match := re.search(pattern, reason):
-            return f"{make(match)} ({reason.partition(': ')[0]})"
+    if sentence := explain(reason, _UNSCHEDULABLE):
+        return f"{sentence} ({reason.partition(': ')[0]})"
     return f"no machine takes it: {_short(reason)}"
 
 
@@ -201,10 +185,7 @@ def _unpulled(message: str, events: Sequence[Object]) -> str:
     texts = [message, *(one["message"] for one in newest_first(events) if one["reason"] == "Failed")]
     for text in texts:
         if cause := re.sub(_PULLING, "", text).strip():
-            why = next(
-                (make(match) for pattern, make in _UNPULLED if (match := re.search(pattern, cause))), _short(cause)
-            )
-            return f": {why}"
+            return f": {explain(cause, _UNPULLED) or _short(cause)}"
     return ""
 
 
@@ -232,7 +213,7 @@ def _ended(ended: Object) -> str:
 
 def why_no_pod(events: Sequence[Object]) -> str | None:
     """Return why pods or Services could not be made, from the newest such event, or None if there is none."""
-    for event in sorted(events, key=_when, reverse=True):
+    for event in newest_first(events):
         if event["reason"] in ("FailedCreatePod", "FailedCreate", "FailedCreateService"):
             text = re.sub(r"^Error creating: ", "", event["message"])
             if too_long := re.search(r"must be no more than (\d+) (?:characters|bytes)", text):

@@ -48,8 +48,10 @@ from ddpctl.targets.kubernetes.pod import (
     Draft,
     Object,
     checkpoint_dir,
+    drop_empty,
     dump,
     is_ours,
+    manifest,
     needs_project,
     reader_name,
     selector_of,
@@ -124,9 +126,7 @@ class KubernetesTarget(Target):
         ]
         events: list[dict[str, Any]] = []
         if asked:
-            outputs = yield tuple(
-                kubectl.get("events", "--field-selector", f"type=Warning,involvedObject.name={name}") for name in asked
-            )
+            outputs = yield tuple(kubectl.events_of(name) for name in asked)
             events = [event for answer in outputs if answer.returncode == 0 for event in items(answer)]
         return [fold(run, workload, jobs.get(run.name), pods[run.name], events, now=now) for run in runs]
 
@@ -424,10 +424,8 @@ def render(plan: Plan, options: KubernetesOptions) -> str:
 def bare_pod(draft: Draft, workload: Workload) -> Object:
     """Return the pod template as a Pod, which the API server checks more strictly than a template in a job."""
     pod = workload.pod(draft)
-    name = {"name": f"{draft.name}-probe", "namespace": draft.options.namespace}
-    metadata = {**{key: value for key, value in name.items() if value}, **pod["metadata"]}
-    spec = {"restartPolicy": "OnFailure", **pod["spec"]}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+    metadata = drop_empty({"name": f"{draft.name}-probe", "namespace": draft.options.namespace}) | pod["metadata"]
+    return manifest("v1", "Pod", metadata, spec={"restartPolicy": "OnFailure", **pod["spec"]})
 
 
 def submit(plan: Plan, options: KubernetesOptions) -> Verb[Submission]:
