@@ -17,6 +17,10 @@ METADATA = "kernel-metadata.json"  # the name that the client expects
 PREFIX = "ddpctl-"
 MAX_KB = 1000  # the limit for a notebook
 _WIDTH = 100
+_EXPORT = """\
+if run.code == 0:
+    export = [sys.executable, '-m', 'ddptrain', 'export', '--best', str(run.checkpoint_dir), 'weights.pt']
+    subprocess.run(export, check=True)"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +111,7 @@ def notebook(plan: Plan, cargo: Cargo) -> str:
         _code(_launch(plan)),
     ]
     if program(plan.job.command)[:2] == TRAINER:
-        cells += [_text("The weights alone, for whoever uses them."), _code(_export())]
+        cells += [_text("The weights alone, for whoever uses them."), _code(_EXPORT)]
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     language = {"name": "python", "file_extension": ".py", "mimetype": "text/x-python"}
@@ -131,30 +135,25 @@ def _about(plan: Plan) -> str:
 
 
 def _install(cargo: Cargo) -> str:
-    lines = [
-        "import importlib.util",
-        "import subprocess",
-        "import sys",
-        "from pathlib import Path",
-        "",
-        "if importlib.util.find_spec('ddpctl') is None:",
-    ]
-    if cargo.wheel:
-        lines += [
-            "    import base64",
-            "    import lzma",
-            f"    wheel = Path('/tmp') / {cargo.wheel_name!r}",
-            "    wheel.write_bytes(lzma.decompress(base64.b64decode(WHEEL)))",
-            "    wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest",
-        ]
-    else:
-        lines += [
-            f"    inputs = Path({kaggle.INPUT_FOLDER!r})",
-            "    wheels = [file for deep in range(1, 5) for file in inputs.glob('*/' * deep + 'ddpctl-*.whl')]",
-            "    wanted = ['--no-index', '--no-deps', str(wheels[0])] if wheels else ['ddpctl[notebook]']",
-        ]
-    lines += ["    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *wanted], check=True)"]
-    return "\n".join(lines)
+    inside = f"""\
+    import base64
+    import lzma
+    wheel = Path('/tmp') / {cargo.wheel_name!r}
+    wheel.write_bytes(lzma.decompress(base64.b64decode(WHEEL)))
+    wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest"""
+    outside = f"""\
+    inputs = Path({kaggle.INPUT_FOLDER!r})
+    wheels = [file for deep in range(1, 5) for file in inputs.glob('*/' * deep + 'ddpctl-*.whl')]
+    wanted = ['--no-index', '--no-deps', str(wheels[0])] if wheels else ['ddpctl[notebook]']"""
+    return f"""\
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+if importlib.util.find_spec('ddpctl') is None:
+{inside if cargo.wheel else outside}
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', *wanted], check=True)"""
 
 
 def _folded(text: str) -> str:
@@ -171,35 +170,15 @@ def _launch(plan: Plan) -> str:
     job = plan.job
     words = program(job.command)
     what = "ddptrain" if words[:2] == TRAINER else words[0]
-    given: dict[str, Any] = {"name": plan.run}
-    if job.ranks is not None:
-        given["ranks"] = job.ranks
-    if job.device != "auto":
-        given["device"] = job.device
-    if job.env:
-        given["env"] = dict(job.env)
-    if job.max_restarts is not None:
-        given["max_restarts"] = job.max_restarts
-    if job.grace != JobSpec().grace:
-        given["grace"] = job.grace
-    if former_kernel(plan):
-        given["resume"] = True
-    lines = ["import os", "", "from ddpctl.notebook import launch", ""]
+    given = {key: getattr(job, key) for key in ("ranks", "device", "env", "max_restarts", "grace")}
+    given = {key: value for key, value in given.items() if value != getattr(JobSpec(), key)}
+    given = {"name": plan.run} | given | ({"resume": True} if former_kernel(plan) else {})
+    lines = ["from ddpctl.notebook import launch", ""]
     if job.time_limit_s is not None:
-        lines.append(f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # of the session, from its start")
+        limit = f"os.environ[{kaggle.SESSION_S!r}] = '{job.time_limit_s}'  # of the session, from its start"
+        lines = ["import os", "", *lines, limit]
     pairs = "".join(f", {key}={value!r}" for key, value in given.items())
-    lines += [f"run = launch({what!r}, gpus=gpus, args=args{pairs})", "run"]
-    if job.time_limit_s is None:
-        lines = lines[2:]
-    return "\n".join(lines)
-
-
-def _export() -> str:
-    return (
-        "if run.code == 0:\n"
-        "    export = [sys.executable, '-m', 'ddptrain', 'export', '--best', str(run.checkpoint_dir), 'weights.pt']\n"
-        "    subprocess.run(export, check=True)"
-    )
+    return "\n".join([*lines, f"run = launch({what!r}, gpus=gpus, args=args{pairs})", "run"])
 
 
 def _text(source: str) -> dict[str, Any]:

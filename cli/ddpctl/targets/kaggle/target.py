@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import dataclass
 from pathlib import PurePath
+from typing import Literal
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, Verb
 from ddpctl.errors import ConfigError, DdpctlError, NoInputError, NotStartedError, UnavailableError, UsageError
@@ -104,11 +105,17 @@ class KaggleTarget(Target):
         (pushed,) = yield (_push(plan),)
         if why := kaggle_error(pushed, f"push {kernel}"):
             raise NotStartedError(why)
-        done = read_push(pushed.stdout)
+        if (done := _PUSHED.search(pushed.stdout)) is None:
+            shown = pushed.stdout.strip()[:200]
+            raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {shown!r}")
+        version, url = done.groups()
         return Submission(
-            handle={"kernel": kernel, "version": done.version, "url": done.url, "logs": done.url},
-            note=f"version {done.version} of {kernel}",
-            table=done.without,
+            handle={"kernel": kernel, "version": version, "url": url, "logs": url},
+            note=f"version {version} of {kernel}",
+            table=tuple(
+                f"left out of its inputs, because Kaggle does not know these {what}: {names}"
+                for what, names in _INVALID.findall(pushed.stdout)
+            ),
             checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
         )
 
@@ -117,10 +124,10 @@ class KaggleTarget(Target):
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
         if why := kaggle_error(output, "ask the kaggle client for its user"):
             raise why
-        owner = read_user(output.stdout)
-        if owner is None:
+        match = _USER.search(output.stdout)
+        if match is None or match[1] == "None":
             raise UnavailableError("the kaggle client is not logged in: kaggle auth login, or set the target's `owner`")
-        return owner
+        return match[1]
 
     def _needs(self, plan: Plan) -> tuple[str, ...]:
         script = script_of(plan.job.command)
@@ -150,11 +157,11 @@ class KaggleTarget(Target):
         """Query Kaggle for each session, and read the logs of those that have ended."""
         del now
         asked = tuple(run for run in runs if run.handle)
-        answers = yield tuple(_status(run) for run in asked)
+        answers = yield tuple(_ask("status", run) for run in asked)
         said = {run.name: answer for run, answer in zip(asked, answers, strict=True)}
         found = {run.name: _read(run, said[run.name]) for run in asked}
         ended = tuple(run for run in asked if found[run.name].state in ("succeeded", "failed"))
-        logs = (yield tuple(_log(run) for run in ended)) if ended else ()
+        logs = (yield tuple(_ask("logs", run) for run in ended)) if ended else ()
         for run, log in zip(ended, logs, strict=True):
             if log.returncode == 0:
                 explained = _FAILURE.search(said[run.name].stdout) is not None
@@ -230,12 +237,8 @@ def _push(plan: Plan) -> Command:
     return Command(argv=("kaggle", "kernels", "push", "--path", _folder(plan), *limit), timeout_s=PUSH_S)
 
 
-def _status(run: Run) -> Command:
-    return Command(argv=("kaggle", "kernels", "status", str(run.handle["kernel"])), timeout_s=ASK_S)
-
-
-def _log(run: Run) -> Command:
-    return Command(argv=("kaggle", "kernels", "logs", str(run.handle["kernel"])), timeout_s=ASK_S)
+def _ask(what: Literal["status", "logs"], run: Run) -> Command:
+    return Command(argv=("kaggle", "kernels", what, str(run.handle["kernel"])), timeout_s=ASK_S)
 
 
 def _read(run: Run, answer: Output) -> RunStatus:
@@ -278,33 +281,6 @@ _FAILURES = (
     (r"disk|space", "the session's disk is full: its working folder holds 20 GB"),
     (r"requested cancel|cancell?ed", "it was cancelled on the website"),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pushed:
-    """The result of a push."""
-
-    version: str
-    url: str
-    without: tuple[str, ...]  # one line per requested input that is missing
-
-
-def read_user(text: str) -> str | None:
-    """Return the user that ``kaggle config view`` names, or None if nobody is logged in."""
-    match = _USER.search(text)
-    return match[1] if match and match[1] != "None" else None
-
-
-def read_push(text: str) -> Pushed:
-    """Read the output of ``kaggle kernels push``. Raises DdpctlError."""
-    match = _PUSHED.search(text)
-    if match is None:
-        raise DdpctlError(f"the kaggle client pushed, and printed what ddpctl cannot read: {text.strip()[:200]!r}")
-    without = tuple(
-        f"left out of its inputs, because Kaggle does not know these {what}: {names}"
-        for what, names in _INVALID.findall(text)
-    )
-    return Pushed(version=match[1], url=match[2], without=without)
 
 
 def read_status(run: str, text: str) -> RunStatus:
