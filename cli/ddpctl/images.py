@@ -45,7 +45,7 @@ def read_inspect(reference: str, stdout: str) -> Image:
         config = record.get("Config") or {}
         return Image(
             reference=reference,
-            id=with_algorithm(record["Id"]),
+            id=record["Id"] if ":" in record["Id"] else f"sha256:{record['Id']}",  # podman leaves the algorithm out
             digests=tuple(record.get("RepoDigests") or ()),
             layers=tuple(record["RootFS"]["Layers"]),
             size=record["Size"],
@@ -57,11 +57,6 @@ def read_inspect(reference: str, stdout: str) -> Image:
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"no answer of an image inspect: {error}") from None
-
-
-def with_algorithm(digest: str) -> str:
-    """Return ``sha256:0123...``, even if podman leaves the algorithm out."""
-    return digest if ":" in digest else f"sha256:{digest}"
 
 
 def digest_of(reference: str) -> str | None:
@@ -93,11 +88,6 @@ def build_line(
     """The command that builds an image."""
     options = [word for pair in build_args for word in ("--build-arg", pair)]
     return (engine, "build", "--file", dockerfile, "--tag", tag, *options, context)
-
-
-def push_line(engine: Engine, reference: str) -> tuple[str, ...]:
-    """The command that pushes an image to the registry of its name."""
-    return (engine, "push", reference)
 
 
 def versions_line(engine: Engine, reference: str) -> tuple[str, ...]:

@@ -14,7 +14,6 @@ import yaml
 
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, UnavailableError
-from ddpctl.spec import JobSpec
 from ddpctl.targets.ssh.options import SshHost, SshOptions
 
 Playbook = Literal["site", "verify", "uninstall"]
@@ -120,11 +119,6 @@ def _variables(host: SshHost, site: Site) -> dict[str, Any]:
 def inventory_text(options: SshOptions, site: Site) -> str:
     """Return the inventory as the text of a file."""
     return _HEAD + yaml.safe_dump(inventory(options, site), sort_keys=False, width=118)
-
-
-def image_of(options: SshOptions, job: JobSpec) -> str | None:
-    """Return the image that the hosts of a target need, or None."""
-    return None if options.runtime == "none" else job.image
 
 
 def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Command:

@@ -66,9 +66,7 @@ def build(
 @app.command()
 def push(image: Reference = None, engine: EngineName = "docker", dry_run: DryRun = False) -> None:
     """Push the image to the registry of its name. Log in with the engine's own login."""
-    from ddpctl import images
-
-    _run(images.push_line(engine, _reference(image)), {}, dry_run=dry_run)
+    _run((engine, "push", _reference(image)), {}, dry_run=dry_run)
 
 
 @app.command()

@@ -93,7 +93,7 @@ def provision(
         site = provisioning.Site(
             login=login,
             keys=_keys(settings, public_key, asked=playbook == "site" and not dry_run),
-            image=provisioning.image_of(settings.options, settings.job),
+            image=None if settings.options.runtime == "none" else settings.job.image,
             places={group: host for group, host in places.items() if host},
         )
         inventory = folder / f"{settings.target}.yaml"
