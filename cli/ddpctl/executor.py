@@ -20,18 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from ddpctl.command import (
-    NOT_FOUND,
-    TIMED_OUT,
-    Command,
-    Output,
-    T,
-    Transfer,
-    Verb,
-    brief,
-    process_line,
-    shell_line,
-)
+from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
 from ddpctl.errors import CannotWriteError, UnavailableError
 from ddpctl.remote import Remote, write_bytes
 from ddpctl.text import plain

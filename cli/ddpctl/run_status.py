@@ -124,12 +124,7 @@ class RunStatus:
         if not reported:
             return None
         farthest = max(reported, key=lambda one: one.step)
-        names = (
-            "planned",
-            "epoch",
-            "loss",
-            "checkpoint_step",
-        )  # of several losses the largest, as in the report
+        names = ("planned", "epoch", "loss", "checkpoint_step")  # of several losses the largest, as in the report
         known = {name: [value for one in reported if (value := getattr(one, name)) is not None] for name in names}
         return replace(farthest, **{name: max(values) for name, values in known.items() if values})
 

@@ -265,8 +265,7 @@ class JobSpec:
         str,
         Doc("The job's name; a run is called NAME and a word. Lower-case letters, digits and '-'."),
         matching(
-            NAME_PATTERN.pattern,
-            "lower-case letters, digits and '-', starting with a letter, at most 40 characters",
+            NAME_PATTERN.pattern, "lower-case letters, digits and '-', starting with a letter, at most 40 characters"
         ),
     ] = "train"
     nodes: Annotated[

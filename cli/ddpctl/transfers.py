@@ -136,11 +136,7 @@ def move(
 
 
 def pump(
-    transfer: Transfer,
-    stdin: int,
-    stdout: int,
-    stall_s: float | None,
-    update: Callable[[int, int], None],
+    transfer: Transfer, stdin: int, stdout: int, stall_s: float | None, update: Callable[[int, int], None]
 ) -> None:
     """Read what a process writes until its end, and report how many bytes and files are done.
 

@@ -158,12 +158,7 @@ def _places(run: Run, state: RunStatus, *, can_resume: bool) -> list[str]:
 
 
 def removed_lines(
-    run: Run,
-    found: Sequence[DiskUsage],
-    *,
-    dry_run: bool,
-    others: Sequence[DiskUsage] = (),
-    has_files: bool = True,
+    run: Run, found: Sequence[DiskUsage], *, dry_run: bool, others: Sequence[DiskUsage] = (), has_files: bool = True
 ) -> list[str]:
     """Return the lines of ``ddpctl rm``: the folders that are, or would be, removed with a run, and what of it stays.
 

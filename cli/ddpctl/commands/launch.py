@@ -51,8 +51,7 @@ class Flags:
         ),
     ] = None
     ranks: Annotated[
-        str | None,
-        _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU: a divisor of --gpus."),
+        str | None, _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU: a divisor of --gpus.")
     ] = None
     target: Annotated[
         str | None,
@@ -68,12 +67,10 @@ class Flags:
         str | None, _option("--profile", "-p", metavar="P", help="A profile of the file, laid over its job.")
     ] = None
     device: Annotated[
-        str | None,
-        _option("--device", metavar="auto|cuda|cpu", help="cuda insists on GPUs; auto takes CPUs without."),
+        str | None, _option("--device", metavar="auto|cuda|cpu", help="cuda insists on GPUs; auto takes CPUs without.")
     ] = None
     env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated."),
+        list[str] | None, typer.Option("--env", "-e", metavar="K=V", help="A variable for every rank; may be repeated.")
     ] = None
     name: Annotated[
         str | None, typer.Option("--name", metavar="RUN", help="The run's name [default: the job's name and a word].")
@@ -154,8 +151,7 @@ def launch(
         ),
     ] = None,
     doctor: Annotated[
-        bool,
-        typer.Option("--doctor", help="First run ddpctl doctor: refuse a bad node, or leave out its SSH machine."),
+        bool, typer.Option("--doctor", help="First run ddpctl doctor: refuse a bad node, or leave out its SSH machine.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run, and run nothing.")] = False,
 ) -> None:

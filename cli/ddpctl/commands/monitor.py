@@ -92,9 +92,7 @@ def up(
 
 
 @app.command()
-def down(
-    forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False,
-) -> None:
+def down(forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False) -> None:
     """Stop them; what they recorded is kept."""
     from ddpctl.monitoring import stack
 

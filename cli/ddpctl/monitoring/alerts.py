@@ -105,9 +105,7 @@ def share(part: str, whole: str, *, keep: str = "") -> str:
 
 
 STEPS = Recording(
-    name="run:ddp_steps:rate5m",
-    expr=by_run("max", "rate(ddp_steps_total[5m])"),
-    help="Optimizer steps a second.",
+    name="run:ddp_steps:rate5m", expr=by_run("max", "rate(ddp_steps_total[5m])"), help="Optimizer steps a second."
 )
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
