@@ -22,6 +22,7 @@ from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Overlap, Phases, Tracer
 from ddptrain.straggler import StragglerDetector
+from ddpwire import metrics as catalogue
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import Heart
@@ -358,7 +359,8 @@ class Callbacks:
                 peak=torch.cuda.max_memory_allocated(),
             )
         if self.metrics.enabled and step is not None and "comm_exposed" in self.phases.totals:
-            self.metrics.comm_hidden(self.overlap.hidden_s() * (step - self._last.get("overlap", step)))
+            hidden_s = self.overlap.hidden_s() * (step - self._last.get("overlap", step))
+            self.metrics.count(catalogue.COMM, "hidden", number=hidden_s)
             self._last["overlap"] = step
 
     def _every(self, what: str, seconds: float) -> bool:

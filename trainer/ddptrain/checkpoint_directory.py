@@ -14,14 +14,7 @@ import time
 import weakref
 from pathlib import Path
 
-from ddptrain.checkpoint import (
-    UnusableCheckpoint,
-    create_file,
-    data_files,
-    finish_write,
-    manifest_path,
-    read_manifest,
-)
+from ddptrain.checkpoint import UnusableCheckpoint, create_file, data_files, finish_write, manifest_path, read_manifest
 from ddptrain.distributed import RankInfo, agree, broadcast
 from ddptrain.errors import TrainError
 from ddpwire.exits import Exit

@@ -42,6 +42,7 @@ from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.optimizer import match_strides
 from ddptrain.training_state import Stateful, TrainingState
+from ddpwire import metrics as catalogue
 from ddpwire import names
 from ddpwire.events import EventLog
 from ddpwire.exits import Exit
@@ -254,7 +255,7 @@ class CheckpointFinder:
             for torn, why in bad.items():
                 how = "is skipped" if isinstance(why, OSError) else self.directory.set_aside(torn)
                 self.warn(f"{torn} {how}: {_reason(why)}")
-                self.metrics.checkpoint_fallback()
+                self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
             return path, checkpoint
         for torn, why in bad.items():
             self.warn(f"{torn} cannot be used: {_reason(why)}")
@@ -297,18 +298,15 @@ class CheckpointFinder:
         began = time.monotonic()
         try:
             checkpoint = _read_again(lambda: load_checkpoint(path))
-            written, size_bytes = path.stat(), sum(file.stat().st_size for file in data_files(path))
+            written_at, size_bytes = path.stat().st_mtime, sum(file.stat().st_size for file in data_files(path))
             if step_of(path) not in (None, checkpoint.step):
                 raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
         except (UnusableCheckpoint, OSError) as error:
-            self.metrics.checkpoint_failed(
-                op="load", reason=error.reason if isinstance(error, UnusableCheckpoint) else "io"
-            )
+            reason = error.reason if isinstance(error, UnusableCheckpoint) else "io"
+            self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", reason)
             raise
-        seconds = time.monotonic() - began
-        self.metrics.checkpoint_loaded(
-            seconds=seconds, step=checkpoint.step, written_at=written.st_mtime, size_bytes=size_bytes
-        )
+        seconds, step = time.monotonic() - began, checkpoint.step
+        self.metrics.checkpoint_loaded(seconds=seconds, step=step, written_at=written_at, size_bytes=size_bytes)
         return checkpoint
 
     def _check_same_config(self, path: Path, checkpoint: Checkpoint, now: Mapping[str, Any]) -> None:
@@ -319,7 +317,7 @@ class CheckpointFinder:
             return
         changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
         if not self.options.allow_changed:
-            self.metrics.checkpoint_failed(op="load", reason="incompatible")
+            self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
             raise TrainError(
                 Exit.CONFIG,
                 f"{path} was trained with {changes}",
@@ -408,7 +406,7 @@ class CheckpointSaver:
 
     def skip(self, step: int) -> None:
         """Report that this step has no checkpoint because a disk is stuck."""
-        self._metrics.checkpoint_failed(op="save", reason="io")
+        self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
         self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
@@ -434,27 +432,18 @@ class CheckpointSaver:
             self.newest = path
             if self._directory is None:
                 return
-            retained = self._directory.delete_old(
-                keep=self._options.keep, keep_best=self._options.keep_best, written=path
-            )
+            keep, keep_best = self._options.keep, self._options.keep_best
+            retained = self._directory.delete_old(keep=keep, keep_best=keep_best, written=path)
         except Exception as error:  # a failed checkpoint does not end the training
             full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._metrics.checkpoint_failed(op="save", reason="enospc" if full else "io")
+            self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "enospc" if full else "io")
             reason = error.strerror if isinstance(error, OSError) else error
             self._failed(checkpoint.step, f"{path}: {reason}")
         else:
-            seconds = time.monotonic() - began
-            self._metrics.checkpoint_saved(
-                step=checkpoint.step, seconds=seconds, size_bytes=size_bytes, retained=retained
-            )
-            self._events.emit(
-                "checkpoint_saved",
-                step=checkpoint.step,
-                seconds=seconds,
-                waited_s=round(self._waited_s, 4),
-                bytes=size_bytes,
-                path=str(path),
-            )
+            step, seconds = checkpoint.step, time.monotonic() - began
+            self._metrics.checkpoint_saved(step=step, seconds=seconds, size_bytes=size_bytes, retained=retained)
+            facts: dict[str, Any] = {"waited_s": round(self._waited_s, 4), "bytes": size_bytes, "path": str(path)}
+            self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
         """Exchange the writers' results. Meanwhile the disk does not count as stuck; the group has its own time-out."""

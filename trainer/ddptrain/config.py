@@ -151,9 +151,7 @@ class AugmentationOptions:
         metavar="PX",
     )
     flip: bool | None = option(
-        "mirror half of them (default: the data set's: cifar10, cifar100, folder)",
-        shapes=True,
-        default=None,
+        "mirror half of them (default: the data set's: cifar10, cifar100, folder)", shapes=True, default=None
     )
     cutout: int = option(
         "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"

@@ -105,9 +105,7 @@ def _with_options(environ: Mapping[str, str], options: RankOptions) -> Mapping[s
     for name, value in given.items():
         if value is not None and environ.get(name, str(value)) != str(value):
             flag = "--" + name.lower().replace("_", "-")
-            raise TrainError(
-                Exit.CONFIG, f"{flag} {value}, but {name}={environ[name]}", hint="give one of them", rank=None
-            )
+            raise _conflict(f"{flag} {value}, but {name}={environ[name]}", hint="give one of them")
     return {**environ, **{name: str(value) for name, value in given.items() if value is not None}}
 
 
@@ -144,9 +142,8 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     if options.backend == "mpi" and not dist.is_mpi_available():
         raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
     folder = Path(options.init_method.removeprefix("file://")).parent
-    if (
-        options.init_method.startswith("file://") and not folder.is_dir()
-    ):  # torch would wait for the folder, and handle no signal
+    # torch would wait for the folder, and handle no signal
+    if options.init_method.startswith("file://") and not folder.is_dir():
         raise TrainError(Exit.NO_INPUT, f"--init-method {options.init_method}: there is no folder {folder}", rank=None)
     if needs_master(options):
         _wait_for_dns(os.environ["MASTER_ADDR"], rank_info, options.timeout_s)
@@ -156,21 +153,13 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
             dist.init_process_group("mpi", timeout=timeout)  # mpirun numbers the ranks
         else:
             with torch_cpp_log_off(), _log_if_late(LATE_S, rank_info, options):
-                dist.init_process_group(
-                    "gloo",
-                    init_method=options.init_method,
-                    rank=rank_info.rank,
-                    world_size=rank_info.size,
-                    timeout=timeout,
-                )
+                where, rank, size = options.init_method, rank_info.rank, rank_info.size
+                dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError, OSError) as error:
-        address = _meeting_point(options)
-        reason = str(error).splitlines()[0]
         late = is_timeout(error)
-        what = (
-            f"waited {options.timeout_s} s for the other ranks (--timeout)" if late else "cannot meet the other ranks"
-        )
-        message = f"rank {rank_info.rank} of {rank_info.size} {what} at {address}: {reason}"
+        waited = f"waited {options.timeout_s} s for the other ranks (--timeout)"
+        what = f"{waited if late else 'cannot meet the other ranks'} at {_meeting_point(options)}"
+        message = f"rank {rank_info.rank} of {rank_info.size} {what}: {str(error).splitlines()[0]}"
         raise TrainError(Exit.ABSENT if late else Exit.UNAVAILABLE, message, rank=None) from error
 
 
@@ -205,9 +194,8 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
             reason = error.strerror if isinstance(error, OSError) else "no name of a host"
             what = f"rank {rank_info.rank} of {rank_info.size} cannot resolve MASTER_ADDR={host}: {reason}"
             if time.monotonic() > deadline:
-                raise TrainError(
-                    Exit.UNAVAILABLE, f"{what}; gave up after {timeout_s:g} s (--timeout)", rank=None
-                ) from None
+                message = f"{what}; gave up after {timeout_s:g} s (--timeout)"
+                raise TrainError(Exit.UNAVAILABLE, message, rank=None) from None
             if not logged:
                 print(f"ddptrain: {what}; giving up after {timeout_s:g} s", file=sys.stderr, flush=True)
             logged = True
@@ -250,9 +238,8 @@ def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> W
         raise TrainError(
             Exit.CONFIG, "--backend nccl needs GPUs, but this run trains on the CPU", hint="give auto or gloo"
         )
-    data_group = (
-        cast(dist.ProcessGroup, dist.new_group(backend=backend, timeout=timeout)) if rank_info.size > 1 else None
-    )
+    group = dist.new_group(backend=backend, timeout=timeout) if rank_info.size > 1 else None
+    data_group = cast("dist.ProcessGroup | None", group)
     return World(rank_info=rank_info, device=device, backend=backend, data_group=data_group)
 
 
@@ -443,47 +430,40 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
     """Raise TrainError for options that cannot be combined. Every rank prints it, as the ranks have not met yet."""
-    ranks = options.ranks
+    ranks, compile_mode, accumulates = options.ranks, options.machine.compile, options.training.accumulate > 1
+    strategy, compiled = f"--strategy {ranks.strategy}", f"--compile {compile_mode}"
     if ranks.strategy in SHARDED:
-        _check_sharded(options)
+        given = {
+            "--compile": compile_mode != "off",
+            "--compress": ranks.compress != "none",
+            "--sync-bn": ranks.sync_bn,
+            "--static-graph": ranks.static_graph,
+        }
+        if wrong := next((flag for flag, value in given.items() if value), None):
+            raise _conflict(f"{strategy} cannot be used with {wrong}", hint="give ddp, or leave it out")
     elif ranks.strategy != "ddp" and rank_info.size > 1:
-        raise TrainError(
-            Exit.CONFIG,
-            f"--strategy {ranks.strategy} is for one process, this is one of {rank_info.size} ranks",
-            hint="give ddp",
-            rank=None,
-        )
-    if ranks.static_graph and options.training.accumulate > 1:
-        message = "--static-graph cannot be used with --accumulate"
-        raise TrainError(Exit.CONFIG, message, hint="leave one of them out", rank=None)
+        message = f"{strategy} is for one process, this is one of {rank_info.size} ranks"
+        raise _conflict(message, hint="give ddp")
+    if ranks.static_graph and accumulates:
+        raise _conflict("--static-graph cannot be used with --accumulate", hint="leave one of them out")
     if ranks.strategy == "dp" and options.model.recompute:  # the replicas would call the first replica's blocks
-        message = "--strategy dp cannot be used with --recompute"
-        raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave out --recompute", rank=None)
-    if options.machine.compile in CUDA_GRAPHS and options.training.accumulate > 1:
+        raise _conflict("--strategy dp cannot be used with --recompute", hint="give ddp, or leave out --recompute")
+    if compile_mode in CUDA_GRAPHS and accumulates:
         # The gradients are in a CUDA graph's memory, which the next part overwrites: pytorch/pytorch#169545.
-        message = f"--compile {options.machine.compile} cannot be used with --accumulate"
-        raise TrainError(Exit.CONFIG, message, hint="give --compile default, or leave out --accumulate", rank=None)
-    if options.machine.compile != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
+        hint = "give --compile default, or leave out --accumulate"
+        raise _conflict(f"{compiled} cannot be used with --accumulate", hint=hint)
+    if compile_mode != "off" and ranks.bucket_mb < 1 and rank_info.size > 1:
         message = f"--bucket-mb {ranks.bucket_mb:g} cannot be used with --compile, which needs buckets of 1 MB"
-        raise TrainError(Exit.CONFIG, message, hint="give at least 1, or --compile off", rank=None)
+        raise _conflict(message, hint="give at least 1, or --compile off")
+
+
+def _conflict(message: str, *, hint: str) -> TrainError:
+    return TrainError(Exit.CONFIG, message, hint=hint, rank=None)
 
 
 def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
     """Return whether the ranks share the weights; a single rank has all of them."""
     return options.strategy in SHARDED and rank_info.size > 1
-
-
-def _check_sharded(options: Options) -> None:
-    ranks = options.ranks
-    given = {
-        "--compile": options.machine.compile != "off",
-        "--compress": ranks.compress != "none",
-        "--sync-bn": ranks.sync_bn,
-        "--static-graph": ranks.static_graph,
-    }
-    if wrong := next((flag for flag, value in given.items() if value), None):
-        message = f"--strategy {ranks.strategy} cannot be used with {wrong}"
-        raise TrainError(Exit.CONFIG, message, hint="give ddp, or leave it out", rank=None)
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:

@@ -88,7 +88,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
             debugging.dump_collectives(rank_info.rank, Path(), log=_log_error)
         if is_lost_peer(error):
             if is_timeout(error):
-                metrics.timed_out()
+                metrics.count(catalogue.COLLECTIVE_TIMEOUTS)
             code, line = signals.code or Exit.ABSENT, f"lost the other ranks: {str(error).splitlines()[0]}"
         else:
             traceback.print_exc()
@@ -223,24 +223,20 @@ def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> Image
 
     Rank 0 downloads first, which is enough if the nodes share a folder; then one rank of each other node.
     """
-    try:
-        return _fetch_and_load(options, rank_info)
-    except TrainError as error:
-        if error.rank in (None, rank_info.rank) and error.code in _DATA_ERRORS:
-            metrics.data_error(_DATA_ERRORS[error.code])
-        raise
-
-
-def _fetch_and_load(options: Options, rank_info: RankInfo) -> ImageDataset | TextDataset:
     source = SOURCES[options.data.name]
     fetches = [partial(source.prepare, options.data)] if source.prepare else []
     if options.model.pretrained:
         fetches.append(partial(fetch_pretrained, options.model))
     turn = 0 if rank_info.is_first else 1 if rank_info.local_rank == 0 else None
-    for fetch in fetches:
-        for now in (0, 1):
-            agree(rank_info, fetch if turn == now else _do_nothing)
-    return agree(rank_info, partial(source.load, options.data, options.training.seed))
+    try:
+        for fetch in fetches:
+            for now in (0, 1):
+                agree(rank_info, fetch if turn == now else lambda: None)
+        return agree(rank_info, partial(source.load, options.data, options.training.seed))
+    except TrainError as error:
+        if error.rank in (None, rank_info.rank) and error.code in _DATA_ERRORS:
+            metrics.count(catalogue.DATA_ERRORS, _DATA_ERRORS[error.code])
+        raise
 
 
 def _save_and_report(
@@ -275,10 +271,6 @@ def _save_and_report(
         productive_s=round(callbacks.goodput.productive_s, 3),
         lost_s=lost,
     )
-
-
-def _do_nothing() -> None:
-    """Do nothing, on the ranks that do not fetch."""
 
 
 def _log_error(message: str) -> None:

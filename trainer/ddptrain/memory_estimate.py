@@ -189,12 +189,14 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.params is None) == (given.model is None):
         parser.error("give --params or --model")
-    _fill_in(given)
+    if given.bucket_view is None:  # the default is ddptrain's for its own models, torch's for any other model
+        given.bucket_view = given.model is not None and RankOptions().bucket_view
+    if given.dtype is None:
+        precision = MachineOptions().precision if given.model is not None else "fp32"
+        given.dtype = "fp32" if precision == "fp32" else "amp"  # auto: 16 bits on a GPU
     memory = given.memory if given.memory is not None else _gpu_memory()
-    options = None
     if given.model is not None:
         case, name = _measure_model(given)
-        options = _launch_options(given)
     else:
         case = TrainingSize(
             num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
@@ -205,7 +207,7 @@ def main(arguments: Sequence[str]) -> int:
         case = replace(case, shards_all=shards)
     wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "hybrid": "hybrid FSDP"}[given.strategy]
     title = f"{name}, {given.optimizer}, {given.dtype}, {wrapped}"
-    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options))
+    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=_launch_options(given)))
     return Exit.OK if case.total() <= memory else Exit.CONFIG
 
 
@@ -266,15 +268,6 @@ def _parser() -> Parser:
     return parser
 
 
-def _fill_in(given: argparse.Namespace) -> None:
-    """Set the defaults: ddptrain's for its own models, torch's for any other model."""
-    if given.bucket_view is None:
-        given.bucket_view = given.model is not None and RankOptions().bucket_view
-    if given.dtype is None:
-        precision = MachineOptions().precision if given.model is not None else "fp32"
-        given.dtype = "fp32" if precision == "fp32" else "amp"  # auto: 16 bits on a GPU
-
-
 def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
     """Return a model's size and description: counts its parameters, and measures activations on the meta device."""
     import torch
@@ -315,8 +308,8 @@ def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
 
 
 def _launch_options(given: argparse.Namespace) -> str | None:
-    """Return ddptrain's options for this model, or None if ddptrain lacks the precision or the optimizer."""
-    if given.dtype not in ("amp", "fp32") or given.optimizer == "plain-sgd":
+    """Return ddptrain's options for this model, or None if ddptrain lacks it, the precision or the optimizer."""
+    if given.model is None or given.dtype not in ("amp", "fp32") or given.optimizer == "plain-sgd":
         return None
     options = f"--model {given.model} --optimizer {given.optimizer}"
     if given.model == TEXT_MODEL:

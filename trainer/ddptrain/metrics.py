@@ -63,7 +63,8 @@ class Metrics:
         if (series := self._series.get((metric.name, *labels))) is not None:
             series.set(value)
 
-    def _count(self, metric: Metric, *labels: str, number: float = 1) -> None:
+    def count(self, metric: Metric, *labels: str, number: float = 1) -> None:
+        """Increase a counter; ``labels``: their values, in the catalogue's order."""
         if (series := self._series.get((metric.name, *labels))) is None and (metric.name,) in self._series:
             series = self._series[metric.name, *labels] = self._series[metric.name,].labels(*labels)
         if series is not None:
@@ -97,9 +98,9 @@ class Metrics:
         self._unwritten_s.clear()
         if not self._unwritten_steps:
             return
-        self._count(catalogue.STEPS, number=self._unwritten_steps)
-        self._count(catalogue.SAMPLES, number=self._unwritten_samples)
-        self._count(catalogue.MODEL_FLOPS, number=self._unwritten_samples * self._flops_per_sample)
+        self.count(catalogue.STEPS, number=self._unwritten_steps)
+        self.count(catalogue.SAMPLES, number=self._unwritten_samples)
+        self.count(catalogue.MODEL_FLOPS, number=self._unwritten_samples * self._flops_per_sample)
         self._unwritten_steps = self._unwritten_samples = 0
         self._set(catalogue.LEARNING_RATE, self._lr)
         self._set(catalogue.EPOCH, self._epoch)
@@ -109,12 +110,12 @@ class Metrics:
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
         """Set the seconds since the start: per phase of the steps, productive, and lost per cause."""
         for phase, seconds in phases.items():
-            self._count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
+            self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
-            self._count(catalogue.UNPRODUCTIVE, cause, number=self._more(cause, seconds))
-        self._count(catalogue.PRODUCTIVE, number=self._more("productive", productive_s))
+            self.count(catalogue.UNPRODUCTIVE, cause, number=self._more(cause, seconds))
+        self.count(catalogue.PRODUCTIVE, number=self._more("productive", productive_s))
         if "comm_exposed" in phases:
-            self._count(catalogue.COMM, "exposed", number=self._more("exposed", phases["comm_exposed"]))
+            self.count(catalogue.COMM, "exposed", number=self._more("exposed", phases["comm_exposed"]))
 
     def _more(self, name: str, seconds: float) -> float:
         more = max(0.0, seconds - self._exported.get(name, 0.0))
@@ -124,7 +125,7 @@ class Metrics:
     def lost_before(self, lost: Mapping[str, float]) -> None:
         """Add the seconds, keyed by cause, that were lost before this process was started."""
         for cause, seconds in lost.items():
-            self._count(catalogue.UNPRODUCTIVE, cause, number=seconds)
+            self.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
 
     def time_totals(self) -> dict[str, float]:
         """Return this rank's seconds in all starts of the run, keyed by "productive" and cause; empty without a folder.
@@ -140,10 +141,6 @@ class Metrics:
         wanted = (catalogue.PRODUCTIVE.name, catalogue.UNPRODUCTIVE.name)
         samples = (sample for family in families for sample in family.samples if sample.name in wanted)
         return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
-
-    def comm_hidden(self, seconds: float) -> None:
-        """Add seconds of gradient communication that overlapped with the backward pass."""
-        self._count(catalogue.COMM, "hidden", number=seconds)
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
         """Set an epoch's results. First write the collected values, so that the exported step matches the loss."""
@@ -165,22 +162,10 @@ class Metrics:
         for kind, size in kinds.items():
             self._set(catalogue.DEVICE_MEMORY, size, kind)
 
-    def nonfinite(self, where: str) -> None:
-        """Count a NaN or an infinity on this rank; ``where``: loss or grad."""
-        self._count(catalogue.NONFINITE, where)
-
-    def data_error(self, kind: str) -> None:
-        """Count a file of the data set that is missing or corrupt."""
-        self._count(catalogue.DATA_ERRORS, kind)
-
-    def timed_out(self) -> None:
-        """Count a collective that timed out."""
-        self._count(catalogue.COLLECTIVE_TIMEOUTS)
-
     def out_of_memory(self) -> None:
         """Count an out-of-memory error of the GPU."""
         self.memory()
-        self._count(catalogue.DEVICE_OOMS)
+        self.count(catalogue.DEVICE_OOMS)
 
     def checkpoint_saved(self, *, step: int, seconds: float, size_bytes: int, retained: int) -> None:
         """Record a checkpoint that was written."""
@@ -196,14 +181,6 @@ class Metrics:
         self._set(catalogue.CHECKPOINT_LAST_SUCCESS, written_at)
         self._set(catalogue.CHECKPOINT_LAST_STEP, step)
         self._set(catalogue.CHECKPOINT_BYTES, size_bytes)
-
-    def checkpoint_fallback(self) -> None:
-        """Count a checkpoint that was set aside for an older one."""
-        self._count(catalogue.CHECKPOINT_FALLBACKS)
-
-    def checkpoint_failed(self, *, op: str, reason: str) -> None:
-        """Count a failed write or read of a checkpoint; ``op`` and ``reason`` are labels from the catalogue."""
-        self._count(catalogue.CHECKPOINT_FAILURES, op, reason)
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:

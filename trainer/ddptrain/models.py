@@ -4,11 +4,10 @@
 Shapes: B batch, C channels, H height, W width.
 """
 
-import contextlib
 import difflib
 import fcntl
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -274,7 +273,8 @@ def fetch_pretrained(options: ModelOptions) -> None:
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(path.parent / f".{path.name}.lock"):
+        with path.with_name(f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
                 _download(_weights_url(options.name), path)
     except OSError as error:
@@ -296,12 +296,8 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     if stem != head and names[0] in given and given[names[0]].shape != own[names[0]].shape:
         fresh.add(stem)
     wanted = {name: tensor for name, tensor in own.items() if name.rpartition(".")[0] not in fresh}
-    wrong = [
-        name
-        for name, tensor in wanted.items()
-        if (name not in given and not name.endswith("num_batches_tracked"))
-        or (name in given and given[name].shape != tensor.shape)
-    ]
+    needed = [name for name in wanted if name in given or not name.endswith("num_batches_tracked")]
+    wrong = [name for name in needed if name not in given or given[name].shape != wanted[name].shape]
     if wrong:
         raise TrainError(
             Exit.DATA,
@@ -341,10 +337,3 @@ def _download(url: str, path: Path) -> None:
         raise TrainError(
             Exit.NO_INPUT, f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
         ) from error
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -27,6 +27,7 @@ from ddptrain.errors import TrainError
 from ddptrain.metrics import Metrics
 from ddptrain.step_timing import Phases
 from ddptrain.training_state import TrainingState
+from ddpwire import metrics as catalogue
 from ddpwire.exits import Exit
 
 MAX_EVAL_IMAGES = 1000  # in a forward pass
@@ -313,13 +314,11 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
     if not mine.loss_finite:
-        metrics.nonfinite("loss")
+        metrics.count(catalogue.NONFINITE, "loss")
     elif mine.gradient_finite is False:
-        metrics.nonfinite("grad")
-    findings = gather(rank_info, mine)
-    return TrainError(
-        Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=state.lr(step - 1))
-    )
+        metrics.count(catalogue.NONFINITE, "grad")
+    findings, lr = gather(rank_info, mine), state.lr(step - 1)
+    return TrainError(Exit.DATA, nonfinite_message(findings, step=step, num_steps=state.num_steps, lr=lr))
 
 
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:

@@ -11,10 +11,10 @@ import importlib.util
 import io
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
 NUM_TEST_DIGITS = 360
-T = TypeVar("T")
 _CANNOT_WRITE = (errno.EACCES, errno.EEXIST, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS)
 PIXELS_AT_ONCE = 1 << 22  # pixels that are made at a time; each needs 32 bytes meanwhile
 LABEL_BYTES = 16  # per sample, while the labels are made
@@ -42,7 +41,10 @@ def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
     scikit-learn is not imported: that would take 0.9 s. The test set does not depend on the seed. Source: E. Alpaydin,
     C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
     """
-    return read_digits(_digits_file())
+    spec = importlib.util.find_spec("sklearn")
+    if spec is None or not spec.submodule_search_locations:
+        raise _digits_missing()
+    return read_digits(Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz"))
 
 
 def read_digits(path: Path) -> ImageDataset:
@@ -67,13 +69,6 @@ def read_digits(path: Path) -> ImageDataset:
     ).validated()
 
 
-def _digits_file() -> Path:
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or not spec.submodule_search_locations:
-        raise _digits_missing()
-    return Path(spec.submodule_search_locations[0], "datasets", "data", "digits.csv.gz")
-
-
 def _digits_missing() -> TrainError:
     return TrainError(
         Exit.NO_INPUT, "the digits are in scikit-learn's package, which is not installed: pip install 'ddpctl[digits]'"
@@ -89,16 +84,26 @@ def _reader(name: str) -> Any:
 
 
 def prepare_torchvision(options: DataOptions) -> None:
-    """Download the files unless they exist. Raises TrainError."""
-    folder, reader = options.folder, _reader(options.name)
+    """Let torchvision find the unpacked files, else unpack the archives, else download them. Raises TrainError."""
+    folder, reader, name = options.folder, _reader(options.name), options.name
     if options.name == "mnist":
         unpacked = [folder / MNIST_FOLDER / name for name in MNIST_FILES]
         archives = [path.with_name(f"{path.name}.gz") for path in unpacked]
     else:
         unpacked, archives = [folder / reader.base_folder], [folder / reader.filename]
-    fetch_with_torchvision(
-        options.name, archives=archives, unpacked=unpacked, get=lambda: reader(str(folder), download=True)
-    )
+    output = io.StringIO()  # gets the progress bar, and an error for each mirror
+    try:
+        with connect_timeout(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+            reader(str(folder), download=True)
+    except Exception as error:
+        place, files = archives[0].parent, ", ".join(path.name for path in archives)
+        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
+            raise TrainError(Exit.CANNOT_WRITE, f"{name} cannot be written to {place}: {error.strerror}") from error
+        if any(all(path.exists() for path in files_there) for files_there in (archives, unpacked)):
+            message, hint = f"{name} in {place} is corrupt", f"delete it, and get {files} again"
+            raise TrainError(Exit.DATA, message, hint=hint) from error
+        message = f"{name} is not in {place} and cannot be downloaded from here: put {files} there"
+        raise TrainError(Exit.NO_INPUT, message) from error
 
 
 def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
@@ -107,7 +112,11 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
     folder = options.folder / (MNIST_FOLDER if is_grey else reader.base_folder)
 
     def samples(*, train: bool) -> Samples:
-        part = read_with_torchvision(options.name, folder, lambda: reader(str(options.folder), train=train))
+        try:
+            part = reader(str(options.folder), train=train)
+        except (OSError, EOFError, ValueError, AssertionError, RuntimeError, LookupError, pickle.PickleError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TrainError(Exit.DATA, f"{options.name} in {folder} is corrupt: {reason}") from error
         images = torch.as_tensor(part.data)
         labels_N = torch.as_tensor(part.targets).long()
         return Samples(images_NHWC=images[..., None] if is_grey else images, labels_N=labels_N)
@@ -119,36 +128,6 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
         train=samples(train=True),
         test=samples(train=False),
     ).validated()
-
-
-def fetch_with_torchvision(
-    name: str, *, archives: Sequence[Path], unpacked: Sequence[Path], get: Callable[[], object]
-) -> None:
-    """Let torchvision find the unpacked files, else unpack the archives, else download them. Raises TrainError."""
-    output = io.StringIO()  # gets the progress bar, and an error for each mirror
-    try:
-        with connect_timeout(), contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-            get()
-    except Exception as error:
-        folder = archives[0].parent
-        files = ", ".join(path.name for path in archives)
-        if isinstance(error, OSError) and error.errno in _CANNOT_WRITE:
-            raise TrainError(Exit.CANNOT_WRITE, f"{name} cannot be written to {folder}: {error.strerror}") from error
-        if any(all(path.exists() for path in files_there) for files_there in (archives, unpacked)):
-            raise TrainError(
-                Exit.DATA, f"{name} in {folder} is corrupt", hint=f"delete it, and get {files} again"
-            ) from error
-        message = f"{name} is not in {folder} and cannot be downloaded from here: put {files} there"
-        raise TrainError(Exit.NO_INPUT, message) from error
-
-
-def read_with_torchvision(name: str, folder: Path, get: Callable[[], T]) -> T:
-    """Return the result of ``get``. Raises TrainError for any error of torchvision's readers."""
-    try:
-        return get()
-    except (OSError, EOFError, ValueError, AssertionError, RuntimeError, LookupError, pickle.PickleError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise TrainError(Exit.DATA, f"{name} in {folder} is corrupt: {reason}") from error
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
@@ -163,27 +142,8 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     channels, height, width = options.synthetic_shape
     shape = (height, width, channels)
     num_train, num_test = options.synthetic_samples, max(options.synthetic_samples // 8, 1)
-    _check_memory(options, num_images=num_train + num_test)
-    patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
-
-    def samples(count: int) -> Samples:
-        labels_N = torch.arange(count) % classes
-        images_NHWC = torch.empty((count, *shape), dtype=torch.uint8)
-        size = max(1, PIXELS_AT_ONCE // (channels * height * width))
-        for part, labels in zip(torch.split(images_NHWC, size), torch.split(labels_N, size), strict=True):
-            noise = torch.randint(-128, 129, part.shape, generator=generator)
-            part.copy_((patterns[labels] + noise).clamp(0, 255))
-        return Samples(images_NHWC=images_NHWC, labels_N=labels_N)
-
-    train, test = samples(num_train), samples(num_test)
-    return ImageDataset(name="synthetic", classes=classes, augmentation=Augmentation(), train=train, test=test)
-
-
-def _check_memory(options: DataOptions, *, num_images: int) -> None:
-    channels, height, width = options.synthetic_shape
     pixels = channels * height * width
-    classes = options.synthetic_classes
-    needed, free = num_images * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
+    needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
         raise TrainError(
             Exit.CONFIG,
@@ -192,6 +152,19 @@ def _check_memory(options: DataOptions, *, num_images: int) -> None:
             f"{format_bytes(free)} are free",
             hint="give fewer or smaller ones",
         )
+    patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
+
+    def samples(count: int) -> Samples:
+        labels_N = torch.arange(count) % classes
+        images_NHWC = torch.empty((count, *shape), dtype=torch.uint8)
+        size = max(1, PIXELS_AT_ONCE // pixels)
+        for part, labels in zip(torch.split(images_NHWC, size), torch.split(labels_N, size), strict=True):
+            noise = torch.randint(-128, 129, part.shape, generator=generator)
+            part.copy_((patterns[labels] + noise).clamp(0, 255))
+        return Samples(images_NHWC=images_NHWC, labels_N=labels_N)
+
+    train, test = samples(num_train), samples(num_test)
+    return ImageDataset(name="synthetic", classes=classes, augmentation=Augmentation(), train=train, test=test)
 
 
 @dataclass(frozen=True, kw_only=True)
