@@ -129,14 +129,10 @@ class NodeAgent(SimpleElasticAgent):
         node.workers.on_exit = self._on_exit
         node.stop.on_leave = lambda: self.consensus.post_leaving()
         rendezvous.on_join = self._join
-        node.workers.log = node.journal.log
+        node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
-        node.workers.on_exec_fallback = lambda why: node.journal.log(
-            f"ranks are executed, which takes longer than a fork: {why}"
-        )
-        node.workers.on_supervisor_lost = lambda: node.journal.log(
-            "the supervisor of the ranks was killed, and they with it"
-        )
+        node.workers.on_exec_fallback = lambda why: log(f"ranks are executed, which takes longer than a fork: {why}")
+        node.workers.on_supervisor_lost = lambda: log("the supervisor of the ranks was killed, and they with it")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
@@ -230,9 +226,8 @@ class NodeAgent(SimpleElasticAgent):
             (node.node_dir / rank_error(rank)).unlink(missing_ok=True)
             streams = node.logs.open(rank, local_rank, log)
         except OSError as error:
-            raise node_error(
-                Exit.CANNOT_WRITE, "internal", f"cannot write {error.filename}: {error.strerror}"
-            ) from None
+            message = f"cannot write {error.filename}: {error.strerror}"
+            raise node_error(Exit.CANNOT_WRITE, "internal", message) from None
         try:
             pid = node.workers.start(f"{attempt}.{local_rank}", node.config.command, env, streams, cores)
         finally:

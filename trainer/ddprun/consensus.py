@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
@@ -164,8 +165,7 @@ class Consensus:
             raise store_lost_error() from None
         self._node = node
         self._is_leader = node == 0
-        self._max_restarts = max_restarts
-        self._restarts_errors = restarts_errors
+        self._decide_next = partial(decide, max_restarts=max_restarts, restarts_errors=restarts_errors)
         self._hang_timeout_s = hang_timeout_s
         self._read_statuses = read_statuses
         self._requeues = requeues
@@ -184,7 +184,7 @@ class Consensus:
         self._deciding = threading.Lock()
         self._attempt = 0
         self._members: tuple[int, ...] = ()
-        self._decision: Decision | None = None
+        self.decision: Decision | None = None  # what all nodes agreed on; None: the attempt is still running
         self._failures: list[Failure] = []
         self._done: set[int] = set()
         self._num_posts = 0
@@ -205,7 +205,7 @@ class Consensus:
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
         """Start an attempt and forget the previous one."""
         with self._posting:
-            self._attempt, self._members, self._decision = attempt, members, None
+            self._attempt, self._members, self.decision = attempt, members, None
             self._failures, self._done, self._num_posts, self._step = [], set(), 0, None
             self._began_at = time.monotonic()
             self._decided.clear()
@@ -219,15 +219,10 @@ class Consensus:
             self._mark_node_0_lost()
         self._wake.set()
 
-    @property
-    def decision(self) -> Decision | None:
-        """What all nodes agreed on, or None while the attempt is still running."""
-        return self._decision
-
     def wait(self, timeout_s: float) -> Decision | None:
         """Return the decision as soon as there is one, or None after ``timeout_s``."""
         self._decided.wait(timeout_s)
-        return self._decision
+        return self.decision
 
     def post_failure(self, failure: Failure) -> None:
         """Post a failure of this node, at once: the order of the failures matters."""
@@ -279,13 +274,13 @@ class Consensus:
         self.node_0_lost = True
         lost = outcome_of(Failure(node=0, rank=None, status=-signal.SIGKILL), attempt=max(1, self._attempt))
         with self._deciding:
-            if self._decision:
+            if self.decision:
                 return
             if self._is_replaced and self._attempt:
                 lost = replace(lost, message="node 0 was lost, and with it the store of the run")
                 lived_s = time.monotonic() - self._began_at
                 self.history.append(FailedAttempt(outcome=lost, step=self._step, lived_s=lived_s))
-                self._set_decision(self._decide_on_history())
+                self._set_decision(self._decide_next(self.history))
             else:
                 self._set_decision(Decision(outcome=lost))
 
@@ -310,7 +305,7 @@ class Consensus:
                 self._try_store(self._send_heartbeat)
             rest_s = max(0.001, self._heartbeat_due - time.monotonic())
             attempt = self._attempt
-            if not attempt or self._decision:
+            if not attempt or self.decision:
                 self._wake.wait(rest_s)
                 self._wake.clear()
                 continue
@@ -329,9 +324,8 @@ class Consensus:
         statuses = [asdict(status) for status in self._read_statuses()]
         steps = (self._step, *(status["step"] for status in statuses))
         self._step = max((step for step in steps if step is not None), default=None)
-        self._store.set(
-            f"beat/{self._node}", json.dumps({"at": time.monotonic(), "attempt": self._attempt, "signs": statuses})
-        )
+        beat = {"at": time.monotonic(), "attempt": self._attempt, "signs": statuses}
+        self._store.set(f"beat/{self._node}", json.dumps(beat))
         if self._liveness:
             self._liveness.update(time.monotonic())
 
@@ -341,7 +335,7 @@ class Consensus:
             if self._is_replaced:
                 self._read_history()
             with self._deciding:
-                self._set_decision(self._decision or decision)
+                self._set_decision(self.decision or decision)
 
     def _read_history(self) -> None:
         if self._store.check(["history"]):
@@ -356,27 +350,18 @@ class Consensus:
         members = self._members if self._is_replaced else ()
         return tuple(node for node in members if self._store.check([f"{self._attempt}/leaving/{node}"]))
 
-    def _decide_on_history(self, *, leaves: bool = False) -> Decision:
-        return decide(
-            self.history, max_restarts=self._max_restarts, restarts_errors=self._restarts_errors, leaves=leaves
-        )
-
     def _decide(self) -> None:
         assert self._liveness is not None, "only node 0 decides"  # noqa: S101
         self._read_posts()
         if len(self._done) == len(self._members) and not self._failures:
-            self._publish(
-                Decision(outcome=Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt))
-            )
+            outcome = Outcome(code=0, cause="ok", message=self.describe_success(), attempt=self._attempt)
+            self._publish(Decision(outcome=outcome))
             return
         settled = self._liveness.all_alive_since_failure() and all(
             time.monotonic() - self._failed_at >= SETTLE_S.get(failure.code, 0.0) for failure in self._failures[:1]
         )
-        failure = (
-            find_root_failure(tuple(self._failures), silent_s=self._liveness.silent_s, settled=settled)
-            or self._find_hang()
-        )
-        if failure:
+        failure = find_root_failure(tuple(self._failures), silent_s=self._liveness.silent_s, settled=settled)
+        if failure := failure or self._find_hang():
             now = time.monotonic()
             steps = [step for step in (self._liveness.step, *(f.step for f in self._failures)) if step is not None]
             outcome, step = outcome_of(failure, attempt=self._attempt), max(steps, default=None)
@@ -384,7 +369,7 @@ class Consensus:
             if leaving:  # the stopped node explains the failures of ranks on other nodes
                 outcome = outcome_of_leaving(leaving[0], step=step, attempt=self._attempt)
             self.history.append(FailedAttempt(outcome=outcome, step=step, lived_s=now - self._began_at))
-            decision = self._decide_on_history(leaves=bool(leaving))
+            decision = self._decide_next(self.history, leaves=bool(leaving))
             if self._is_replaced:
                 self._store.set("history", self._encoded_history())
             for node in leaving if decision.restart else ():
@@ -410,8 +395,7 @@ class Consensus:
     def _find_hang(self) -> Failure | None:
         if self._failures or self._liveness is None:
             return None
-        status = find_hung_rank(self._liveness.statuses, self._hang_timeout_s)
-        if status is None:
+        if (status := find_hung_rank(self._liveness.statuses, self._hang_timeout_s)) is None:
             return None
         why = describe_hang(status, self._hang_timeout_s)
         return Failure(node=status.node, rank=status.rank, status=-signal.SIGKILL, step=status.step, hung=why)
@@ -421,5 +405,5 @@ class Consensus:
         self._set_decision(decision)
 
     def _set_decision(self, decision: Decision) -> None:
-        self._decision = decision
+        self.decision = decision
         self._decided.set()

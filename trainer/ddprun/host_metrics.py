@@ -16,12 +16,7 @@ from ddprun.network import interface_of
 from ddpwire import metrics
 
 HOST = (metrics.HOST_CPU, metrics.HOST_MEMORY, metrics.HOST_NETWORK)
-DEVICES = (
-    metrics.DEVICE_UTILIZATION,
-    metrics.DEVICE_MEMORY_USED,
-    metrics.DEVICE_POWER,
-    metrics.DEVICE_TEMPERATURE,
-)
+DEVICES = (metrics.DEVICE_UTILIZATION, metrics.DEVICE_MEMORY_USED, metrics.DEVICE_POWER, metrics.DEVICE_TEMPERATURE)
 SERIES = (*HOST, *DEVICES)
 MAX_DEVICES = 16  # four series each
 
@@ -86,8 +81,7 @@ class DeviceSeries(Collector):
         yield self._read_each(metrics.DEVICE_MEMORY_USED, lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
         yield self._read_each(metrics.DEVICE_POWER, lambda device: nvml.nvmlDeviceGetPowerUsage(device) / 1000)
         yield self._read_each(
-            metrics.DEVICE_TEMPERATURE,
-            lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+            metrics.DEVICE_TEMPERATURE, lambda device: nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU)
         )
 
     def _read_each(self, metric: metrics.Metric, read: Callable[[Any], float]) -> Family:

@@ -225,8 +225,5 @@ def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
 
 def from_kaggle(environ: Mapping[str, str], known: Settings) -> Settings:
     """Return the settings of a Kaggle notebook: one node with one rank per GPU."""
-    return (
-        {"local_world_size": ("Kaggle", "auto")}
-        if "KAGGLE_KERNEL_RUN_TYPE" in environ and "nnodes" not in known
-        else {}
-    )
+    is_kaggle = "KAGGLE_KERNEL_RUN_TYPE" in environ and "nnodes" not in known
+    return {"local_world_size": ("Kaggle", "auto")} if is_kaggle else {}

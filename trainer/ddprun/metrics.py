@@ -67,9 +67,8 @@ def merge_rank_files(folder: Path) -> None:
             continue
         merged = compat.merge_files(map(str, files), accumulate=False)
         new = folder / f"{kind}.new"
-        new.write_bytes(
-            bytes(2 * max(file.stat().st_size for file in files))
-        )  # not a sparse file: writing to its memory map on a full disk raises SIGBUS
+        # Not a sparse file: writing to its memory map on a full disk raises SIGBUS.
+        new.write_bytes(bytes(2 * max(file.stat().st_size for file in files)))
         if not compat.write_merged(merged, new):
             new.unlink()
             return
@@ -126,10 +125,9 @@ class HeartbeatSeries(Collector):
     def collect(self) -> Iterator[Family]:
         """Yield these times for the ranks that have sent heartbeats."""
         since_epoch = time.time() - time.monotonic()
-        beats = [
-            (str(rank), since_epoch + beat.at_s) for rank, beat in sorted(self._heartbeats.running_beats().items())
-        ]
-        yield host_metrics.family(metrics.HEARTBEAT, beats)
+        beats = sorted(self._heartbeats.running_beats().items())
+        times = [(str(rank), since_epoch + beat.at_s) for rank, beat in beats]
+        yield host_metrics.family(metrics.HEARTBEAT, times)
 
 
 class NodeSeries:

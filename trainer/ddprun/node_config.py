@@ -37,7 +37,6 @@ UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
 TORCHRUN_GRACE = ("PET_SHUTDOWN_TIMEOUT", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
 RUN_PATH = ("-m", "ddprun.run_path")
 STD_SPEC = r"[0-3]|\d+:[0-3](,\d+:[0-3])*"  # torch's format for --redirects and --tee
-MASTER_SETTINGS: tuple[Setting, ...] = ("master_addr", "master_port")
 PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 
@@ -287,10 +286,8 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
     if "node_rank" not in settings and max_nodes > 1:
         if settings.get("backend", ("", ""))[1] == launchers.C10D:
             return UNNUMBERED
-        raise config_error(
-            f"{max_nodes} nodes, and this node's number was not given",
-            hint=f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}, or --rdzv-backend=c10d on all nodes",
-        )
+        hint = f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}, or --rdzv-backend=c10d on all nodes"
+        raise config_error(f"{max_nodes} nodes, and this node's number was not given", hint=hint)
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
         raise config_error(
@@ -301,7 +298,7 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
 
 
 def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
-    sources = [settings[setting][0] for setting in MASTER_SETTINGS if setting in settings]
+    sources = [source for setting, (source, _) in settings.items() if setting in ("master_addr", "master_port")]
     if max_nodes == 1 and all(source in PLAIN_VARIABLES for source in sources):
         return "127.0.0.1", 0  # MASTER_* variables left over in a shell do not matter to a single node
     for setting, flag, variable, what in (
@@ -309,15 +306,12 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
         ("master_port", "--master-port", names.NODE_MASTER_PORT, "a free port of node 0"),
     ):
         if setting not in settings and max_nodes > 1:
-            raise config_error(
-                f"{max_nodes} nodes, and {what} was not given",
-                hint=f"give {flag} or {variable}, the same on every node",
-            )
+            hint = f"give {flag} or {variable}, the same on every node"
+            raise config_error(f"{max_nodes} nodes, and {what} was not given", hint=hint)
     port = _port(*settings.get("master_port", ("", "0")))
     if port == 0 and max_nodes > 1:
-        raise config_error(
-            f"{settings['master_port'][0]} is 0, but {max_nodes} nodes must know the port: 1 to {MAX_PORT}"
-        )
+        source = settings["master_port"][0]
+        raise config_error(f"{source} is 0, but {max_nodes} nodes must know the port: 1 to {MAX_PORT}")
     return settings.get("master_addr", ("", "127.0.0.1"))[1], port
 
 
@@ -397,9 +391,6 @@ def _debug_rank(text: str | None, world_size: int) -> int | None:
     return None if text is None else _whole("--debug-rank", text, allowed, most=world_size - 1)
 
 
-AT_LEAST_0 = "a whole number of at least 0"
-
-
 def _numbers_below(end: int) -> str:
     return f"0 to {end - 1}" if end > 1 else "only 0"
 
@@ -412,7 +403,11 @@ def _max_restarts(options: argparse.Namespace, settings: Settings) -> int:
 
 def _number(settings: Settings, setting: Setting, default: int) -> int:
     source, text = settings.get(setting, ("", str(default)))
-    allowed = "auto, gpu, cpu or a whole number of at least 1" if setting == "local_world_size" else AT_LEAST_0
+    allowed = (
+        "auto, gpu, cpu or a whole number of at least 1"
+        if setting == "local_world_size"
+        else "a whole number of at least 0"
+    )
     return _whole(source, text, allowed)
 
 
@@ -433,12 +428,9 @@ def _url(source: str, text: str | None) -> str | None:
 
 
 def _numa_binding(text: str | None) -> machine.BindingMode | None:
-    for mode in machine.BINDING_MODES:
-        if text == mode:
-            return mode
-    if text is not None:
+    if text is not None and text not in machine.BINDING_MODES:
         raise config_error(f"--numa-binding is {text!r}: expected {', '.join(machine.BINDING_MODES)}")
-    return None
+    return text
 
 
 def _grace_s(flag: str | None, environ: Mapping[str, str]) -> float:

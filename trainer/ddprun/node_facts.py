@@ -27,14 +27,7 @@ from ddpwire.version import __version__
 
 MAX_HASHED_BYTES = 1 << 24  # larger files are not compared
 NONE = "none"
-PLACEMENT_WORDS = (
-    "rank",
-    "node",
-    "host",
-    "addr",
-    "local",
-    "device",
-)  # these occur in the names of arguments that differ by design
+PLACEMENT_WORDS = ("rank", "node", "host", "addr", "local", "device")  # in names of arguments that differ by design
 GIB = 1 << 30
 
 
@@ -90,11 +83,20 @@ def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: in
             f"the script has {len(words)} argument{'s' * (len(words) != 1)} on node {node}, but {len(node_0)} on node 0"
         )
     for index, (mine, first) in enumerate(zip(argument_hashes(command), node_0, strict=True)):
-        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
-        name = words[index].partition("=")[0] if words[index].startswith("-") else before
-        if mine != first and not any(word in name.lower() for word in PLACEMENT_WORDS):
+        name = _argument_name(words, index)
+        if mine != first and not _is_placement(name):
             return f"{name or f'argument {index + 1}'} of the script is not the same on node {node} as on node 0"
     return ""
+
+
+def _argument_name(words: Sequence[str], index: int) -> str:
+    """Return the flag that an argument is or belongs to, or an empty string."""
+    before = words[index - 1] if index and words[index - 1].startswith("-") else ""
+    return words[index].partition("=")[0] if words[index].startswith("-") else before
+
+
+def _is_placement(name: str) -> bool:
+    return any(word in name.lower() for word in PLACEMENT_WORDS)
 
 
 def config_sha256(command: tuple[str, ...]) -> str:
@@ -105,9 +107,7 @@ def config_sha256(command: tuple[str, ...]) -> str:
     for path in _compared_files(command):
         digest.update(f"{path.name} {_sha256(path)}\n".encode(errors="surrogateescape"))
     for index, word in enumerate(words):
-        before = words[index - 1] if index and words[index - 1].startswith("-") else ""
-        name = word.partition("=")[0] if word.startswith("-") else before
-        if not any(part in name.lower() for part in PLACEMENT_WORDS):
+        if not _is_placement(_argument_name(words, index)):
             digest.update(word.encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()[:12]
 

@@ -93,9 +93,8 @@ def _url(node_dir: Path) -> str | None:
 def _fetch(url: str) -> str:
     import urllib.request  # lazily: nodectl is started often, and rarely fetches
 
-    opener = urllib.request.build_opener(
-        urllib.request.ProxyHandler({})
-    )  # the nodes of a run are reached without a proxy
+    # The nodes of a run are reached without a proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=FETCH_S) as answer:
         text: str = answer.read().decode(errors="replace")
     return text

@@ -56,11 +56,7 @@ def push_outcome(
     from prometheus_client import CollectorRegistry, Gauge, push_to_gateway
 
     registry, now = CollectorRegistry(), time.time()
-    values = (
-        (metrics.ENDED, now),
-        (metrics.ENDED_CODE, outcome.code),
-        (metrics.ENDED_SECONDS, now - state.started),
-    )
+    values = ((metrics.ENDED, now), (metrics.ENDED_CODE, outcome.code), (metrics.ENDED_SECONDS, now - state.started))
     for metric, value in values:
         Gauge(metric.name, metric.help, registry=registry).set(value)
     info = metrics.ENDED_INFO

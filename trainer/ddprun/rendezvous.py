@@ -69,9 +69,8 @@ class NodeClaim:
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
                 if self._value["token"] != joining.TOKEN:
                     raise self._replaced_error()
-                raise config_error(
-                    f"another node says that it is node {self._node}: give each node its own --node-rank"
-                )
+                message = f"another node says that it is node {self._node}: give each node its own --node-rank"
+                raise config_error(message)
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
                 raise node_error(Exit.ABSENT, "absent", message, node=self._node)
@@ -155,9 +154,8 @@ class FixedRankRendezvous(RendezvousHandler):
         try:
             return stores.serve(address, self._route.listener)
         except OSError as error:
-            raise node_error(
-                Exit.UNAVAILABLE, "unavailable", network.describe_taken_port(address, port, error), node=0
-            ) from None
+            message = network.describe_taken_port(address, port, error)
+            raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
 
     def _join(self) -> stores.TimeoutStore:
         wait, config = self._new_wait(), self._config
@@ -222,9 +220,8 @@ class FixedRankRendezvous(RendezvousHandler):
         wait, claim = self._new_wait(), NodeClaim(self.control, node, facts, token)
         if self._is_leader:
             claim.take(lambda why: wait.is_over((node,), why))
-        first = stores.decode(
-            "claim/0", self.control.get("claim/0"), lambda claim: {name: claim[name] for name in facts}
-        )
+        claimed = self.control.get("claim/0")
+        first = stores.decode("claim/0", claimed, lambda claim: {name: claim[name] for name in facts})
         joining.check_same_run(config, first)
         if not self._is_leader:  # a node of another run, on the wrong port, must not claim a rank
             claim.take(lambda why: wait.is_over((node,), why))
@@ -362,7 +359,7 @@ class FixedRankRendezvous(RendezvousHandler):
         except DistNetworkError:
             raise
         except DistStoreError:
-            pass  # not yet
+            return  # not yet
 
     def _absent_error(self, missing: tuple[int, ...], why: str = "") -> NodeError:
         last, limit_s = self.previous_outcome, self._config.join_timeout_s

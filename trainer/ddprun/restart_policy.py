@@ -106,10 +106,7 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
         why = f"{message}: {failure.error}" if failure.error and failure.code not in STOP_CODES else message
         cause, message = "stopped", f"{stopped}: {why}"
     elif failure.status in STOP_CODES:
-        cause, message = (
-            "stopped",
-            f"{message}: it received {STOP_CODES[failure.status]}, or chose this code",
-        )
+        cause, message = ("stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this code")
         if failure.stopped_for is not None:
             node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
             message = f"rank {rank} received {STOP_CODES[failure.status]}, and all ranks stopped"
