@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 from ddpwire import metrics
@@ -151,12 +152,13 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]
+    status = partial(RunStatus, run=run, nodes=nodes)
     state: State
     if gone and not outcome and not young:
         message = f"the folder of node {', '.join(gone)} is not there, and with it what the node has told"
         if alive:
-            return RunStatus(run=run, state="stopping", message=f"{message}; {len(alive)} still alive", nodes=nodes)
-        return RunStatus(run=run, state="lost", message=message, code=Exit.KILLED, nodes=nodes)
+            return status(state="stopping", message=f"{message}; {len(alive)} still alive")
+        return status(state="lost", message=message, code=Exit.KILLED)
     if alive:
         states = {report.state.state if report.state else "starting" for report in alive}
         state = next((state for state in _ORDER if state in states), "stopping")
@@ -165,16 +167,11 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
         if state == "training" and not any(report.progress for report in nodes):
             message += "; no step is reported yet"
-        return RunStatus(run=run, state=state, message=message, nodes=nodes)
+        return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"
-        return RunStatus(run=run, state=state, message=outcome.message, code=outcome.code, outcome=outcome, nodes=nodes)
+        return status(state=state, message=outcome.message, code=outcome.code, outcome=outcome)
     if young and not any(report.state for report in nodes):
-        return RunStatus(run=run, state="starting", message="no node has started yet", nodes=nodes)
-    return RunStatus(
-        run=run,
-        state="lost",
-        message="every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)",
-        code=Exit.KILLED,
-        nodes=nodes,
-    )
+        return status(state="starting", message="no node has started yet")
+    why = "every node's ddprun ended without an outcome: it was killed, or could not start (see its node.log)"
+    return status(state="lost", message=why, code=Exit.KILLED)

@@ -121,21 +121,18 @@ class Field:
 def fields_of(cls: type) -> Mapping[str, Field]:
     """Return the fields of a dataclass, keyed by name, in their order."""
     hints = get_type_hints(cls, include_extras=True)
-    return {one.name: _field(one.name, hints[one.name], _default(one)) for one in dataclass_fields(cls)}
+    return {one.name: _field(one, hints[one.name]) for one in dataclass_fields(cls)}
 
 
-def _default(one: Any) -> Any:
-    return one.default if one.default_factory is MISSING else one.default_factory()
-
-
-def _field(name: str, hint: Any, default: Any) -> Field:
+def _field(field: Any, hint: Any) -> Field:
+    default = field.default if field.default_factory is MISSING else field.default_factory()
     annotation, *notes = (hint.__origin__, *hint.__metadata__) if hasattr(hint, "__metadata__") else (hint,)
     optional = get_origin(annotation) in (Union, types.UnionType) and type(None) in get_args(annotation)
     base = next(part for part in get_args(annotation) if part is not type(None)) if optional else annotation
     choices = get_args(base) if get_origin(base) is Literal else ()
     record = next((part for part in get_args(base) if is_dataclass(part)), None)
     return Field(
-        name=name,
+        name=field.name,
         kind="choice" if choices else "records" if record else _KINDS[base],
         base=base,
         optional=optional,

@@ -24,25 +24,13 @@ def ago(seconds: float) -> str:
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     """Return the table of ``ddpctl ps``."""
-    head = ("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")
-    return table(
-        [
-            head,
-            *(
-                (
-                    run.name,
-                    state.state,
-                    "-" if state.code is None else str(state.code),
-                    _steps(state),
-                    f"{run.job.nodes} x {run.job.local_world_size}",
-                    one_line(run.target),
-                    f"{ago(now - run.created)} ago",
-                    one_line(command_line(run.job)),
-                )
-                for run, state in rows
-            ),
-        ]
-    )
+    lines = [("RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM")]
+    for run, state in rows:
+        code, size = "-" if state.code is None else str(state.code), f"{run.job.nodes} x {run.job.local_world_size}"
+        started = f"{ago(now - run.created)} ago"
+        program = one_line(command_line(run.job))
+        lines.append((run.name, state.state, code, _steps(state), size, one_line(run.target), started, program))
+    return table(lines)
 
 
 def _steps(state: RunStatus) -> str:

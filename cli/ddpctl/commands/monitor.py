@@ -144,12 +144,11 @@ def config(
     prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
     """
     from ddpctl.monitoring import alerts, stack
-    from ddpctl.monitoring import stack as manifests
     from ddpctl.monitoring.alerts import parse_limits
 
     limits = parse_limits(limit or ())
     if kubernetes:
-        sys.stdout.write(f"{alerts.prometheus_rule(limits)}---\n{manifests.dashboard_config_maps()}")
+        sys.stdout.write(f"{alerts.prometheus_rule(limits)}---\n{stack.dashboard_config_maps()}")
         return
     context = _context()
     scraping = _scraping(context, targets, interval, exporter)

@@ -16,23 +16,15 @@ from ddpctl.watch.snapshot import RankRow, Snapshot
 from ddpwire.metrics import STEP_PHASES
 
 WIDE, MIDDLE, NARROW = 76, 56, 40  # widths of the terminal, in columns, from which more is shown
-COLOURS = {
-    "data": "on bright_blue",
-    "h2d": "on magenta",
-    "forward": "on green",
-    "backward": "on cyan",
-    "comm_exposed": "on red",
-    "optimizer": "on yellow",
-    "other": "on bright_black",
-}
-LETTERS = {
-    "data": "d",
-    "h2d": "h",
-    "forward": "f",
-    "backward": "b",
-    "comm_exposed": "w",
-    "optimizer": "o",
-    "other": ".",
+# How each phase of a step is drawn: its letter, and its colour.
+DRAWN = {
+    "data": ("d", "black on bright_blue"),
+    "h2d": ("h", "black on magenta"),
+    "forward": ("f", "black on green"),
+    "backward": ("b", "black on cyan"),
+    "comm_exposed": ("w", "black on red"),
+    "optimizer": ("o", "black on yellow"),
+    "other": (".", "black on bright_black"),
 }
 STATES = {"training": "bold green", "succeeded": "bold green", "failed": "bold red", "lost": "bold red"}
 LABEL = 11
@@ -181,7 +173,8 @@ def _any(rows: Sequence[RankRow], field: str) -> bool:
 def _bar(row: RankRow, width: int) -> Text:
     text = Text()
     for phase, size in shares({phase: row.phases.get(phase, 0.0) for phase in STEP_PHASES}, width).items():
-        text.append(LETTERS[phase] * size, style=f"black {COLOURS[phase]}")
+        letter, colour = DRAWN[phase]
+        text.append(letter * size, style=colour)
     return text
 
 
@@ -190,7 +183,7 @@ def _legend(width: int) -> list[Text]:
     words = {"h2d": "to the device", "comm_exposed": "waiting for others"}
     lines = [Text()]
     for phase in STEP_PHASES:
-        part = Text.assemble((LETTERS[phase], f"black {COLOURS[phase]}"), (f" {words.get(phase, phase)}", "dim"))
+        part = Text.assemble(DRAWN[phase], (f" {words.get(phase, phase)}", "dim"))
         if len(lines[-1]) + len(part) > width:
             lines.append(Text())
         lines[-1] = lines[-1] + part + "  "

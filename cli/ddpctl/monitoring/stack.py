@@ -16,7 +16,7 @@ from pathlib import Path
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
 from ddpctl.launcher import AppContext
-from ddpctl.monitoring.alerts import Limits, dump_yaml, rule_groups
+from ddpctl.monitoring.alerts import Limits, rule_groups
 from ddpctl.monitoring.prometheus import HEAD, Scraping, is_reachable, prometheus_yml
 from ddpwire.run_files import read_regular, write_atomic
 
@@ -82,32 +82,27 @@ volumes:
   prometheus:
   grafana:
 """
-_SOURCES = {
-    "apiVersion": 1,
-    "datasources": [
-        {
-            "name": "Prometheus",
-            "type": "prometheus",
-            "uid": "prometheus",
-            "access": "proxy",
-            "url": "$PROMETHEUS_URL",
-            "isDefault": True,
-            "editable": False,
-        }
-    ],
-}
-_PROVIDERS = {
-    "apiVersion": 1,
-    "providers": [
-        {
-            "name": "ddpctl",
-            "folder": "ddpctl",
-            "type": "file",
-            "allowUiUpdates": False,
-            "options": {"path": "/dashboards"},
-        }
-    ],
-}
+_SOURCES = """\
+apiVersion: 1
+datasources:
+- name: Prometheus
+  type: prometheus
+  uid: prometheus
+  access: proxy
+  url: $PROMETHEUS_URL
+  isDefault: true
+  editable: false
+"""
+_PROVIDERS = """\
+apiVersion: 1
+providers:
+- name: ddpctl
+  folder: ddpctl
+  type: file
+  allowUiUpdates: false
+  options:
+    path: /dashboards
+"""
 READY_S = 120.0
 MARK = HEAD.split(".")[0]  # the beginning of a file that ddpctl has made
 SERVICES = ("prometheus", "grafana")
@@ -146,8 +141,8 @@ def compose_files(scraping: Scraping, limits: Limits) -> dict[str, str]:
     return {
         **prometheus_files(replace(scraping, targets=MOUNTED_TARGETS), limits),
         "compose.yaml": COMPOSE,
-        "provisioning/datasources/prometheus.yaml": dump_yaml(_SOURCES),
-        "provisioning/dashboards/ddpctl.yaml": dump_yaml(_PROVIDERS),
+        "provisioning/datasources/prometheus.yaml": _SOURCES,
+        "provisioning/dashboards/ddpctl.yaml": _PROVIDERS,
     }
 
 
@@ -231,7 +226,9 @@ def up(
     running = context.executor.perform(_ask(_line(compose, settings.folder, "ps", "-q")))
     found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
     if not running.stdout.strip():
-        _check_ports_free({"--port": found.prometheus, "--grafana-port": found.grafana})
+        for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
+            if is_reachable(url):
+                raise UsageError(f"{flag}: something else answers at {url} already: name another port")
     for data in ("prometheus", "grafana"):
         _make_folder(settings.folder / "data" / data)
     _make_folder(settings.targets)
@@ -289,12 +286,6 @@ def _ask(command: Command) -> Verb[Output]:
 def _places(root: Path, prometheus_port: str, grafana_port: str) -> Places:
     here = "http://127.0.0.1"
     return Places(folder=folder_of(root), prometheus=f"{here}:{prometheus_port}", grafana=f"{here}:{grafana_port}")
-
-
-def _check_ports_free(urls: Mapping[str, str]) -> None:
-    for flag, url in urls.items():
-        if is_reachable(url):
-            raise UsageError(f"{flag}: something else answers at {url} already: name another port")
 
 
 def _make_folder(path: Path) -> None:

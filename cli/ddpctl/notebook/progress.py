@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ddpctl.report.svg import short, ticks
 from ddpwire import metrics
@@ -37,17 +37,10 @@ class Point:
     accuracy: float | None = None
 
 
-class Screen(Protocol):
-    """Where progress is shown."""
-
-    def show(self, points: Sequence[Point], text: str, *, last: bool) -> None:
-        """Draw the points, and print the text. ``last``: whether the run has ended."""
-
-
 class Progress:
     """Reads a node's history now and then, and shows what is new in it."""
 
-    def __init__(self, node_dir: Path, screen: Screen) -> None:
+    def __init__(self, node_dir: Path, screen: "Lines | Cell") -> None:
         self._path, self._screen = node_dir / HISTORY, screen
         self._points: list[Point] = []
         self._read_at = -math.inf
@@ -182,7 +175,7 @@ class Cell:
             self._handle.update(data, raw=True)
 
 
-def screen() -> Screen:
+def screen() -> Lines | Cell:
     """Return a Cell in a notebook, and Lines elsewhere."""
     try:
         from IPython.core.getipython import get_ipython

@@ -9,7 +9,7 @@ import linecache
 import os
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -47,7 +47,10 @@ def pack(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
             f"{called} with what it uses is {len(call) >> 20} MB: load large data inside it, once a rank, "
             f"rather than take it along (up to {LARGE_BYTES >> 20} MB)"
         )
-    files = sorted({code.co_filename for code in _codes(function)})
+    functions = [
+        one for one in (function, *(value for _, _, value in _used(function))) if isinstance(one, FunctionType)
+    ]
+    files = sorted({one.__code__.co_filename for one in functions})
     sources = {file: "".join(linecache.getlines(file)) for file in files}
     return pickle.dumps(
         {"call": call, "sources": sources, "cells": {file: cell_of(file) for file in files}, "path": list(sys.path)}
@@ -136,12 +139,6 @@ def _used(function: Callable[..., Any]) -> list[tuple[str, str, Any]]:
 def _imported(function: FunctionType) -> bool:
     """Whether a rank can import the function by its name, so that nothing of it must be sent."""
     return function.__module__ != "__main__" and function.__module__ in sys.modules
-
-
-def _codes(function: Callable[..., Any]) -> Iterator[Any]:
-    for value in (function, *(value for _, _, value in _used(function))):
-        if isinstance(value, FunctionType):
-            yield value.__code__
 
 
 def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, str, Any]], error: Exception) -> str:

@@ -117,7 +117,10 @@ def run(
                 code=state.code or 0,
             )
         _judge(record, state, file.parent)
-        return _result(file.parent) if not state.code else None
+        result = file.parent / RESULT
+        if state.code or not result.exists():
+            return None
+        return pickle.loads(result.read_bytes())  # noqa: S301 (rank 0 wrote it)
     finally:
         context.executor.reap()
         if packed is not None:
@@ -274,11 +277,6 @@ def _rank_error(story: Mapping[str, Any], rank: int | None, code: int) -> RankEr
         except Exception:  # an exception whose __init__ needs more than its args
             error.__cause__ = None
     return error
-
-
-def _result(calls: Path) -> Any:
-    file = calls / RESULT
-    return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301 (rank 0 wrote it)
 
 
 # Show the run in the cell until it has ended: its log as it grows, its curve, and what an interruption does. The log is

@@ -76,11 +76,8 @@ def _date(seconds: float) -> str:
 
 def _tiles(found: Timeline) -> list[tuple[str, str]]:
     history, passed_s, seconds = found.history, found.end - found.run.created, phase_totals(found.spans)
-    tiles = (
-        [("from launch to end" if found.status.ended else "since the launch", format_duration(passed_s))]
-        if passed_s
-        else []
-    )
+    since = "from launch to end" if found.status.ended else "since the launch"
+    tiles = [(since, format_duration(passed_s))] if passed_s else []
     tiles += [("in the queue", format_duration(seconds["queue"]))] if "queue" in seconds else []
     step, planned = history.last(of_ranks.LAST_STEP.name), history.last(of_ranks.STEPS_PLANNED.name)
     if step is not None:
@@ -92,8 +89,7 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
     if (samples := history.total(of_ranks.SAMPLES.name)) and training_s:
         tiles.append(("samples per second, training", short(samples / training_s)))
     productive = history.total(of_ranks.PRODUCTIVE.name)
-    lost = sum(history.total(f"{of_ranks.UNPRODUCTIVE.name}:{cause}") for cause in of_ranks.UNPRODUCTIVE_CAUSES)
-    goodput = of_ranks.goodput(productive, lost)
+    goodput = of_ranks.goodput(productive, history.total_of_all(of_ranks.UNPRODUCTIVE.name))
     tiles += [] if goodput is None else [("goodput", f"{100 * goodput:.0f} %")]
     tiles.append(("restart" if found.restarts == 1 else "restarts", str(found.restarts)))
     return tiles
@@ -102,14 +98,10 @@ def _tiles(found: Timeline) -> list[tuple[str, str]]:
 def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) -> list[tuple[str, str]]:
     begin, seconds = found.begin, found.end - found.begin
     shown = timeline_events(found.events)
-    marks = [
-        Mark(
-            at=event.time - begin,
-            style="bad" if event.event in BAD else "",
-            words=secrets.redact_text(one_line(describe_event(event)), known),
-        )
-        for event in shown
-    ]
+    marks = []
+    for event in shown:
+        words = secrets.redact_text(one_line(describe_event(event)), known)
+        marks.append(Mark(at=event.time - begin, style="bad" if event.event in BAD else "", words=words))
     sections = []
     if found.last_lines:
         lines = secrets.redact_text("\n".join(plain(found.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]), known)

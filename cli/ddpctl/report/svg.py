@@ -11,7 +11,6 @@ from html import escape
 from ddpctl.text import format_duration
 from ddpctl.watch.history import History
 from ddpctl.watch.timeline import Span
-from ddpwire import metrics
 from ddpwire import metrics as of_ranks
 
 WIDTH, HEIGHT, ROW = 960, 220, 26
@@ -27,7 +26,7 @@ ONCE_AN_EPOCH = (of_ranks.LOSS.name, f"{of_ranks.EVAL_ACCURACY.name}:test")
 _GAUGES = (
     ("Test accuracy", f"{of_ranks.EVAL_ACCURACY.name}:test", 100.0, " %", False),
     ("Learning rate", of_ranks.LEARNING_RATE.name, 1.0, "", True),
-    ("GPU use", metrics.DEVICE_UTILIZATION.name, 100.0, " %", True),
+    ("GPU use", of_ranks.DEVICE_UTILIZATION.name, 100.0, " %", True),
     ("GPU memory, of the rank with the most", f"{of_ranks.DEVICE_MEMORY.name}:allocated", 1 / (1 << 30), " GiB", True),
 )  # fmt: skip
 STEPS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 43200, 86400)
@@ -197,9 +196,8 @@ def history_plots(
 
 
 def _points(moments: Sequence[float], values: Sequence[float | None], begin: float) -> list[Point]:
-    return [
-        (max(0.0, at - begin), value) for at, value in zip(moments, values, strict=True) if value is not None
-    ]  # fmt: skip
+    pairs = zip(moments, values, strict=True)
+    return [(max(0.0, at - begin), value) for at, value in pairs if value is not None]
 
 
 def _changes(points: Sequence[Point]) -> list[Point]:
@@ -210,9 +208,8 @@ def _changes(points: Sequence[Point]) -> list[Point]:
 
 def _shares(history: History, moments: Sequence[float], begin: float) -> list[Line]:
     """Return each phase's share, in percent, of the ranks' time in steps, at the moments when they were in any."""
-    rates = {
-        phase: history.rate(f"{of_ranks.STEP_PHASE.name}:{phase}", moments) for phase in of_ranks.STEP_PHASES
-    }  # fmt: skip
+    name = of_ranks.STEP_PHASE.name
+    rates = {phase: history.rate(f"{name}:{phase}", moments) for phase in of_ranks.STEP_PHASES}
     sums = [sum(values[index] or 0.0 for values in rates.values()) for index in range(len(moments) - 1)]
     there = [index for index, whole in enumerate(sums) if whole > 0]
     if len(there) < LEAST:

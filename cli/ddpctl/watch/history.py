@@ -57,6 +57,11 @@ class History:
         """Return the sum of the nodes' last values."""
         return sum(next((row[name] for row in reversed(rows) if name in row), 0.0) for rows in self.nodes.values())
 
+    def total_of_all(self, name: str) -> float:
+        """Return the same for a metric with a label: the sum over the label's values."""
+        rows = (row for rows in self.nodes.values() for row in rows)
+        return sum(map(self.total, {column for row in rows for column in row if column.startswith(f"{name}:")}))
+
     def last(self, name: str) -> float | None:
         """Return the largest of the nodes' last values, or None."""
         return _largest([next((row[name] for row in reversed(rows) if name in row), None)

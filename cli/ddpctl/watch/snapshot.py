@@ -17,7 +17,6 @@ from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus, State
 from ddpctl.run_store import Run
 from ddpctl.watch.history import History
-from ddpwire import metrics as ddpwire_metrics
 from ddpwire import metrics as of_ranks
 from ddpwire.history import HISTORY, TIME, Row, fold, read_history
 from ddpwire.metrics import STRAGGLER_RATIO, STRAGGLER_S
@@ -130,14 +129,14 @@ class Snapshot:
 def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, object]:
     """Return the fields of a snapshot that the nodes' metrics give. ``before``: the same nodes a little earlier."""
     earlier = {reading.node: reading for reading in before}
-    alive = sum(sum(reading.values(ddpwire_metrics.RANKS_ALIVE.name)) for reading in now)
+    alive = sum(sum(reading.values(of_ranks.RANKS_ALIVE.name)) for reading in now)
     saved = _largest(now, of_ranks.CHECKPOINT_LAST_SUCCESS.name)  # 0: none yet; None: not reported
     saved_step = _whole(_largest(now, of_ranks.CHECKPOINT_LAST_STEP.name))
     latest = max((reading.time for reading in now), default=0.0)
     productive = sum(sum(reading.values(of_ranks.PRODUCTIVE.name)) for reading in now)
     lost = sum(sum(reading.values(of_ranks.UNPRODUCTIVE.name)) for reading in now)
-    restarts = (sum(reading.values(ddpwire_metrics.RESTARTS.name)) for reading in now)
-    again = (sum(reading.values(ddpwire_metrics.STEPS_LOST.name)) for reading in now)
+    restarts = (sum(reading.values(of_ranks.RESTARTS.name)) for reading in now)
+    again = (sum(reading.values(of_ranks.STEPS_LOST.name)) for reading in now)
     return {
         "step": _whole(_largest(now, of_ranks.LAST_STEP.name)),
         "planned": _whole(_largest(now, of_ranks.STEPS_PLANNED.name)),
@@ -152,14 +151,14 @@ def numbers(now: Sequence[Reading], before: Sequence[Reading]) -> dict[str, obje
         "checkpoint_step": saved_step if saved else _whole(saved),
         "checkpoint_age_s": max(0.0, latest - saved) if saved else None,
         "ranks_alive": int(alive),
-        "world_size": _whole(_largest(now, ddpwire_metrics.WORLD_SIZE.name)),
+        "world_size": _whole(_largest(now, of_ranks.WORLD_SIZE.name)),
         "ranks": rows(now, earlier),
     }
 
 
 def state(now: Sequence[Reading]) -> State | None:
     """Return the state that the slowest node reports, or None if no node reports that it runs."""
-    own = {word for reading in now for word, on in reading.by("state", ddpwire_metrics.JOB_STATE.name).items() if on}
+    own = {word for reading in now for word, on in reading.by("state", of_ranks.JOB_STATE.name).items() if on}
     return next((state for word, state in _STATES if word in own), None)
 
 
@@ -178,8 +177,8 @@ def _rows_of(now: Reading, before: Reading | None) -> list[RankRow]:
     memory = now.by("rank", of_ranks.DEVICE_MEMORY.name, kind="allocated")
     ranks = sorted(steps.keys() | counted.keys(), key=int)
     # No series shows which rank uses which GPU; it is known only for one GPU and one rank, with memory on a GPU.
-    gpus = now.by("device", ddpwire_metrics.DEVICE_MEMORY_USED.name).keys()
-    shares = now.by("device", ddpwire_metrics.DEVICE_UTILIZATION.name)
+    gpus = now.by("device", of_ranks.DEVICE_MEMORY_USED.name).keys()
+    shares = now.by("device", of_ranks.DEVICE_UTILIZATION.name)
     share = shares.get(next(iter(gpus))) if len(gpus) == len(ranks) == len(memory) == 1 else None
     found = []
     for rank in ranks:
@@ -345,7 +344,7 @@ class Watcher:
         history = self._history()
         planned, loss = history.last(of_ranks.STEPS_PLANNED.name), history.last(of_ranks.LOSS.name)
         step = history.last(of_ranks.LAST_STEP.name)
-        productive, lost = history.total(of_ranks.PRODUCTIVE.name), _total(history, of_ranks.UNPRODUCTIVE.name)
+        productive, lost = history.total(of_ranks.PRODUCTIVE.name), history.total_of_all(of_ranks.UNPRODUCTIVE.name)
         snapshot = replace(
             empty_snapshot(status, history.end or time.time()),
             step=None if step is None else int(step),
@@ -353,8 +352,8 @@ class Watcher:
             loss=loss,
             accuracy=history.last(f"{of_ranks.EVAL_ACCURACY.name}:test"),
             goodput=of_ranks.goodput(productive, lost),
-            restarts=_counted(history, ddpwire_metrics.RESTARTS.name),
-            steps_lost=_counted(history, ddpwire_metrics.STEPS_LOST.name),
+            restarts=_counted(history, of_ranks.RESTARTS.name),
+            steps_lost=_counted(history, of_ranks.STEPS_LOST.name),
         )
         return replace(self._with_history(snapshot), left_s=None)
 
@@ -403,7 +402,7 @@ def _requeued_s(history: History) -> float:
     nodes = (
         (
             max((row.get(name, 0.0) for row in rows), default=0.0),
-            max((row.get(ddpwire_metrics.RANKS_ALIVE.name, 0.0) for row in rows), default=0.0),
+            max((row.get(of_ranks.RANKS_ALIVE.name, 0.0) for row in rows), default=0.0),
         )
         for rows in history.nodes.values()
     )
@@ -415,10 +414,3 @@ def _counted(history: History, name: str) -> int:
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))
-
-
-def _total(history: History, name: str) -> float:
-    names = {
-        column for rows in history.nodes.values() for row in rows for column in row if column.startswith(f"{name}:")
-    }
-    return sum(history.total(column) for column in names)

@@ -183,7 +183,8 @@ def _last_sign(start: Sequence[Event], history: History, before: float) -> float
 
 def _follow(clock: _Clock, events: Sequence[Event], *, nodes: int, history: History, again: bool) -> None:
     """Advance the clock through the phases of one start. ``again``: whether the run had an earlier start."""
-    following = _NEXT if _tells_of_steps(events) else {**_NEXT, "ranks_started": "running"}
+    has_steps = any(event.event in ("first_step", "training_began") for event in events)
+    following = _NEXT if has_steps else {**_NEXT, "ranks_started": "running"}
     reached: dict[str, set[int]] = {}
     present = len({event.node for event in events}) or nodes
     last = clock.since
@@ -265,10 +266,6 @@ def _caught_up(history: History, event: Event) -> float:
 def _steps(history: History) -> list[tuple[float, float]]:
     name = of_ranks.LAST_STEP.name
     return sorted((row[TIME], row[name]) for rows in history.nodes.values() for row in rows if name in row)
-
-
-def _tells_of_steps(events: Sequence[Event]) -> bool:
-    return any(event.event in ("first_step", "training_began") for event in events)
 
 
 def _within(events: Sequence[Event]) -> list[Span]:

@@ -307,20 +307,13 @@ def find_problems(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[st
 def _of_sizes(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str, str]]:
     if job.memory and job.shm and size_bytes(job.shm) > size_bytes(job.memory):
         yield "job.shm", f"{job.shm} is more than the node's memory, {job.memory}, of which it is a part: ask for less"
-    if options.request_cpus and not job.cpus:
-        yield "target.request_cpus", "a reserve needs a limit: give the job's cpus as well"
-    elif options.request_cpus and job.cpus and options.request_cpus > job.cpus:
-        yield (
-            "target.request_cpus",
-            f"{options.request_cpus} is above the limit, the job's cpus, {job.cpus}: no pod would be made",
-        )
-    if options.request_memory and not job.memory:
-        yield "target.request_memory", "a reserve needs a limit: give the job's memory as well"
-    elif options.request_memory and job.memory and size_bytes(options.request_memory) > size_bytes(job.memory):
-        yield (
-            "target.request_memory",
-            f"{options.request_memory} is above the limit, the job's memory, {job.memory}: no pod would be made",
-        )
+    for name, size in (("cpus", int), ("memory", size_bytes)):
+        reserve, limit = getattr(options, f"request_{name}"), getattr(job, name)
+        if reserve and not limit:
+            yield f"target.request_{name}", f"a reserve needs a limit: give the job's {name} as well"
+        elif reserve and size(reserve) > size(limit):
+            wrong = f"{reserve} is above the limit, the job's {name}, {limit}"
+            yield f"target.request_{name}", f"{wrong}: no pod would be made"
 
 
 def _of_mounts(job: JobSpec) -> Iterator[tuple[str, str]]:
