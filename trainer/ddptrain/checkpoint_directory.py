@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ddptrain.checkpoint import UnusableCheckpoint, create_file, data_files, finish_write, manifest_path, read_manifest
 from ddptrain.distributed import RankInfo, agree, broadcast
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddpwire.exits import Exit
 
 LOCK = ".lock"
@@ -132,8 +132,7 @@ def check_shared(folder: Path, rank_info: RankInfo) -> None:
 
     def look() -> None:
         if not token.exists():
-            raise TrainError(
-                Exit.CONFIG,
+            raise config_error(
                 f"rank {rank_info.rank} does not see rank 0's --checkpoint-dir {folder}, where each rank writes",
                 hint="give a folder that all nodes share, or --strategy ddp",
             )

@@ -37,7 +37,7 @@ from ddptrain.checkpoint import (
 from ddptrain.checkpoint_directory import SUFFIX_BAD, CheckpointDirectory, checkpoint_path, step_of
 from ddptrain.config import CheckpointOptions, shaping_options
 from ddptrain.distributed import agree, broadcast, broadcast_state, gather
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddptrain.goodput import Goodput
 from ddptrain.metrics import Metrics
 from ddptrain.optimizer import match_strides
@@ -199,7 +199,7 @@ def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | N
     except (KeyError, RuntimeError, ValueError) as error:
         lines = [line.strip() for line in str(error).splitlines()[:2]]  # torch's second line names the tensor
         reason = f"its {name} has no {error.args[0]!r}" if isinstance(error, KeyError) else " ".join(lines)
-        raise TrainError(Exit.CONFIG, f"{path} does not fit this training: {reason}") from None
+        raise config_error(f"{path} does not fit this training: {reason}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,8 +220,7 @@ class CheckpointFinder:
             found: tuple[Path, Checkpoint] | None = self._given(first_file(Path(resume)))
         else:
             if resume == "never" and paths and not started_again:
-                raise TrainError(
-                    Exit.CONFIG,
+                raise config_error(
                     f"--resume never, but {self.directory.folder} holds {paths[0].name}",
                     hint="give another --checkpoint-dir, or --resume auto",
                 )
@@ -287,8 +286,7 @@ class CheckpointFinder:
             ) from None
         newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
-            raise TrainError(
-                Exit.CONFIG,
+            raise config_error(
                 f"--resume {path} is of step {found.step}, and {self.directory.folder} holds {newer[0].name}",
                 hint="give another --checkpoint-dir for the new branch",
             )
@@ -318,8 +316,7 @@ class CheckpointFinder:
         changes = ", ".join(f"{name.replace('_', '-')} {before[name]} (now {now[name]})" for name in changed)
         if not self.options.allow_changed:
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", "incompatible")
-            raise TrainError(
-                Exit.CONFIG,
+            raise config_error(
                 f"{path} was trained with {changes}",
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
@@ -346,8 +343,7 @@ def _reason(error: CorruptCheckpoint | OSError) -> str:
 
 
 def _other_format(path: Path, error: OtherFormat) -> TrainError:
-    return TrainError(
-        Exit.CONFIG,
+    return config_error(
         f"{path} cannot be used: {error.message}",
         hint="install the version that wrote it, or give another --checkpoint-dir",
         path=str(path),

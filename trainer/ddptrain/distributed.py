@@ -27,7 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ddptrain.config import SHARDED, Options, RankOptions
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddpwire import names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT, usable_cores
@@ -122,7 +122,7 @@ def _number(environ: Mapping[str, str], name: str, *, default: int | None = None
 
 def _rank_error(message: str) -> TrainError:
     hint = f"{message}; start ranks with ddprun or torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
-    return TrainError(Exit.CONFIG, hint, rank=None)
+    return config_error(hint, rank=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +140,7 @@ def join_ranks(rank_info: RankInfo, options: RankOptions) -> None:
     if rank_info.size == 1:
         return
     if options.backend == "mpi" and not dist.is_mpi_available():
-        raise TrainError(Exit.CONFIG, "--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
+        raise config_error("--backend mpi, but this torch was built without MPI; give auto, nccl or gloo")
     folder = Path(options.init_method.removeprefix("file://")).parent
     # torch would wait for the folder, and handle no signal
     if options.init_method.startswith("file://") and not folder.is_dir():
@@ -235,9 +235,7 @@ def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> W
     if backend == "auto":
         backend = "nccl" if device.type == "cuda" else "gloo"
     if backend == "nccl" and device.type == "cpu":
-        raise TrainError(
-            Exit.CONFIG, "--backend nccl needs GPUs, but this run trains on the CPU", hint="give auto or gloo"
-        )
+        raise config_error("--backend nccl needs GPUs, but this run trains on the CPU", hint="give auto or gloo")
     group = dist.new_group(backend=backend, timeout=timeout) if rank_info.size > 1 else None
     data_group = cast("dist.ProcessGroup | None", group)
     return World(rank_info=rank_info, device=device, backend=backend, data_group=data_group)
@@ -247,12 +245,12 @@ def choose_device(rank_info: RankInfo, name: str) -> torch.device:
     """Return the rank's GPU, or the CPU. Raises TrainError."""
     num_gpus = torch.cuda.device_count() if name != "cpu" else 0
     if num_gpus == 0 and name == "cuda":
-        raise TrainError(Exit.CONFIG, "--device cuda, but torch sees no GPU here; --device auto takes the CPU then")
+        raise config_error("--device cuda, but torch sees no GPU here; --device auto takes the CPU then")
     if num_gpus == 0:
         return torch.device("cpu")
     if rank_info.local_rank >= num_gpus:
-        raise TrainError(
-            Exit.CONFIG, f"local rank {rank_info.local_rank} has no GPU: torch sees {num_gpus} here; start fewer ranks"
+        raise config_error(
+            f"local rank {rank_info.local_rank} has no GPU: torch sees {num_gpus} here; start fewer ranks"
         )
     return torch.device("cuda", rank_info.local_rank)
 
@@ -266,7 +264,7 @@ def take_device(rank_info: RankInfo, name: str) -> torch.device:
         except RuntimeError as error:  # such as a driver older than torch's CUDA
             reason = str(error).partition("\n")[0].rstrip(".")
             message = f"rank {rank_info.rank} cannot use GPU {device.index} here: {reason}"
-            raise TrainError(Exit.CONFIG, message, hint="--device cpu trains without it") from error
+            raise config_error(message, hint="--device cpu trains without it") from error
     return device
 
 
@@ -275,8 +273,7 @@ def check_same_devices(kinds: Sequence[str]) -> None:
     without = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
     if 0 < len(without) < len(kinds):
         owner = next(rank for rank in range(len(kinds)) if rank not in without)
-        raise TrainError(
-            Exit.CONFIG,
+        raise config_error(
             f"rank {without[0]} has no GPU, and rank {owner} has one",
             hint="start ranks only where torch sees a GPU, or give --device cpu",
             without_gpu=without,
@@ -458,7 +455,7 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
 
 
 def _conflict(message: str, *, hint: str) -> TrainError:
-    return TrainError(Exit.CONFIG, message, hint=hint, rank=None)
+    return config_error(message, hint=hint, rank=None)
 
 
 def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
@@ -473,7 +470,7 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
     """
     if options.sync_bn:
         if world.device.type != "cuda":
-            raise TrainError(Exit.CONFIG, "--sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch")
+            raise config_error("--sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch")
         if world.data_group is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, world.data_group)  # type: ignore[no-untyped-call]
     if options.strategy == "dp":

@@ -21,3 +21,8 @@ class TrainError(Exception):
         self.hint = hint
         self.rank = rank
         self.fields: Mapping[str, Any] = fields
+
+
+def config_error(message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> TrainError:
+    """Return the error for options that contradict each other, the machine or the data."""
+    return TrainError(Exit.CONFIG, message, hint=hint, rank=rank, **fields)

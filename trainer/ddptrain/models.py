@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ddptrain.config import MODELS, TEXT_MODEL, ModelOptions
 from ddptrain.data.base import ImageShape, connect_timeout, torchvision_module
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddptrain.gpt import GPT
 from ddpwire.exits import Exit
 
@@ -38,20 +38,17 @@ IMAGENET = "imagenet"
 def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
     """Return the model with this name and initial weights. Raises TrainError for unknown names and too small images."""
     if norm == "group" and name not in _NORMED:
-        raise TrainError(
-            Exit.CONFIG, f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out"
-        )
+        raise config_error(f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out")
     if name == TEXT_MODEL:
-        raise TrainError(Exit.CONFIG, "--model gpt is for --data text, not for images", hint="give another model")
+        raise config_error("--model gpt is for --data text, not for images", hint="give another model")
     if name not in MODELS:
         return build_torchvision_model(name, shape, small_stem=stem == "small")
     smallest_px = SMALLEST_PX[name]
     if shape.size_px < smallest_px:
         fits = ", ".join(other for other, smallest in SMALLEST_PX.items() if smallest <= shape.size_px)
-        raise TrainError(
-            Exit.CONFIG,
+        raise config_error(
             f"--model {name} needs images of at least {smallest_px} px, these have {shape.size_px}; "
-            f"models that fit: {fits}",
+            f"models that fit: {fits}"
         )
     norm_layer: Norm = partial(nn.GroupNorm, NORM_GROUPS) if norm == "group" else nn.BatchNorm2d
     if name == "resnet18":
@@ -66,9 +63,9 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
 def build_gpt(options: ModelOptions, *, context: int) -> GPT:
     """Return the model of ``--data text`` with initial weights. Raises TrainError."""
     if options.name != TEXT_MODEL:
-        raise TrainError(Exit.CONFIG, f"--model {options.name} is for images, not for --data text", hint="give gpt")
+        raise config_error(f"--model {options.name} is for images, not for --data text", hint="give gpt")
     if options.width % options.heads:
-        raise TrainError(Exit.CONFIG, f"--heads {options.heads} does not divide --width {options.width}")
+        raise config_error(f"--heads {options.heads} does not divide --width {options.width}")
     return GPT(layers=options.layers, width=options.width, heads=options.heads, context=context)
 
 
@@ -216,7 +213,7 @@ def torchvision_name(name: str) -> str:
     if plain not in known:
         near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else f"ours: {', '.join(MODELS)}"
-        raise TrainError(Exit.CONFIG, f"--model {name} is neither one of ours nor a classifier of torchvision: {hint}")
+        raise config_error(f"--model {name} is neither one of ours nor a classifier of torchvision: {hint}")
     return plain
 
 
@@ -229,7 +226,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
     if plain.startswith("vit_"):
         options["image_size"] = shape.size_px
     if shape.channels not in (1, 3):
-        raise TrainError(Exit.CONFIG, f"--model {name} sees 1 or 3 channels, these images have {shape.channels}")
+        raise config_error(f"--model {name} sees 1 or 3 channels, these images have {shape.channels}")
     get = torchvision_module("models").get_model
     try:
         with torch.device("meta"):
@@ -237,7 +234,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
             trial.eval()(torch.empty(1, 3, shape.size_px, shape.size_px))
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else "it fails"
-        raise TrainError(Exit.CONFIG, f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
+        raise config_error(f"--model {name} cannot take images of {shape.size_px} px: {reason}") from None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some models warn about their initialisation
         model = _with_stem(get(plain, weights=None, **options), name, small=small_stem)
@@ -249,7 +246,7 @@ def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
     if small:
         old = getattr(model, "conv1", None)
         if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
-            raise TrainError(Exit.CONFIG, f"--stem small is for ResNets, not for {name}")
+            raise config_error(f"--stem small is for ResNets, not for {name}")
         model.conv1 = nn.Conv2d(old.in_channels, old.out_channels, 3, padding=1, bias=False)
         model.maxpool = nn.Identity()
     return model

@@ -19,9 +19,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ddptrain.checkpoint import Shard, map_tensors, whole
 from ddptrain.config import RankOptions
 from ddptrain.distributed import World, broadcast, broadcast_state, gather
-from ddptrain.errors import TrainError
+from ddptrain.errors import config_error
 from ddptrain.models import blocks_of
-from ddpwire.exits import Exit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +89,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
         num_shards = rank_info.local_world_size
         places = gather(rank_info, (rank_info.local_rank, rank_info.local_world_size))
         if places != [(rank % num_shards, num_shards) for rank in range(rank_info.size)]:
-            raise TrainError(
-                Exit.CONFIG,
+            raise config_error(
                 "--strategy hybrid needs the same number of ranks on every node, numbered node by node",
                 hint="give fsdp",
                 places=places,

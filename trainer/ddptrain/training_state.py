@@ -24,7 +24,7 @@ from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
 from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, is_sharded, wrap_model
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
 from ddpwire.exits import Exit
@@ -61,7 +61,7 @@ def choose_precision(options: MachineOptions, device: torch.device) -> Precision
     if name == "auto":
         name = "fp32" if options.deterministic else fastest_precision(device)
     if name == "fp16" and device.type == "cpu":
-        raise TrainError(Exit.CONFIG, "--precision fp16 needs a GPU", hint="give bf16, fp32 or auto")
+        raise config_error("--precision fp16 needs a GPU", hint="give bf16, fp32 or auto")
     compute = DTYPES[name]
     weights = torch.float64 if name == "fp64" else torch.float32
     scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
@@ -198,8 +198,7 @@ def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
     if options.batch_size_per_rank:
         return options.batch_size_per_rank * rank_info.size
     if options.batch_size < rank_info.size:
-        raise TrainError(
-            Exit.CONFIG,
+        raise config_error(
             f"--batch-size {options.batch_size} is less than one image for each of {rank_info.size} ranks",
             hint=f"give at least {rank_info.size}, or fewer ranks",
             rank=None,
@@ -263,7 +262,7 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
     if precision.scaler is not None:
         message = f"--strategy {options.ranks.strategy} cannot be used with --precision fp16"
-        raise TrainError(Exit.CONFIG, message, hint="give --precision bf16 or fp32")
+        raise config_error(message, hint="give --precision bf16 or fp32")
     return make_sharding(options.ranks, world)
 
 

@@ -24,7 +24,7 @@ from ddptrain.data import image_folder
 from ddptrain.data.base import Augmentation, ImageDataset, Samples, connect_timeout, torchvision_module
 from ddptrain.data.sampling import sample_hash
 from ddptrain.data.text import TextDataset, load_text
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
@@ -145,8 +145,7 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     pixels = channels * height * width
     needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
-        raise TrainError(
-            Exit.CONFIG,
+        raise config_error(
             f"--synthetic-samples {options.synthetic_samples}: with an eighth as many to test, of "
             f"{channels}x{height}x{width} and {classes} classes, they need {format_bytes(needed)} of memory, and "
             f"{format_bytes(free)} are free",

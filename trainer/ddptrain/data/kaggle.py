@@ -16,7 +16,7 @@ from pathlib import Path
 from ddptrain.config import DataOptions
 from ddptrain.data.datasets import MNIST_FILES as MNIST_FILES
 from ddptrain.data.image_folder import ENDINGS
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddpwire import kaggle
 from ddpwire.exits import Exit
 
@@ -49,7 +49,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(found) > 1:
         names = ", ".join(str(path) for path in found)
-        raise TrainError(Exit.CONFIG, f"--data {options.name} may be any of {names}: name one with --data-dir")
+        raise config_error(f"--data {options.name} may be any of {names}: name one with --data-dir")
     (location,) = found
     if options.name == "folder":
         return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))

@@ -32,7 +32,7 @@ from ddptrain.data.augment import (
 from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.sampling import batches, epoch_order, shard_of
 from ddptrain.distributed import World
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddptrain.machine import format_bytes, free_bytes
 from ddpwire.exits import Exit
 
@@ -181,10 +181,9 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
     given, size_px = options.augmentation, data.shape.size_px
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given.augment and given_px >= size_px:
-            raise TrainError(
-                Exit.CONFIG,
+            raise config_error(
                 f"{flag} {given_px}: of images of {size_px}x{size_px} nothing would be left; "
-                f"expected 0 to {size_px - 1}",
+                f"expected 0 to {size_px - 1}"
             )
     shift_px = data.augmentation.shift_px if given.shift is None else given.shift
     flip = data.augmentation.flip if given.flip is None else given.flip

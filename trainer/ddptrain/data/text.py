@@ -13,7 +13,7 @@ from torch import Tensor
 from ddptrain.config import DataOptions, Options
 from ddptrain.data.augment import Batch, Mark
 from ddptrain.data.sampling import sample_hash
-from ddptrain.errors import TrainError
+from ddptrain.errors import TrainError, config_error
 from ddpwire.exits import Exit
 
 TEST_SHARE = 0.1  # the share of the text, at its end, that is the test set
@@ -121,6 +121,6 @@ def refuse_image_options(options: Options) -> None:
         "--sync-bn": options.ranks.sync_bn,
     }
     if wrong := next((flag for flag, value in given.items() if value), None):
-        raise TrainError(Exit.CONFIG, f"{wrong} is for images, not for --data text", hint="leave it out")
+        raise config_error(f"{wrong} is for images, not for --data text", hint="leave it out")
     if options.data.input == "loader":
-        raise TrainError(Exit.CONFIG, "--input loader is for images: a text is on the device", hint="give auto")
+        raise config_error("--input loader is for images: a text is on the device", hint="give auto")
