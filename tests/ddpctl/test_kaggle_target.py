@@ -139,7 +139,7 @@ def test_both_t4s_are_used_by_default(words: str, gpus: int, tmp_path: Path) -> 
 
 
 def test_a_script_and_its_files_travel_in_cells(wording: Wording) -> None:
-    plan = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1")))
+    plan = replace(PLAN, job=replace(JOB, command=("train.py", "--lr", "0.1"), max_restarts=0, hang_timeout=900))
     options = KaggleOptions(owner="ann", files=("model.py",), wheel="ann/ddpctl-wheel")
     texts = (Output(returncode=0, stdout="import model\n"), Output(returncode=0, stdout="LAYERS = 3\n"))
     asked, _ = play(KaggleTarget(options).submit(plan, attached=False), [texts, (OK, OK), (answer("push"),)])
@@ -147,7 +147,7 @@ def test_a_script_and_its_files_travel_in_cells(wording: Wording) -> None:
     notebook = asked[2].stdin or ""
     assert r'"source": "%%writefile train.py\nimport model"' in notebook
     assert r'"source": "%%writefile model.py\nLAYERS = 3"' in notebook
-    assert r"launch('train.py', gpus=gpus, args=args, name='night')" in notebook
+    assert r"launch('train.py', gpus=gpus, args=args, name='night', max_restarts=0, hang_timeout=900)" in notebook
     assert r'"source": "gpus = 2\nargs = [\"--lr\", \"0.1\"]"' in notebook
     assert '"ann/ddpctl-wheel"' in (asked[3].stdin or "")
     for gone, kind in ((Output(returncode=1), NoInputError), (SLOW, UnavailableError)):

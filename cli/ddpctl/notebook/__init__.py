@@ -35,6 +35,7 @@ def launch(
     name: str | None = None,
     resume: str | bool = False,
     max_restarts: int | None = None,
+    hang_timeout: float | None = None,
     time_limit: str | None = None,
     grace: float = 30.0,
 ) -> Any:
@@ -67,6 +68,7 @@ def launch(
             device=device,
             env=dict(env or {}),
             max_restarts=max_restarts,
+            hang_timeout=hang_timeout,
             time_limit=time_limit,
             grace=grace,
         )

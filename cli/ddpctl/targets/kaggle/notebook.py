@@ -170,7 +170,7 @@ def _launch(plan: Plan) -> str:
     job = plan.job
     words = program(job.command)
     what = "ddptrain" if words[:2] == TRAINER else words[0]
-    given = {key: getattr(job, key) for key in ("ranks", "device", "env", "max_restarts", "grace")}
+    given = {key: getattr(job, key) for key in ("ranks", "device", "env", "max_restarts", "hang_timeout", "grace")}
     given = {key: value for key, value in given.items() if value != getattr(JobSpec(), key)}
     given = {"name": plan.run} | given | ({"resume": True} if former_kernel(plan) else {})
     lines = ["from ddpctl.notebook import launch", ""]
