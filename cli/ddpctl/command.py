@@ -108,6 +108,12 @@ T = TypeVar("T")
 Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
+def once(command: Command) -> Verb[Output]:
+    """Run a single command, and return its output."""
+    (output,) = yield (command,)
+    return output
+
+
 def process_line(command: Command) -> str:
     """Return environment, folder and arguments as a user would type them into a shell on the machine itself."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -56,10 +57,10 @@ def find_file(given: Path | None, cwd: Path) -> Path | None:
 def load(
     *,
     file: Path | None,
-    profile: str | None,
-    target: str | None,
-    overrides: Mapping[str, Any],
     kinds: Kinds,
+    profile: str | None = None,
+    target: str | None = None,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
     default_kind: str = "local",
     default_why: str = "the default",
     target_flags: TargetFlags | None = None,

@@ -10,6 +10,9 @@ DdpctlError            70
 └── NotStartedError         a failed launch that left no process anywhere; it has the exit code of its cause
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ddpwire.exits import Exit
 
 
@@ -77,3 +80,12 @@ class NotStartedError(DdpctlError):
         super().__init__(reason.message, hint=reason.hint, **reason.fields)
         self.code, self.prefix = reason.code, reason.prefix
         self.reason = reason
+
+
+@contextmanager
+def writing(path: object, what: str = "write") -> Iterator[None]:
+    """Raise CannotWriteError for an OSError in the block, in which a file is written or, as ``what`` says, made."""
+    try:
+        yield
+    except OSError as error:
+        raise CannotWriteError(f"cannot {what} {path}: {error.strerror}") from None

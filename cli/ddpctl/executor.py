@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
-from ddpctl.errors import CannotWriteError, UnavailableError
+from ddpctl.errors import UnavailableError, writing
 from ddpctl.remote import Remote, write_bytes
 from ddpctl.text import plain
 from ddpctl.transfers import Display, move
@@ -320,11 +320,9 @@ class Executor:
             env[names.LIFELINE_FD] = str(self._lifeline)
             keep = (self._lifeline,)
         path = Path(command.output or os.devnull)
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             output = path.open("ab")
-        except OSError as error:
-            raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
         with output:
             try:
                 process = subprocess.Popen(

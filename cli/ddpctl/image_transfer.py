@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 from ddpctl.command import Command, FilePart, Host, Verb
-from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
+from ddpctl.errors import DdpctlError, UnavailableError, writing
 from ddpctl.executor import Executor
 from ddpctl.images import Engine, Image, difference, human_size, inspect_line, read_inspect
 from ddpctl.launch_plan import counted
@@ -280,11 +280,9 @@ class Shipper:
         codec = self.executor.perform(choose_codec(surveys))
         if codec == "gz":
             self.emit("gzip compresses: zstd, which is quicker and smaller, is not on all machines")
-        try:
+        with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             scratch = TemporaryDirectory(dir=self.folder, prefix="ship-")
-        except OSError as error:
-            raise CannotWriteError(f"cannot write {self.folder}: {error.strerror}") from None
         started = time.monotonic()
         self.emit(f"packing {counted(len(missing), 'layer')} that not every host has")
         with scratch as path:

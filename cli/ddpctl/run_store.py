@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ddpctl.command import UNREACHED, Command, Output
-from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError
+from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, UnavailableError, UsageError, writing
 from ddpctl.launch_plan import Plan
 from ddpctl.run_status import ENDED, NodeReport, RunStatus, fold_nodes
 from ddpctl.spec import JobSpec, check_nodes, fields_of
@@ -209,26 +209,21 @@ _LAUNCH = "launch.lock"
 def launching(folder: Path) -> Iterator[None]:
     """Hold the launch's lock. After an error, the file remains: the caller that handles it discards the folder."""
     path = folder / _LAUNCH
-    try:
+    with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise _unwritable(path, error) from None
     try:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
         try:
-            os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
-        except OSError as error:
+            with writing(path):
+                os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+        except CannotWriteError:
             discard(folder)
-            raise _unwritable(path, error) from None
+            raise
         yield
         path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
-
-
-def _unwritable(path: Path, error: OSError) -> CannotWriteError:
-    return CannotWriteError(f"cannot write {path}: {error.strerror}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,10 +319,8 @@ def _outcomes(run: Run) -> dict[int, Outcome]:
 
 def save(run: Run) -> None:
     """Write a run's record."""
-    try:
-        write_atomic(Path(run.folder) / RECORD, (json.dumps(asdict(run), indent=1) + "\n").encode())
-    except OSError as error:
-        raise _unwritable(Path(run.folder, RECORD), error) from None
+    with writing(path := Path(run.folder, RECORD)):
+        write_atomic(path, (json.dumps(asdict(run), indent=1) + "\n").encode())
 
 
 def discard(folder: Path) -> None:

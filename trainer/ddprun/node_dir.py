@@ -138,14 +138,8 @@ class Journal:
 
     def emit_failure(self, outcome: Outcome) -> None:
         """Emit the failure of an attempt, as agreed by all nodes."""
-        self.emit(
-            "failed",
-            rank=outcome.rank,
-            node=outcome.node,
-            step=outcome.step,
-            cause=outcome.cause,
-            message=outcome.message,
-        )
+        facts = ("rank", "node", "step", "cause", "message")
+        self.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
 
     def update(self, **changes: Any) -> None:
         """Change fields of the state and write it. If the disk is full, the old file stays and training continues."""

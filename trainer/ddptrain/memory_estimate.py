@@ -236,35 +236,26 @@ def _parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--params", type=parse_count, metavar="N", help="parameters of any model: 8e9, 8B")
+    add = parser.add_argument
+    add("--params", type=parse_count, metavar="N", help="parameters of any model: 8e9, 8B")
     models = f"{', '.join(MODELS)}, {TEXT_MODEL}, or a classifier of torchvision"
-    parser.add_argument("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
-    parser.add_argument("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
-    parser.add_argument("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
+    add("--model", metavar="NAME", help=f"instead, a model that ddptrain knows: {models}")
+    add("--image", type=image_shape, default=(3, 32, 32), metavar="CxHxW", help="(default: 3x32x32)")
+    add("--classes", type=whole(2), default=10, metavar="N", help="(default: 10)")
     for name, default in (("layers", 4), ("width", 128), ("heads", 4), ("context", 256)):
         text = f"of gpt (default: {default})"
-        parser.add_argument(f"--{name}", type=whole(1), default=default, metavar="N", help=text)
-    parser.add_argument("--recompute", action="store_true", help="with activations that are computed again")
-    parser.add_argument("--strategy", choices=("ddp", *SHARDED), default="ddp", help="(default: ddp)")
-    parser.add_argument("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
-    parser.add_argument(
-        "--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="(default: sgd, with momentum)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=tuple(DTYPE_BYTES),
-        help="amp: autocast (default: amp with --model, as ddptrain does it on a GPU, else fp32)",
-    )
-    parser.add_argument(
-        "--bucket-view",
-        action=argparse.BooleanOptionalAction,
-        help="gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)",
-    )
-    parser.add_argument("--memory", type=parse_size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
-    parser.add_argument("--ranks", type=whole(2), default=8, metavar="N", help="to share among (default: 8)")
-    parser.add_argument(
-        "--ranks-per-node", type=whole(2), default=8, metavar="N", help="to share among with hybrid (default: 8)"
-    )
+        add(f"--{name}", type=whole(1), default=default, metavar="N", help=text)
+    add("--recompute", action="store_true", help="with activations that are computed again")
+    add("--strategy", choices=("ddp", *SHARDED), default="ddp", help="(default: ddp)")
+    add("--batch-size", type=whole(1), default=128, metavar="N", help="on each rank (default: 128)")
+    add("--optimizer", choices=tuple(OPTIMIZER_MOMENTS), default="sgd", help="(default: sgd, with momentum)")
+    amp = "amp: autocast (default: amp with --model, as ddptrain does it on a GPU, else fp32)"
+    add("--dtype", choices=tuple(DTYPE_BYTES), help=amp)
+    views = "gradients are views of DDP's buckets (default: with --model as in ddptrain, else torch's: not)"
+    add("--bucket-view", action=argparse.BooleanOptionalAction, help=views)
+    add("--memory", type=parse_size, metavar="SIZE", help="of one GPU: 80GB (default: of the GPU here)")
+    add("--ranks", type=whole(2), default=8, metavar="N", help="to share among (default: 8)")
+    add("--ranks-per-node", type=whole(2), default=8, metavar="N", help="to share among with hybrid (default: 8)")
     return parser
 
 

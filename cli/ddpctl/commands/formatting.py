@@ -1,5 +1,7 @@
 """Formats runs as text for a terminal, and as JSON. It only turns values into text."""
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -10,7 +12,7 @@ from ddpctl.launch_plan import command_line, title
 from ddpctl.run_folders import is_by_hand
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
-from ddpctl.text import format_duration, number, one_line, table
+from ddpctl.text import cut, format_duration, number, one_line, table
 from ddpwire.exits import Exit
 
 
@@ -20,6 +22,14 @@ def ago(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
+
+
+def print_table(lines: Sequence[str]) -> None:
+    """Print a table; on a terminal, without what its width does not show."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
+    for line in lines:
+        print(line if width is None else cut(line, width, plain=plain))
 
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +12,7 @@ import typer
 from ddpctl.commands.arguments import Json
 from ddpctl.commands.launch import File
 from ddpctl.errors import ConfigError
-from ddpctl.text import cut, one_line, table
+from ddpctl.text import one_line, table
 
 if TYPE_CHECKING:
     from ddpctl.targets import HostReport
@@ -33,10 +31,9 @@ def hosts(
     Shows for how long a run has a GPU, how busy the GPU is, and the launches that wait, in their order.
     """
     from ddpctl import config, launcher, targets
+    from ddpctl.commands.formatting import print_table
 
-    settings = config.load(
-        file=config.find_file(file, Path.cwd()), profile=None, target=target, overrides={}, kinds=targets.kinds()
-    )
+    settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
         raise ConfigError(
             f"hosts: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target"
@@ -46,10 +43,7 @@ def hosts(
     if as_json:
         print(json.dumps([asdict(report) for report in found], indent=1))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    for line in hosts_table(found):
-        print(line if width is None else cut(line, width, plain=plain))
+    print_table(hosts_table(found))
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:

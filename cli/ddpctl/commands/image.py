@@ -14,7 +14,7 @@ from ddpctl.errors import NoInputError, UnavailableError, UsageError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
-    from ddpctl.command import Command, Host, Output, Verb
+    from ddpctl.command import Host
     from ddpctl.config import Settings
     from ddpctl.launcher import AppContext
 
@@ -123,13 +123,11 @@ def inspect(
 ) -> None:
     """Show an image's digest, size, layers, and the versions inside."""
     from ddpctl import image_transfer, images
-    from ddpctl.command import Command
+    from ddpctl.command import Command, once
 
     context = _context()
     found = context.executor.perform(image_transfer.inspect_image(engine, _reference(image)))
-    (asked,) = context.executor.perform(
-        _once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60))
-    )
+    asked = context.executor.perform(once(Command(argv=images.versions_line(engine, found.reference), timeout_s=60)))
     versions = asked.stdout if asked.returncode == Exit.OK else ""
     if as_json:
         pairs = dict(line.split(" ", 1) for line in versions.splitlines())
@@ -169,16 +167,12 @@ def _context() -> "AppContext":
     return open_context(os.environ)
 
 
-def _once(command: "Command") -> "Verb[tuple[Output, ...]]":
-    return (yield (command,))
-
-
 def _run(argv: tuple[str, ...], env: dict[str, str], *, dry_run: bool) -> None:
     """Run a command whose output the user sees. Raises UnavailableError if it fails."""
-    from ddpctl.command import Command
+    from ddpctl.command import Command, once
 
     context = _context()
-    verb = _once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
-    (done,) = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
+    verb = once(Command(argv=argv, env=env, mode="stream", timeout_s=None))
+    done = context.executor.dry_run(verb, sys.stdout) if dry_run else context.executor.perform(verb)
     if done.returncode:
         raise UnavailableError(f"{argv[0]} {argv[1]} failed with {done.returncode}: see its output above")

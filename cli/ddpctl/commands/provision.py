@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands import launch
-from ddpctl.errors import CannotWriteError, ConfigError, NoInputError, UnavailableError, UsageError
+from ddpctl.errors import ConfigError, NoInputError, UnavailableError, UsageError, writing
 from ddpctl.text import quote
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def provision(
     if inventory is not None and not inventory.is_file():
         raise NoInputError(f"--inventory: {inventory} is {'not a file' if inventory.exists() else 'missing'}")
     if not dry_run:
-        _make(folder)
+        with writing(folder, "make the folder"):
+            folder.mkdir(parents=True, exist_ok=True)
     if inventory is None:
         settings = _settings(target, file)
         places = {"controller": controller, "monitor": monitor, "storage": storage}
@@ -105,7 +106,8 @@ def provision(
         if dry_run:
             print(f"# {inventory} would be:\n{text}")
         else:
-            _write(inventory, text)
+            with writing(inventory):
+                inventory.write_text(text)
             context.emit(f"the machines are those of {inventory}")
     options = provisioning.PlaybookRun(
         ansible=_ansible(asked=not dry_run),
@@ -145,8 +147,7 @@ def _check_login(login: str | None) -> None:
 def _settings(target: str | None, file: Path | None) -> "Settings":
     from ddpctl import config, targets
 
-    found = config.find_file(file, Path.cwd())
-    settings = config.load(file=found, profile=None, target=target, overrides={}, kinds=targets.kinds())
+    settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
         raise ConfigError(
             f"provision: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target, "
@@ -190,18 +191,3 @@ def _playbooks() -> Path:
         if (place / "site.yaml").is_file():
             return place
     raise NoInputError(f"the playbooks are not in {places[1]}: install ddpctl again, or work in a checkout")
-
-
-def _make(path: Path) -> None:
-    """Make the folder for inventories and for the files that a playbook leaves for ddpctl. Raises CannotWriteError."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotWriteError(f"cannot make the folder {path}: {error.strerror}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None

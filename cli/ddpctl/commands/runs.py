@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl import interrupts
-from ddpctl.command import Command, Output, Verb
+from ddpctl.command import Command, once
 from ddpctl.commands.arguments import Json, Node, RunName, Task, WholeRunName, complete_run
 from ddpctl.errors import DdpctlError, NoInputError, UnavailableError, UsageError
-from ddpctl.text import EscapeFilter, cut
+from ddpctl.text import EscapeFilter
 
 if TYPE_CHECKING:
     from ddpctl.launcher import AppContext
@@ -53,10 +52,7 @@ def ps(
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    for line in formatting.runs_table(rows, time.time()):
-        print(line if width is None else cut(line, width, plain=plain))
+    formatting.print_table(formatting.runs_table(rows, time.time()))
     if len(shown) < len(found):
         context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
@@ -372,12 +368,7 @@ def export(
     python = "" if record.elsewhere else record.options.get("python")
     options = [*(["--best"] if best else []), *(["--part", part] if part else [])]
     argv = (str(python or sys.executable), "-P", "-m", "ddptrain", "export", *options, "--", str(folder), str(file))
-    done = context.executor.perform(_one(Command(argv=argv, timeout_s=EXPORT_S)))
+    done = context.executor.perform(once(Command(argv=argv, timeout_s=EXPORT_S)))
     print(done.stdout, end="")
     print(done.stderr, end="", file=sys.stderr)
     raise typer.Exit(done.returncode)
-
-
-def _one(command: Command) -> Verb[Output]:
-    (output,) = yield (command,)
-    return output

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
-from ddpctl.errors import CannotWriteError
+from ddpctl.errors import writing
 from ddpctl.text import cut, format_duration, one_line
 
 if TYPE_CHECKING:
@@ -122,11 +122,9 @@ def report(
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
     text = render_page(found, values=values.values(), unsought=unsought)
-    try:
+    with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())
-    except OSError as error:
-        raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
     for line in (*found.silent, *found.torn):
         context.emit(line)
     if unsought:

@@ -60,8 +60,6 @@ def top(
 
 
 def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
-    import time
-
     snapshot = watcher.probe()
     if snapshot.ranks:
         time.sleep(ONCE_S)
@@ -76,8 +74,6 @@ def _once(watcher: "Watcher", run: "Run", *, as_json: bool) -> None:
 
 
 def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
-    import time
-
     from ddpctl.commands.top_screen import line
     from ddpctl.run_status import ENDED
 

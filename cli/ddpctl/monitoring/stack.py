@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 
-from ddpctl.command import Command, Output, Verb
-from ddpctl.errors import CannotWriteError, UnavailableError, UsageError
+from ddpctl.command import Command, Verb, once
+from ddpctl.errors import UnavailableError, UsageError, writing
 from ddpctl.launcher import AppContext
 from ddpctl.monitoring.alerts import Limits, rule_groups
 from ddpctl.monitoring.prometheus import HEAD, Scraping, is_reachable, prometheus_yml
@@ -198,12 +198,10 @@ def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) 
             raise UsageError(f"{path} is not ddpctl's: --force overwrites it, or name another folder")
     for name, text in files.items():
         path = folder / name
-        try:
+        with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, text.encode())
             path.chmod(0o644)  # the containers' user may be a different one
-        except OSError as error:
-            raise CannotWriteError(f"cannot write {path}: {error.strerror}") from None
 
 
 def _is_ours(path: Path) -> bool:
@@ -223,19 +221,20 @@ def up(
 ) -> Places:
     """Start the stack, or recreate it if it is running, and return when it answers."""
     compose = context.executor.perform(find_compose())
-    running = context.executor.perform(_ask(_line(compose, settings.folder, "ps", "-q")))
+    running = context.executor.perform(once(_line(compose, settings.folder, "ps", "-q")))
     found = _places(context.root, str(settings.prometheus_port), str(settings.grafana_port))
     if not running.stdout.strip():
         for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
             if is_reachable(url):
                 raise UsageError(f"{flag}: something else answers at {url} already: name another port")
-    for data in ("prometheus", "grafana"):
-        _make_folder(settings.folder / "data" / data)
-    _make_folder(settings.targets)
+    data = settings.folder / "data"
+    for path in (data / "prometheus", data / "grafana", settings.targets):
+        with writing(path, "make"):
+            path.mkdir(parents=True, exist_ok=True)
     files = {**compose_files(scraping, limits), **dashboard_files(), ".env": env_file(settings)}
     write_files(settings.folder, files, force=True)
     start = _line(compose, settings.folder, "up", "-d", "--force-recreate", *only)
-    done = context.executor.perform(_ask(start))
+    done = context.executor.perform(once(start))
     if done.returncode:
         raise UnavailableError(
             f"{' '.join(start.argv)} failed with {done.returncode}: {done.last_line('no message')} ({BY_HAND}; "
@@ -253,7 +252,7 @@ def down(context: AppContext, *, forget: bool) -> bool:
     if not (folder / "compose.yaml").exists():
         return False
     compose = context.executor.perform(find_compose())
-    done = context.executor.perform(_ask(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
+    done = context.executor.perform(once(_line(compose, folder, "down", *(["--volumes"] if forget else []))))
     if done.returncode:
         raise UnavailableError(
             f"{' '.join((*compose, 'down'))} failed with {done.returncode}: {done.last_line('no message')}"
@@ -278,21 +277,9 @@ def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
     return Command(argv=argv, cwd=str(folder) if folder.exists() else None, timeout_s=600)
 
 
-def _ask(command: Command) -> Verb[Output]:
-    (output,) = yield (command,)
-    return output
-
-
 def _places(root: Path, prometheus_port: str, grafana_port: str) -> Places:
     here = "http://127.0.0.1"
     return Places(folder=folder_of(root), prometheus=f"{here}:{prometheus_port}", grafana=f"{here}:{grafana_port}")
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CannotWriteError(f"cannot make {path}: {error.strerror}") from None
 
 
 def _wait(service: str, url: str, where: str) -> None:
