@@ -262,9 +262,8 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
     file.job = file.fields(job, ("job",), JobSpec, "a job")
     for name, value in profiles.items():
         place = ("profiles", name)
-        file.profiles[name] = file.fields(
-            file.table(value, place, f"profile {quote(name)}"), place, JobSpec, "a profile"
-        )
+        table = file.table(value, place, f"profile {quote(name)}")
+        file.profiles[name] = file.fields(table, place, JobSpec, "a profile")
     file.targets = {name: _read_target(file, name, value, kinds) for name, value in targets.items()}
     if "target" in sections and not is_null(target := sections["target"]):
         try:

@@ -203,13 +203,8 @@ def check(host: Host, blob: Blob) -> Verb[None]:
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
     """Load the image on a host from its blobs, and return the image that the host then has. Raises UnavailableError."""
-    manifest = [
-        {
-            "Config": config.name,
-            "RepoTags": [image.reference],
-            "Layers": [f"{digest_hex(layer)}.tar" for layer in image.layers],
-        }
-    ]
+    layers = [f"{digest_hex(layer)}.tar" for layer in image.layers]
+    manifest = [{"Config": config.name, "RepoTags": [image.reference], "Layers": layers}]
     argv = ("sh", "-c", _LOAD, "sh", engine, json.dumps(manifest), config.name, *dict.fromkeys(names))
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:

@@ -485,9 +485,8 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
     ``--deterministic`` the options that change the rounding are included.
     """
     groups = [getattr(options, name) for name in GROUPS]
-    values = {
-        key_of(item): getattr(one, item.name) for one in groups for item in fields(one) if item.metadata["shapes"]
-    }
+    shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])
+    values = {key_of(item): getattr(one, item.name) for one, item in shaping}
     machine = options.machine
     if machine.deterministic:
         precision = "fp32" if machine.precision == "auto" else machine.precision

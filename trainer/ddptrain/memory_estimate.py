@@ -77,6 +77,14 @@ class TrainingSize:
         shared = f" / {self.shards_all} ranks" if self.shards_all > 1 else ""
         states_shared = shared or (f" / {self.shards_optimizer} ranks" if self.shards_optimizer > 1 else "")
         weights = number * width / self.shards_all
+        if self.bucket_view:
+            bucket_bytes, buckets = 0.0, "none: gradients are views of them"
+        elif self.shards_all > 1:
+            bucket_bytes, buckets = 0.0, "none with FSDP"
+        else:
+            bucket_bytes, buckets = weights, f"{count} {width} bytes: a second copy of the gradients"
+        kept = f"what the backward pass needs of a batch of {self.batch_size}"
+        kept = kept if self.activations is not None else "not known without --model and --batch-size"
         rows = [
             Row(what="parameters", size=weights, how=f"{count} {width} bytes{shared}"),
             Row(what="gradients", size=weights, how=f"{count} {width} bytes{shared}"),
@@ -85,22 +93,8 @@ class TrainingSize:
                 size=number * state / self.shards_all / self.shards_optimizer,
                 how=f"{count} {state:g} bytes: {moments} for each parameter ({self.optimizer}){states_shared}",
             ),
-            Row(
-                what="DDP's buckets",
-                size=0.0 if self.bucket_view or self.shards_all > 1 else weights,
-                how="none: gradients are views of them"
-                if self.bucket_view
-                else "none with FSDP"
-                if self.shards_all > 1
-                else f"{count} {width} bytes: a second copy of the gradients",
-            ),
-            Row(
-                what="activations",
-                size=self.activations,
-                how=f"what the backward pass needs of a batch of {self.batch_size}"
-                if self.activations is not None
-                else "not known without --model and --batch-size",
-            ),
+            Row(what="DDP's buckets", size=bucket_bytes, how=buckets),
+            Row(what="activations", size=self.activations, how=kept),
         ]
         if self.shards_all > 1:
             size = None if self.largest_layer is None else self.largest_layer * WHOLE_LAYERS * min(width, compute)

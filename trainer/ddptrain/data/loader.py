@@ -204,11 +204,8 @@ def make_batch_builder(
     augmentations, shift_px = choose_augmentations(options, data, world.device)
     images_NHWC, crop_px = data.train.images_NHWC, data.shape.size_px
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]
-    available = (
-        MAX_FREE_MEMORY_USED
-        * free_bytes(world.device)
-        / (world.rank_info.local_world_size if world.device.type == "cpu" else 1)
-    )
+    sharing = world.rank_info.local_world_size if world.device.type == "cpu" else 1
+    available = MAX_FREE_MEMORY_USED * free_bytes(world.device) / sharing
     fits = needed[0] + data.test.num_bytes <= available
     build = partial(
         BatchBuilder,

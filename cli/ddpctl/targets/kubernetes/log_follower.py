@@ -133,15 +133,13 @@ def main() -> int:
     task = Task(**{**(record := json.loads(sys.argv[1])), "only_nodes": tuple(record["only_nodes"])})
     workload = WORKLOADS[task.workload]
     kubectl = Kubectl(context=task.context, namespace=task.namespace)
-    run = _run_of(task)
+    run, selector = _run_of(task), selector_of(task.run, task.uid)
     follower = Follower(task=task, kubectl=kubectl)
     replaced: set[str] = set()  # uids of pods
     said_last, answered, parent = "", time.monotonic(), os.getppid()
     while os.getppid() == parent:  # in case the system does not end this program together with its ddpctl
         found = _ask(kubectl.get(f"{workload.resource}/{task.run}"))
-        pods_found = (
-            found if found.returncode else _ask(kubectl.get("pods", "--selector", selector_of(task.run, task.uid)))
-        )
+        pods_found = found if found.returncode else _ask(kubectl.get("pods", "--selector", selector))
         if pods_found.returncode:
             error = str(error_of(pods_found))
             if time.monotonic() - answered > task.unreachable_s:

@@ -75,10 +75,8 @@ def report(pod: Object, container: str, events: Sequence[Object] = (), now: floa
     restarts = found.get("restartCount", 0)
 
     def result(phase: Phase, words: str, **rest: Any) -> PodReport:
-        ended = state.get("terminated") or last or {}
-        return PodReport(
-            name=name, phase=phase, words=one_line(words), code=ended.get("exitCode"), restarts=restarts, **rest
-        )
+        code = (state.get("terminated") or last or {}).get("exitCode")
+        return PodReport(name=name, phase=phase, words=one_line(words), code=code, restarts=restarts, **rest)
 
     if status.get("reason") == "Evicted":
         return result("failed", _evicted(status.get("message", "")), ill=True)
@@ -286,9 +284,8 @@ def fold(
     nodes = tuple(_node(node, by_pod.get(node)) for node in range(run.job.max_nodes))
 
     def result(state: State, message: str, code: int | None = None, *, remains: bool = False) -> RunStatus:
-        status = RunStatus(
-            run=run.name, state=state, message=one_line(message), code=code, nodes=nodes, remains=remains
-        )
+        about = one_line(message)
+        status = RunStatus(run=run.name, state=state, message=about, code=code, nodes=nodes, remains=remains)
         if status.ended:  # a pod that is still being deleted does not count
             kept = holds(run.job, run.checkpoint_dir) is not None
             ended = tuple(replace(node, alive=False) for node in nodes)

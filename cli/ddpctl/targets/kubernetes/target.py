@@ -116,14 +116,12 @@ class KubernetesTarget(Target):
         jobs = {_run_name(job): job for job in items(answers[0])}
         jobs = {run.name: jobs[run.name] for run in runs if run.name in jobs and is_ours(jobs[run.name], run.uid)}
         every = items(answers[1])
-        pods = {
-            run.name: [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)] for run in runs
-        }
-        asked = [
-            name
-            for run in runs
-            for name in unexplained(workload, jobs.get(run.name), pods[run.name], run.job.max_nodes)
-        ]
+        pods: dict[str, list[dict[str, Any]]] = {}
+        asked: list[str] = []
+        for run in runs:
+            own = [pod for pod in every if _run_name(pod) == run.name and is_ours(pod, run.uid)]
+            asked += unexplained(workload, jobs.get(run.name), own, run.job.max_nodes)
+            pods[run.name] = own
         events: list[dict[str, Any]] = []
         if asked:
             outputs = yield tuple(kubectl.events_of(name) for name in asked)
@@ -290,9 +288,8 @@ def _made(
     answers = yield tuple(kubectl.run("get", kind, name, "--ignore-not-found", "-o", label) for kind in kinds)
     seen = dict(zip(kinds, answers, strict=True))
     check(*(seen[kind] for kind in needed if not keeps_secrets(seen[kind])))
-    return tuple(
-        kind for kind, answer in seen.items() if answer.returncode == 0 and uid and answer.stdout.strip() == uid
-    )
+    whose = {kind: answer.stdout.strip() for kind, answer in seen.items() if answer.returncode == 0}
+    return tuple(kind for kind, found in whose.items() if uid and found == uid)
 
 
 def _place(handle: Mapping[str, Any]) -> dict[str, Any]:
@@ -515,9 +512,8 @@ def _make(
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": draft.name, "uid": made.stdout.strip()}
     patch = json.dumps({"metadata": {"ownerReferences": [owner]}})
     if needed:
-        yield tuple(
-            kubectl.run("patch", one["kind"].lower(), draft.name, "--type=merge", "--patch", patch) for one in needed
-        )
+        change = (draft.name, "--type=merge", "--patch", patch)
+        yield tuple(kubectl.run("patch", one["kind"].lower(), *change) for one in needed)
 
 
 def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[str, str], tuple[str, ...]]]:
