@@ -45,6 +45,11 @@ def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MI
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
 
+def shaping(text: str, **rest: Any) -> Any:
+    """Return the field of an option that shapes the weights, see `option`."""
+    return option(text, shapes=True, **rest)
+
+
 def flag_of(item: Field[Any]) -> str:
     """Return the flag of a field."""
     return item.metadata["flag"] or "--" + item.name.replace("_", "-")
@@ -108,27 +113,27 @@ def milestones(text: str) -> tuple[int, ...]:
 class DataOptions:
     """The data set, where it is, and how its images reach the model."""
 
-    name: str = option("data set: %(choices)s", flag="--data", shapes=True, default="digits", choices=DATA)
+    name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
     folder: Path = option(
         "where mnist, cifar10 and cifar100 are read, and downloaded to if they are not there; for folder: holds "
         "CLASS/*.png or *.jpg, or these under train and val; for text: a file, or a folder of *.txt",
         flag="--data-dir",
         default=Path("data"),
     )
-    image_size: int = option(
-        "for folder: images are cut to squares of so many pixels", shapes=True, type=whole(1), default=224, metavar="PX"
+    image_size: int = shaping(
+        "for folder: images are cut to squares of so many pixels", type=whole(1), default=224, metavar="PX"
     )
     cache: Path | None = option(
         "for folder: where decoded images are kept, 3 bytes per pixel (default: .ddptrain in --data-dir)",
         flag="--cache-dir",
         default=None,
     )
-    synthetic_samples: int = option("training images of the synthetic data", shapes=True, type=whole(1), default=4096)
-    synthetic_shape: tuple[int, int, int] = option(
-        "their channels, height and width", shapes=True, type=image_shape, default=(1, 28, 28), metavar="CxHxW"
+    synthetic_samples: int = shaping("training images of the synthetic data", type=whole(1), default=4096)
+    synthetic_shape: tuple[int, int, int] = shaping(
+        "their channels, height and width", type=image_shape, default=(1, 28, 28), metavar="CxHxW"
     )
-    synthetic_classes: int = option("their classes", shapes=True, type=whole(2), default=10)
-    context: int = option("for text: bytes that the model sees at once", shapes=True, type=whole(1), default=256)
+    synthetic_classes: int = shaping("their classes", type=whole(2), default=10)
+    context: int = shaping("for text: bytes that the model sees at once", type=whole(1), default=256)
     input: str = option(
         "device: all images on the device as bytes; loader: read by worker processes; auto: on the device where they "
         "fit. The order and the augmentation are the same",
@@ -142,30 +147,23 @@ class DataOptions:
 class AugmentationOptions:
     """The augmentation. It depends only on the seed, the epoch and the sample, not on the number of ranks."""
 
-    augment: bool = option("the changes of this group, or none", shapes=True, default=True)
-    shift: int | None = option(
+    augment: bool = shaping("the changes of this group, or none", default=True)
+    shift: int | None = shaping(
         "crops of images padded by so many black pixels (default: the data set's: digits 1, cifar10 and cifar100 4)",
-        shapes=True,
         type=whole(0),
         default=None,
         metavar="PX",
     )
-    flip: bool | None = option(
-        "mirror half of them (default: the data set's: cifar10, cifar100, folder)", shapes=True, default=None
+    flip: bool | None = shaping(
+        "mirror half of them (default: the data set's: cifar10, cifar100, folder)", default=None
     )
-    cutout: int = option(
-        "a grey square of this side in each; 0: none", shapes=True, type=whole(0), default=0, metavar="PX"
+    cutout: int = shaping("a grey square of this side in each; 0: none", type=whole(0), default=0, metavar="PX")
+    erase: float = shaping(
+        "share of images with a grey rectangle of 2 to 33 %% of their area", type=real(0, 1.001), default=0.0
     )
-    erase: float = option(
-        "share of images with a grey rectangle of 2 to 33 %% of their area",
-        shapes=True,
-        type=real(0, 1.001),
-        default=0.0,
-    )
-    mixup: float = option("blend each with another one, by Beta(X, X); 0: not", shapes=True, type=real(0), default=0.0)
-    cutmix: float = option(
+    mixup: float = shaping("blend each with another one, by Beta(X, X); 0: not", type=real(0), default=0.0)
+    cutmix: float = shaping(
         "paste a rectangle of another one into each, by Beta(X, X); 0: not; with --mixup: one or the other",
-        shapes=True,
         type=real(0),
         default=0.0,
     )
@@ -175,10 +173,9 @@ class AugmentationOptions:
 class ModelOptions:
     """The model and its initial weights."""
 
-    name: str = option(
+    name: str = shaping(
         f"{', '.join(MODELS)}, {TEXT_MODEL} for text, or a classifier of torchvision: resnet50, torchvision:resnet18",
         flag="--model",
-        shapes=True,
         metavar="NAME",
     )
     pretrained: str | None = option(
@@ -188,21 +185,19 @@ class ModelOptions:
         default=None,
         metavar="FILE",
     )
-    stem: str = option(
+    stem: str = shaping(
         "first layer of a ResNet: imagenet's shrinks images to a quarter, small not at all; auto: small up to 64 px",
-        shapes=True,
         choices=("auto", "small", "imagenet"),
         default="auto",
     )
-    norm: str = option(
+    norm: str = shaping(
         "of convnet and resnet18; group: an image is seen alone, whatever the batch",
-        shapes=True,
         choices=("batch", "group"),
         default="batch",
     )
-    layers: int = option("of gpt", shapes=True, type=whole(1), default=4)
-    width: int = option("of gpt: numbers a position", shapes=True, type=whole(1), default=128)
-    heads: int = option("of gpt's attention; they divide --width", shapes=True, type=whole(1), default=4)
+    layers: int = shaping("of gpt", type=whole(1), default=4)
+    width: int = shaping("of gpt: numbers a position", type=whole(1), default=128)
+    heads: int = shaping("of gpt's attention; they divide --width", type=whole(1), default=4)
     recompute: bool = option("keep fewer activations and compute them again in the backward pass", default=False)
 
 
@@ -211,69 +206,55 @@ class TrainingOptions:
     """The length of the training, its batches, its loss and its evaluation."""
 
     epochs: int = option("times through the training images; 0: only evaluate the checkpoint", type=whole(0))
-    batch_size: int = option("images per optimizer step, over ALL ranks together", shapes=True, type=whole(1))
+    batch_size: int = shaping("images per optimizer step, over ALL ranks together", type=whole(1))
     batch_size_per_rank: int = option(
         "images per step on each rank, in place of --batch-size; 0: --batch-size holds", type=whole(0), default=0
     )
-    accumulate: int = option(
+    accumulate: int = shaping(
         "parts that a rank takes its images of a step in, one after the other: less memory, the same gradient",
-        shapes=True,
         type=whole(1),
         default=1,
     )
-    label_smoothing: float = option("0 to under 1; 0: none", shapes=True, type=real(0, 1), default=0.0)
-    ema: float = option(
+    label_smoothing: float = shaping("0 to under 1; 0: none", type=real(0, 1), default=0.0)
+    ema: float = shaping(
         "evaluate a moving average of the weights that keeps this share a step, such as 0.999; 0: the weights",
-        shapes=True,
         type=real(0, 1),
         default=0.0,
     )
     test_flip: bool = option("evaluate each image and its mirror image together", default=False)
     tensorboard: Path | None = option("write scalars of each epoch there", default=None)
-    seed: int = option("of the weights, the order and the augmentation", shapes=True, type=whole(0), default=0)
+    seed: int = shaping("of the weights, the order and the augmentation", type=whole(0), default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerOptions:
     """The optimizer and its learning rate."""
 
-    name: str = option(
-        "SGD with Nesterov momentum, or AdamW", flag="--optimizer", shapes=True, choices=("sgd", "adamw"), default="sgd"
+    name: str = shaping(
+        "SGD with Nesterov momentum, or AdamW", flag="--optimizer", choices=("sgd", "adamw"), default="sgd"
     )
-    lr: float = option("peak learning rate", shapes=True, type=real(0.0))
-    scale_lr: bool = option(
-        "multiply --lr by the number of ranks, after a warm-up from --lr", shapes=True, default=False
-    )
-    schedule: str = option(
+    lr: float = shaping("peak learning rate", type=real(0.0))
+    scale_lr: bool = shaping("multiply --lr by the number of ranks, after a warm-up from --lr", default=False)
+    schedule: str = shaping(
         "of the learning rate: one-cycle goes up for 30 %% of the steps and down to 0, cosine down to 0, steps down by "
         "--gamma at the --milestones",
-        shapes=True,
         choices=SCHEDULES,
         default="one-cycle",
     )
-    warmup: float | None = option(
+    warmup: float | None = shaping(
         "epochs in which cosine, steps and constant go up to the peak (default: 0; with --scale-lr 5, or a quarter of "
         "the epochs where that is less)",
-        shapes=True,
         type=real(0.0),
         default=None,
     )
-    milestones: tuple[int, ...] = option(
-        "epochs after which the rate is multiplied by --gamma",
-        shapes=True,
-        type=milestones,
-        default=(30, 60, 80),
-        metavar="N,N,...",
+    milestones: tuple[int, ...] = shaping(
+        "epochs after which the rate is multiplied by --gamma", type=milestones, default=(30, 60, 80), metavar="N,N,..."
     )
-    gamma: float = option("see --milestones", shapes=True, type=real(0.0), default=0.1)
-    momentum: float = option(
-        "0 to under 1; 0: plain SGD; AdamW's first beta", shapes=True, type=real(0, 1), default=0.9
-    )
-    weight_decay: float = option(
-        "of the weights, not of norms and biases; 0: none", shapes=True, type=real(0.0), default=0.0
-    )
-    clip: float = option(
-        "longest gradient, as a norm; a longer one is shortened; 0: none", shapes=True, type=real(0.0), default=0.0
+    gamma: float = shaping("see --milestones", type=real(0.0), default=0.1)
+    momentum: float = shaping("0 to under 1; 0: plain SGD; AdamW's first beta", type=real(0, 1), default=0.9)
+    weight_decay: float = shaping("of the weights, not of norms and biases; 0: none", type=real(0.0), default=0.0)
+    clip: float = shaping(
+        "longest gradient, as a norm; a longer one is shortened; 0: none", type=real(0.0), default=0.0
     )
 
 
@@ -366,8 +347,8 @@ class RankOptions:
         choices=("auto", "nccl", "gloo", "mpi"),
         default="auto",
     )
-    sync_bn: bool = option("batch norms over all ranks' images (GPUs only)", shapes=True, default=False)
-    compress: str = option("what gradients travel as", choices=("none", "bf16", "fp16"), default="none", shapes=True)
+    sync_bn: bool = shaping("batch norms over all ranks' images (GPUs only)", default=False)
+    compress: str = shaping("what gradients travel as", choices=("none", "bf16", "fp16"), default="none")
     bucket_mb: float = option("gradients that travel together", type=real(0.01), default=25.0, metavar="MB")
     bucket_view: bool = option("gradients are views of the buckets: a copy less", default=True)
     static_graph: bool = option("promise DDP that every step uses the same parameters in the same order", default=False)

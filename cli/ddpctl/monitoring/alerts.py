@@ -6,6 +6,7 @@ docs/alerts.md has a paragraph for each alert.
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import yaml
@@ -191,6 +192,9 @@ class Alert:
         return f"{RUNBOOKS}#{self.name.lower()}"
 
 
+critical, warning = partial(Alert, severity="critical"), partial(Alert, severity="warning")
+
+
 def alerts(limits: Limits) -> tuple[Alert, ...]:
     """Return all alerts, with these limits."""
     return (*_progress(limits), *_speed(limits), *_safety(limits), *_order(limits))
@@ -203,7 +207,7 @@ def _progress(limits: Limits) -> tuple[Alert, ...]:
         # An unchanged script never reports a step, so this alert ignores its runs, unless no rank was started at all.
         # ddptrain reports productive seconds before its first step, and a script that has reported steps keeps their
         # number over restarts; so both count as runs that will report a step.
-        Alert(
+        warning(
             name="DdpNoFirstStep",
             expr=f"""\
 {since_start} > {limits.first_step:g}
@@ -214,34 +218,31 @@ and on ({RUN}) (
   or {by_run("max", f'max_over_time(ddp_job_state{{state="training"}}[{lately}])')} == 0
 )""",
             hold_s=60,
-            severity="warning",
             summary="{{ $labels.job_id }}, started {{ $value | humanizeDuration }} ago, waits for its first step, or "
             "for the first after a restart",
             description="Its nodes wait for each other, its ranks load or download, or the first collective hangs.",
         ),
-        Alert(
+        critical(
             name="DdpStalledStep",
             expr=f"""\
 time() - {by_run("max", "(ddp_last_step_timestamp_seconds > 0)")} > {limits.stalled_step:g}
 unless on ({RUN}) (time() - {by_run("max", "ddp_heartbeat_timestamp_seconds")} < {limits.stalled_step:g})
 and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
-            severity="critical",
             summary="{{ $labels.job_id }} has taken no step for {{ $value | humanizeDuration }}",
             description="No rank has ended a step or sent another heartbeat: one hangs and the others wait for it.",
         ),
-        Alert(
+        warning(
             name="DdpHeartbeatMissing",
             expr=f"""\
 time() - {with_run("ddp_heartbeat_timestamp_seconds")} > {limits.heartbeat:g}
 and on ({RUN}) {TRAINING.name} == 1""",
             hold_s=60,
-            severity="warning",
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} of {{ $labels.job_id }} has sent no "
             "heartbeat for {{ $value | humanizeDuration }}",
             description="Of several silent ranks the one that is silent for longest hangs, and the others wait for it.",
         ),
-        Alert(
+        critical(
             name="DdpRanksMissing",
             expr=f"""\
 {by_run("max", "ddp_world_size_expected")}
@@ -249,15 +250,13 @@ and on ({RUN}) {TRAINING.name} == 1""",
 - {by_run("sum", "ddp_ranks_done")} > 0
 and on ({RUN}) {by_run("max", "ddp_world_size")} > 0""",
             hold_s=180,
-            severity="critical",
             summary="{{ $labels.job_id }} lacks {{ $value }} of its ranks",
             description="A rank or a node was lost and has not come back.",
         ),
-        Alert(
+        warning(
             name="DdpScrapeDown",
             expr='up{job="ddp"} == 0',
             hold_s=120,
-            severity="warning",
             summary="node {{ $labels.node }} of {{ $labels.job_id }} does not answer at {{ $labels.instance }}",
             description="The node is gone, its network is, or the run ended and its target was left behind.",
         ),
@@ -266,32 +265,29 @@ and on ({RUN}) {by_run("max", "ddp_world_size")} > 0""",
 
 def _speed(limits: Limits) -> tuple[Alert, ...]:
     return (
-        Alert(
+        warning(
             name="DdpStraggler",
             expr=f"""\
 bottomk by ({RUN}) (1, {with_run("(ddp_rank_relative_speed_ratio > 0)")})
 and on ({RUN}) {by_run("max", "ddp_straggler_skew_ratio")} > {limits.skew:g}""",
             hold_s=300,
-            severity="warning",
             summary="rank {{ $labels.rank }} on node {{ $labels.node }} slows {{ $labels.job_id }} down: "
             "{{ $value | humanizePercentage }} of the fastest rank's speed",
             description="Every step takes as long as the slowest rank; its time is counted without waiting for others.",
         ),
-        Alert(
+        warning(
             name="DdpDataBound",
             expr=f'run:ddp_step_phase:share5m{{phase="data"}} > {limits.data_share:g}',
             hold_s=600,
-            severity="warning",
             summary="{{ $labels.job_id }} spends {{ $value | humanizePercentage }} of its steps waiting for data",
             description="The input is slower than the training.",
         ),
-        Alert(
+        warning(
             name="DdpLowGoodput",
             expr=f"""\
 run:ddp_productive:ratio1h < {limits.ettr:g}
 and on ({RUN}) time() - {by_run("min", "ddp_job_start_timestamp_seconds")} > 3600""",
             hold_s=900,
-            severity="warning",
             summary="{{ $labels.job_id }} trained in {{ $value | humanizePercentage }} of the last hour",
             description="The rest went to starts, restores, checkpoints and evaluation: the dashboard says to which.",
         ),
@@ -300,35 +296,31 @@ and on ({RUN}) time() - {by_run("min", "ddp_job_start_timestamp_seconds")} > 360
 
 def _safety(limits: Limits) -> tuple[Alert, ...]:
     return (
-        Alert(
+        critical(
             name="DdpCheckpointStale",
             expr=f"run:ddp_checkpoint_age_seconds:min > {limits.checkpoint_age:g}\nand on ({RUN}) {TRAINING.name} == 1",
             hold_s=60,
-            severity="critical",
             summary="the newest checkpoint of {{ $labels.job_id }} is {{ $value | humanizeDuration }} old",
             description="All that was trained since then is lost if the run ends now.",
         ),
-        Alert(
+        critical(
             name="DdpCheckpointFailing",
             expr=f"{by_run('sum', 'increase(ddp_checkpoint_failures_total[15m])', keep='op, reason')} > 0",
             hold_s=0,
-            severity="critical",
             summary="{{ $labels.job_id }} could not {{ $labels.op }} a checkpoint: {{ $labels.reason }}",
             description="Until one is written, work that is done can be lost.",
         ),
-        Alert(
+        critical(
             name="DdpNonfinite",
             expr=f"{by_run('sum', 'increase(ddp_nonfinite_total[15m])', keep='where')} > 0",
             hold_s=0,
-            severity="critical",
             summary="the {{ $labels.where }} of {{ $labels.job_id }} is not finite any more",
             description="Training on would spoil the model; ddptrain ends the run, a script of your own may not.",
         ),
-        Alert(
+        critical(
             name="DdpRestartStorm",
             expr=f"{by_run('max', 'sum without (reason) (increase(ddp_restarts_total[1h]))')} >= {limits.restarts:g}",
             hold_s=0,
-            severity="critical",
             summary="{{ $labels.job_id }} has started again {{ $value | humanize }} times within an hour",
             description="Something fails again and again; each start costs its time and the steps since a checkpoint.",
         ),
@@ -337,19 +329,17 @@ def _safety(limits: Limits) -> tuple[Alert, ...]:
 
 def _order(limits: Limits) -> tuple[Alert, ...]:
     return (
-        Alert(
+        warning(
             name="DdpMixedVersions",
             expr=f"count by ({RUN}) ({by_run('count', 'ddp_build_info', keep='version, torch_version')}) > 1",
             hold_s=60,
-            severity="warning",
             summary="the nodes of {{ $labels.job_id }} run {{ $value }} different versions",
             description="Nodes with different torch or ddpctl may hang in a collective or train something else.",
         ),
-        Alert(
+        warning(
             name="DdpClockSkew",
             expr=f"abs({with_run('ddp_clock_offset_seconds')}) > {limits.clock_offset:g}",
             hold_s=60,
-            severity="warning",
             summary="node {{ $labels.node }} of {{ $labels.job_id }} has a clock that is "
             "{{ $value | humanizeDuration }} off",
             description="Logs, events and the ages of checkpoints cannot be compared between the nodes.",
