@@ -293,20 +293,14 @@ class Callbacks:
     def on_train_begin(self) -> None:
         """Record the end of the start-up. Raises TrainError."""
         self.goodput.mark_ready()
-        lost = self.goodput.lost_s
-        self.events.emit(
-            "training_began",
-            seconds=self.goodput.total_s,
-            startup_s=round(lost["startup"], 3),
-            restore_s=round(lost["restore"], 3),
-        )
+        startup_s, restore_s = (round(self.goodput.lost_s[cause], 3) for cause in ("startup", "restore"))
+        self.events.emit("training_began", seconds=self.goodput.total_s, startup_s=startup_s, restore_s=restore_s)
         self._export_times()
         try:
             self.tracer.begin()
         except OSError as error:
-            raise TrainError(
-                Exit.CANNOT_WRITE, f"--profile-dir {self.tracer.folder} cannot be made: {error.strerror}"
-            ) from None
+            message = f"--profile-dir {self.tracer.folder} cannot be made: {error.strerror}"
+            raise TrainError(Exit.CANNOT_WRITE, message) from None
 
     def on_step_begin(self) -> None:
         """Start the timing of a step."""

@@ -233,9 +233,8 @@ class CheckpointFinder:
         try:
             return _read_again(self.directory.checkpoints)
         except OSError as error:
-            raise TrainError(
-                Exit.NO_INPUT, f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
-            ) from None
+            message = f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
+            raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
         """Return the first complete checkpoint, and set aside the corrupt ones before it.
@@ -270,9 +269,8 @@ class CheckpointFinder:
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """Return the checkpoint in a file; without a manifest its bytes are not verified. Raises TrainError."""
         if not path.name:
-            raise TrainError(
-                Exit.NO_INPUT, f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
-            )
+            message = f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
+            raise TrainError(Exit.NO_INPUT, message)
         try:
             found = parse_checkpoint(read_regular(path)) if not manifest_path(path).exists() else self._load(path)
         except OtherFormat as error:
@@ -281,9 +279,8 @@ class CheckpointFinder:
             missing = error.reason == "missing"
             raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error.message}") from None
         except OSError as error:
-            raise TrainError(
-                Exit.NO_INPUT, f"--resume {path}: {error.strerror}; expected auto, never or a file"
-            ) from None
+            message = f"--resume {path}: {error.strerror}; expected auto, never or a file"
+            raise TrainError(Exit.NO_INPUT, message) from None
         newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(

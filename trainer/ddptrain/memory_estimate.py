@@ -310,9 +310,8 @@ def _gpu_memory() -> float:
     import torch
 
     if not torch.cuda.is_available():
-        raise TrainError(
-            Exit.USAGE, "there is no GPU here to read the memory of", hint="give --memory, such as --memory 80GB"
-        )
+        hint = "give --memory, such as --memory 80GB"
+        raise TrainError(Exit.USAGE, "there is no GPU here to read the memory of", hint=hint)
     return float(torch.cuda.get_device_properties(0).total_memory)
 
 

@@ -264,9 +264,8 @@ def fetch_pretrained(options: ModelOptions) -> None:
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
-            raise TrainError(
-                Exit.NO_INPUT, f"--pretrained {path} does not exist; leave the name out to download weights"
-            )
+            message = f"--pretrained {path} does not exist; leave the name out to download weights"
+            raise TrainError(Exit.NO_INPUT, message)
         return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -331,6 +330,5 @@ def _download(url: str, path: Path) -> None:
         with connect_timeout():
             torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
     except Exception as error:
-        raise TrainError(
-            Exit.NO_INPUT, f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
-        ) from error
+        message = f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
+        raise TrainError(Exit.NO_INPUT, message) from error

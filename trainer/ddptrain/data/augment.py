@@ -5,7 +5,7 @@ Random values depend only on (seed, epoch, sample). Shapes: N samples, B batch, 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -315,6 +315,4 @@ class BatchBuilder:
             images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)
         if self.augmentations.erase:
             images = images.masked_fill(erase_mask(bits_B, self.augmentations.erase, size_px), 0)
-        if images is batch.inputs:
-            return batch
-        return Batch(inputs=images, labels_B=batch.labels_B, others_B=batch.others_B, own_B=batch.own_B)
+        return replace(batch, inputs=images)

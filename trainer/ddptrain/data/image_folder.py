@@ -73,9 +73,8 @@ def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     """Return the classes of a folder, and the pictures of all classes. Raises TrainError."""
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
-    paths = tuple(
-        path for name in classes for path in sorted((folder / name).iterdir()) if path.suffix.lower() in ENDINGS
-    )
+    files = (path for name in classes for path in sorted((folder / name).iterdir()))
+    paths = tuple(path for path in files if path.suffix.lower() in ENDINGS)
     if len(classes) < 2 or len(paths) < 2:
         raise TrainError(
             Exit.NO_INPUT,
@@ -103,12 +102,8 @@ def prepare_image_folder(options: DataOptions) -> None:
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
-        print(
-            f"ddptrain: warning: left out of {options.folder}, not {', '.join(ENDINGS)}: "
-            f"{', '.join(strange[:NUM_NAMED])}{more}",
-            file=sys.stderr,
-            flush=True,
-        )
+        what = f"left out of {options.folder}, not {', '.join(ENDINGS)}: {', '.join(strange[:NUM_NAMED])}{more}"
+        print(f"ddptrain: warning: {what}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
         write_cache(paths, cache_folder(options), side_px(options))
 
@@ -174,10 +169,8 @@ def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
         finally:
             partly.unlink(missing_ok=True)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise TrainError(
-            Exit.CANNOT_WRITE, f"decoded pictures cannot be written to {folder}: {reason}; give a --cache-dir"
-        ) from error
+        message = f"decoded pictures cannot be written to {folder}: {error.strerror or error}; give a --cache-dir"
+        raise TrainError(Exit.CANNOT_WRITE, message) from error
 
 
 def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
@@ -186,9 +179,8 @@ def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning
     except FileNotFoundError:
-        raise TrainError(
-            Exit.NO_INPUT, f"{file} is not there: is --cache-dir, or --data-dir, the same folder on all nodes?"
-        ) from None
+        message = f"{file} is not there: is --cache-dir, or --data-dir, the same folder on all nodes?"
+        raise TrainError(Exit.NO_INPUT, message) from None
     except (OSError, ValueError) as error:
         raise TrainError(Exit.DATA, f"{file} is corrupt ({error})", hint="delete it") from None
     return torch.from_numpy(pages), file

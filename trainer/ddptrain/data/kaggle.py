@@ -35,9 +35,8 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
     data, or if ``--data folder`` finds no pictures.
     """
     session = kaggle.session(environ)
-    if session is None or options.folder != DataOptions().folder or options.folder.exists():
-        return options
-    if options.name not in _LAYOUT_CHECKS:
+    is_known = options.name in _LAYOUT_CHECKS
+    if session is None or not is_known or options.folder != DataOptions().folder or options.folder.exists():
         return options
     found = _find(options.name, session.input)
     if not found:
@@ -101,9 +100,8 @@ def _mnist_file(path: Path, name: str) -> Path | None:
 
 
 def _holds_mnist(path: Path, names: frozenset[str]) -> bool:
-    return any(name.startswith("train-images") for name in names) and all(
-        _mnist_file(path, name) for name in MNIST_FILES
-    )
+    has_images = any(name.startswith("train-images") for name in names)
+    return has_images and all(_mnist_file(path, name) for name in MNIST_FILES)
 
 
 def _holds_pictures(path: Path, names: frozenset[str]) -> bool:
