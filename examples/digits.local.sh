@@ -13,59 +13,59 @@ mkdir -p "$DDP_RUN_DIR"
 echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
-gpus=()
+_ddp_gpus=()
 if [[ -v CUDA_VISIBLE_DEVICES ]]; then # as CUDA reads it: until the first invalid entry, and none if one is there twice
-  kind='[[:space:]]*\+?0*([0-9]+)'
-  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
-  IFS=, read -ra entries <<<"$CUDA_VISIBLE_DEVICES"
-  for entry in "${entries[@]}"; do
-    [[ $entry =~ ^$kind ]] || break
-    gpu=${BASH_REMATCH[1]}
-    if [[ " ${gpus[*]} " == *" $gpu "* ]]; then
-      gpus=()
+  _ddp_kind='[[:space:]]*\+?0*([0-9]+)'
+  case $CUDA_VISIBLE_DEVICES in GPU-* | MIG-*) _ddp_kind="(${CUDA_VISIBLE_DEVICES::4}.*)" ;; esac
+  IFS=, read -ra _ddp_entries <<<"$CUDA_VISIBLE_DEVICES"
+  for _ddp_entry in "${_ddp_entries[@]}"; do
+    [[ $_ddp_entry =~ ^$_ddp_kind ]] || break
+    _ddp_gpu=${BASH_REMATCH[1]}
+    if [[ " ${_ddp_gpus[*]} " == *" $_ddp_gpu "* ]]; then
+      _ddp_gpus=()
       break
     fi
-    gpus+=("$gpu")
+    _ddp_gpus+=("$_ddp_gpu")
   done
 else
-  code=0
-  listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || code=$?
-  case $code in
-    0) mapfile -t gpus < <(grep -E '^(GPU|MIG)-' <<<"$listed") ;; # it may also print warnings
+  _ddp_code=0
+  _ddp_listed=$(nvidia-smi --query-gpu=uuid --format=csv,noheader 2>&1) || _ddp_code=$?
+  case $_ddp_code in
+    0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # it may also print warnings
     6 | 127) ;; # no device, no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${listed##*$'\n'}: mend the driver, or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+      echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: mend the driver,"         "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
       exit 69
       ;;
   esac
 fi
-if [[ 4 -gt 1 && ${gpus[*]} == MIG-* ]]; then
+if [[ 4 -gt 1 && ${_ddp_gpus[*]} == MIG-* ]]; then
   echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
   exit 78
 fi
-if ((${#gpus[@]} > 0 && ${#gpus[@]} < 4)); then
-  echo "2 nodes x 2 GPUs: 4 needed, this machine has ${#gpus[@]}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+if ((${#_ddp_gpus[@]} > 0 && ${#_ddp_gpus[@]} < 4)); then
+  echo "2 nodes x 2 GPUs: 4 needed, this machine has ${#_ddp_gpus[@]}:"     "export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
   exit 78
 fi
 
-pids=()
-trap 'kill -TERM "${pids[@]}" 2>/dev/null || true' TERM
+_ddp_pids=()
+trap 'kill -TERM "${_ddp_pids[@]}" 2>/dev/null || true' TERM
 trap : INT # the terminal's Ctrl-C reaches the nodes by itself
-for ((node = 0; node < 2; node++)); do
-  share=("${gpus[@]:node * 2:2}")
-  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${share[*]}") PET_NODE_RANK=$node \
+for ((_ddp_node = 0; _ddp_node < 2; _ddp_node++)); do
+  _ddp_share=("${_ddp_gpus[@]:_ddp_node * 2:2}")
+  CUDA_VISIBLE_DEVICES=$(IFS=, && echo "${_ddp_share[*]}") PET_NODE_RANK=$_ddp_node \
     python3 -P -m ddprun --grace 30 -m ddptrain --epochs 10 &
-  pids+=("$!")
+  _ddp_pids+=("$!")
 done
 
-code=0
-for pid in "${pids[@]}"; do
-  status=0
-  wait "$pid" || status=$?
-  while kill -0 "$pid" 2>/dev/null; do # a trapped signal ends a wait early
-    status=0
-    wait "$pid" || status=$?
+_ddp_code=0
+for _ddp_pid in "${_ddp_pids[@]}"; do
+  _ddp_status=0
+  wait "$_ddp_pid" || _ddp_status=$?
+  while kill -0 "$_ddp_pid" 2>/dev/null; do # a trapped signal ends a wait early
+    _ddp_status=0
+    wait "$_ddp_pid" || _ddp_status=$?
   done
-  ((status == 0)) || code=$status
+  ((_ddp_status == 0)) || _ddp_code=$_ddp_status
 done
-exit "$code"
+exit "$_ddp_code"

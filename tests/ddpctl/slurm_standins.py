@@ -17,20 +17,20 @@ SYSTEM = "/usr/bin:/bin"
 RECORD = """\
 #!/bin/bash
 shopt -s nullglob
-records=("$RECORDS"/*.argv)
+_in_records=("$RECORDS"/*.argv)
 shopt -u nullglob
-record="$RECORDS/${#records[@]}-${0##*/}"
-printf '%s\\0' "$@" >"$record.argv"
-env -0 >"$record.env"
+_in_record="$RECORDS/${#_in_records[@]}-${0##*/}"
+printf '%s\\0' "$@" >"$_in_record.argv"
+env -0 >"$_in_record.env"
 """
 SRUN = """
 while [[ ${1:-} == --* ]]; do shift; done
-code=0
+_in_code=0
 export SLURM_NNODES=$SLURM_JOB_NUM_NODES
-for ((node = 0; node < SLURM_NNODES; node++)); do
-  SLURM_NODEID=$node SLURM_PROCID=$node SLURM_STEP_ID=1 SLURMD_NODENAME=node-$node "$@" || code=$?
+for ((_in_node = 0; _in_node < SLURM_NNODES; _in_node++)); do
+  SLURM_NODEID=$_in_node SLURM_PROCID=$_in_node SLURM_STEP_ID=1 SLURMD_NODENAME=node-$_in_node "$@" || _in_code=$?
 done
-exit "$code"
+exit "$_in_code"
 """
 SAYS = {
     "srun": SRUN,
@@ -114,13 +114,13 @@ class StandIns:
         """As ddpctl render has it."""
         return Plan(run=job.name, job=job, cwd=".", run_dir=".", checkpoint_dir="checkpoints")
 
-    def run(self, job: JobSpec, options: SlurmOptions, plan: Plan | None = None, **env: str) -> Done:
+    def run(self, job: JobSpec, options: SlurmOptions, /, plan: Plan | None = None, **env: str) -> Done:
         """Run the job's script to its end."""
         script = self.folder / "job.sh"
         script.write_bytes(os.fsencode(render_script(plan or self.plan(job), options)))
         return self.bash(script, **env)
 
-    def bash(self, script: Path, **env: str) -> Done:
+    def bash(self, script: Path, /, **env: str) -> Done:
         log = self.folder / "job.log"
         with log.open("wb") as file:
             done = subprocess.run(

@@ -54,15 +54,15 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     job = plan.job
     rendered = PurePath(plan.run_dir).is_absolute()
     task = "${SLURM_ARRAY_TASK_ID:+/task-$SLURM_ARRAY_TASK_ID}"
-    name = "run=$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
-    run_dir = 'run_dir=$(realpath -ms -- "${RUN_DIR:-$workdir/runs/$run}")'
+    name = "_ddp_run=$SLURM_JOB_NAME-${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}"
+    run_dir = '_ddp_run_dir=$(realpath -ms -- "${RUN_DIR:-$_ddp_workdir/runs/$_ddp_run}")'
     if rendered:
-        name, run_dir = f"run={plan.run}", f"run_dir={shlex.quote(plan.run_dir)}"
-    checkpoints = f"$run_dir/{CHECKPOINTS}"
+        name, run_dir = f"_ddp_run={plan.run}", f"_ddp_run_dir={shlex.quote(plan.run_dir)}"
+    checkpoints = f"$_ddp_run_dir/{CHECKPOINTS}"
     if rendered and (of := PurePath(plan.checkpoint_dir).parent) != PurePath(plan.run_dir):  # another run's checkpoints
         checkpoints = f"{shlex.quote(str(of))}{task}/{PurePath(plan.checkpoint_dir).name}"
     uid = f"export {names.RUN_UID}={plan.uid}${{SLURM_ARRAY_TASK_ID:+-$SLURM_ARRAY_TASK_ID}}\n" if plan.uid else ""
-    targets = shlex.quote(options.prometheus) if options.prometheus else f"${{run_dir%/*}}/{TARGETS}"
+    targets = shlex.quote(options.prometheus) if options.prometheus else f"${{_ddp_run_dir%/*}}/{TARGETS}"
     device = "" if job.device == "auto" else f"export {names.DEVICE}={job.device}\n"
     image = "" if options.runtime == "none" else f"export {names.IMAGE}={shlex.quote(job.image)}\n"
     modules = "".join(f"module load {shlex.quote(module)}\n" for module in options.modules)
@@ -71,25 +71,27 @@ def _settings(plan: Plan, options: SlurmOptions, runtime: Runtime) -> str:
     return f"""\
 set -euo pipefail
 
-nodes=${{SLURM_JOB_NUM_NODES:?this is a script for sbatch}}
-workdir={shlex.quote(plan.cwd) if rendered else "$SLURM_SUBMIT_DIR"}
+_ddp_nodes=${{SLURM_JOB_NUM_NODES:?this is a script for sbatch}}
+_ddp_workdir={shlex.quote(plan.cwd) if rendered else "$SLURM_SUBMIT_DIR"}
 {name}
 {run_dir}
-run+=${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}
-export {names.RUN_ID}=${{run//[^A-Za-z0-9._-]/_}}
+_ddp_run+=${{SLURM_ARRAY_TASK_ID:+.task-$SLURM_ARRAY_TASK_ID}}
+export {names.RUN_ID}=${{_ddp_run//[^A-Za-z0-9._-]/_}}
 {uid}export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
-run_dir+={task}
-export {names.RUN_DIR}=$run_dir {names.CHECKPOINT_DIR}={checkpoints}
+_ddp_run_dir+={task}
+export {names.RUN_DIR}=$_ddp_run_dir {names.CHECKPOINT_DIR}={checkpoints}
+# Our variables begin with _ddp_, so that none of yours is changed.
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
 # signal: which one; woken: a signal has ended the wait for srun
-stopped=0 warned=0 told=0 wanted=0 signal=TERM telling=0 woken=0 srun_pid=0
+_ddp_stopped=0 _ddp_warned=0 _ddp_told=0 _ddp_wanted=0
+_ddp_signal=TERM _ddp_telling=0 _ddp_woken=0 _ddp_srun_pid=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
 end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
   say "$3"
-  rm -f "$run_dir/secrets"
-  mkdir -p "$run_dir/node-0" &&
+  rm -f "$_ddp_run_dir/secrets"
+  mkdir -p "$_ddp_run_dir/node-0" &&
     printf '{{"code": %d, "cause": "%s", "message": "%s"}}\\n' "$1" "$2" "${{3//[\\\\\\"]/_}}" \\
-      >"$run_dir/node-0/outcome.json"
+      >"$_ddp_run_dir/node-0/outcome.json"
   exit "$1"
 }}
 
@@ -99,35 +101,38 @@ end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddp
 # get it from ddprun as well. A trap may run within another one: only the first of them tells.
 # shellcheck disable=SC2329 # called by the traps
 tell() {{
-  woken=1
-  ((srun_pid && !telling)) || return 0
-  telling=1
-  while ((told < wanted)); do
-    while [[ ! -s $run_dir/step ]] && kill -0 "$srun_pid" 2>/dev/null; do sleep 0.2; done
-    ((told += 1))
-    [[ ! -s $run_dir/step ]] ||
-      {{ [[ $signal == INT ]] && timeout 30 srun "${{step[@]}}" --overlap bash -c "$interrupt"; }} ||
-      scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$run_dir/step")" ||
-      kill -USR1 "$srun_pid" || true
+  _ddp_woken=1
+  ((_ddp_srun_pid && !_ddp_telling)) || return 0
+  _ddp_telling=1
+  while ((_ddp_told < _ddp_wanted)); do
+    while [[ ! -s $_ddp_run_dir/step ]] && kill -0 "$_ddp_srun_pid" 2>/dev/null; do sleep 0.2; done
+    ((_ddp_told += 1))
+    [[ ! -s $_ddp_run_dir/step ]] ||
+      {{ [[ $_ddp_signal == INT ]] &&
+        timeout 30 srun "${{_ddp_step[@]}}" --overlap bash -c "$_ddp_interrupt"; }} ||
+      scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$_ddp_run_dir/step")" ||
+      kill -USR1 "$_ddp_srun_pid" || true
   done
-  telling=0
-  ((told >= wanted)) || tell
+  _ddp_telling=0
+  ((_ddp_told >= _ddp_wanted)) || tell
 }}
-trap 'warned=1; say "Slurm will end this job soon: the ranks save"; ((wanted)) || wanted=1; tell' USR1
-trap 'say "stopped on request: the ranks save"; ((stopped += 1)); wanted=$stopped; tell' USR2
-trap 'say "interrupted: the ranks get SIGINT"; ((stopped += 1)); wanted=$stopped signal=INT; tell' INT
-trap '((stopped += 1)); wanted=$stopped; [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] ||
-  told=$stopped; tell' TERM
+trap '_ddp_warned=1; say "Slurm will end this job soon: the ranks save"; ((_ddp_wanted)) || _ddp_wanted=1; tell' USR1
+trap 'say "stopped on request: the ranks save"; ((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped; tell' USR2
+trap 'say "interrupted: the ranks get SIGINT"; ((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped _ddp_signal=INT
+  tell' INT
+trap '((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped
+  [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] || _ddp_told=$_ddp_stopped; tell' TERM
 
-mkdir -p "$run_dir" "${names.CHECKPOINT_DIR}" || end {Exit.CANNOT_WRITE:d} unavailable "cannot write $run_dir"
+mkdir -p "$_ddp_run_dir" "${names.CHECKPOINT_DIR}" ||
+  end {Exit.CANNOT_WRITE:d} unavailable "cannot write $_ddp_run_dir"
 mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
-  {{ {names.TARGETS_DIR}=$run_dir/{TARGETS} && mkdir -p "${names.TARGETS_DIR}"; }}
-rm -f "$run_dir"/node-*/{{node,outcome}}.json "$run_dir"/{{step,seen-*}}
-((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$run_dir/{STARTS}"
-job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
-[[ ${{ENVIRONMENT:-}} == BATCH ]] || job=@$$:$job # a script inside an allocation
+  {{ {names.TARGETS_DIR}=$_ddp_run_dir/{TARGETS} && mkdir -p "${names.TARGETS_DIR}"; }}
+rm -f "$_ddp_run_dir"/node-*/{{node,outcome}}.json "$_ddp_run_dir"/{{step,seen-*}}
+((${{SLURM_RESTART_COUNT:-0}})) || rm -f "$_ddp_run_dir/{STARTS}"
+_ddp_job=${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}
+[[ ${{ENVIRONMENT:-}} == BATCH ]] || _ddp_job=@$$:$_ddp_job # a script inside an allocation
 printf 'slurm %s %d {options.requeues} %(%s)T\\n' \\
-  "$job" "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_START_TIME:--1}}" >>"$run_dir/{STARTS}"
+  "$_ddp_job" "${{SLURM_RESTART_COUNT:-0}}" "${{SLURM_JOB_START_TIME:--1}}" >>"$_ddp_run_dir/{STARTS}"
 {modules}{runtime.setup}{_secrets(job)}{device}{image}"""
 
 
@@ -140,11 +145,11 @@ def _secrets(job: JobSpec) -> str:
         for name in job.secrets
     )
     return f"""\
-if [[ -e $run_dir/secrets ]]; then # ddpctl launch wrote it
-  [[ -O $run_dir/secrets && $(stat -c %a "$run_dir/secrets") == 600 ]] ||
-    end {Exit.CONFIG:d} config "$run_dir/secrets is not yours alone (mode 600): it was not read"
+if [[ -e $_ddp_run_dir/secrets ]]; then # ddpctl launch wrote it
+  [[ -O $_ddp_run_dir/secrets && $(stat -c %a "$_ddp_run_dir/secrets") == 600 ]] ||
+    end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets is not yours alone (mode 600): it was not read"
   # shellcheck source=/dev/null
-  source "$run_dir/secrets"
+  source "$_ddp_run_dir/secrets"
 fi
 {missing}"""
 
@@ -154,23 +159,25 @@ def _rendezvous(job: JobSpec) -> str:
     ranks = str(job.local_world_size) if fixed else f"${{SLURM_GPUS_ON_NODE:-{job.gpus}}}"
     more = f" {names.NODE_MASTER_PORT}={job.port}" if job.port else ""
     if job.min_nodes < job.max_nodes:
-        more += f" {names.NNODES}=$((nodes < {job.min_nodes} ? nodes : {job.min_nodes})):$nodes"
+        more += f" {names.NNODES}=$((_ddp_nodes < {job.min_nodes} ? _ddp_nodes : {job.min_nodes})):$_ddp_nodes"
     return f"""\
 # Where the nodes meet. Names are resolved here, outside any container; ddprun reads the rest from Slurm's variables.
 unset "${{!PET_@}}" {names.LIFELINE_FD} {names.PROMETHEUS_MULTIPROC_DIR} \\
   {FOREIGN}
-read -r head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
+read -r _ddp_head < <(scontrol show hostnames "$SLURM_JOB_NODELIST") ||
   end {Exit.UNAVAILABLE:d} unavailable "Slurm does not say which nodes $SLURM_JOB_NODELIST are"
-[[ $(scontrol show node "$head") =~ NodeAddr=([^[:space:]]+) ]] && head=${{BASH_REMATCH[1]}}
-read -r PET_MASTER_ADDR _ < <(getent ahostsv4 "$head" || getent ahosts "$head") ||
-  end {Exit.UNAVAILABLE:d} unavailable "the first node, $head, has no address here"
-if ((nodes > 1)) && [[ $PET_MASTER_ADDR == 127.* ]]; then # from its own hosts file: no address for the others
-  read -r PET_MASTER_ADDR _ < <(hostname -I) || end {Exit.UNAVAILABLE:d} unavailable "$head has only a loopback address"
+[[ $(scontrol show node "$_ddp_head") =~ NodeAddr=([^[:space:]]+) ]] && _ddp_head=${{BASH_REMATCH[1]}}
+read -r PET_MASTER_ADDR _ < <(getent ahostsv4 "$_ddp_head" || getent ahosts "$_ddp_head") ||
+  end {Exit.UNAVAILABLE:d} unavailable "the first node, $_ddp_head, has no address here"
+if ((_ddp_nodes > 1)) && [[ $PET_MASTER_ADDR == 127.* ]]; then # from its own hosts file: no address for the others
+  read -r PET_MASTER_ADDR _ < <(hostname -I) ||
+    end {Exit.UNAVAILABLE:d} unavailable "$_ddp_head has only a loopback address"
 fi
 export PET_MASTER_ADDR {names.NPROC_PER_NODE}={ranks}{more}
-step=(--nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --export=ALL --input=none --mpi=none --chdir="$workdir")
+_ddp_step=(--nodes="$_ddp_nodes" --ntasks="$_ddp_nodes" --ntasks-per-node=1 --export=ALL --input=none --mpi=none
+  --chdir="$_ddp_workdir")
 # A task's cores are not handed on to srun: they must be said again.
-[[ -z ${{SLURM_CPUS_PER_TASK:-}} ]] || step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
+[[ -z ${{SLURM_CPUS_PER_TASK:-}} ]] || _ddp_step+=(--cpus-per-task="$SLURM_CPUS_PER_TASK")
 """
 
 
@@ -179,7 +186,7 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
     if script is None or (options.runtime != "none" and PurePath(script).is_absolute()):  # the image may have it
         test, words = "", ""
     else:
-        words = f' "$workdir" {shlex.quote(script)}'
+        words = f' "$_ddp_workdir" {shlex.quote(script)}'
         test = f'{{ cd "$2" && [ -f "$3" ]; }} || lacks {Exit.NO_INPUT:d} "$3: no such script in $2"\n'
     return _CHECK.format(
         not_shared=_NOT_SHARED,
@@ -194,22 +201,23 @@ def _check(job: JobSpec, options: SlurmOptions, runtime: Runtime) -> str:
 _NOT_SHARED = "$DDP_RUN_DIR is not the head node's: set RUN_DIR to a folder that all nodes share"
 _CHECK = """\
 # What every node must have, asked of all before anything starts.
-token=$run_dir/seen-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
-touch "$token" || end {exits.CANNOT_WRITE:d} unavailable "cannot write $run_dir"
-read -r -d '' check <<'CHECK' || true
+_ddp_token=$_ddp_run_dir/seen-$SLURM_JOB_ID-${{SLURM_RESTART_COUNT:-0}}
+touch "$_ddp_token" || end {exits.CANNOT_WRITE:d} unavailable "cannot write $_ddp_run_dir"
+read -r -d '' _ddp_check <<'CHECK' || true
 lacks() {{ echo "$SLURMD_NODENAME: $2" >&2 && exit "$1"; }}
 for _ in {{1..20}}; do [ -e "$1" ] || sleep 0.5; done # a network filesystem may take its time
 [ -e "$1" ] || lacks {exits.NO_INPUT:d} "{not_shared}"
 {needs}CHECK
-code=0
-srun "${{step[@]}}" --kill-on-bad-exit=0 --wait=60 bash -c "$check" check "$token"{words} || code=$?
-((code == 0 || stopped || warned)) ||
-  end "$code" unavailable "not every node can run this: see the lines before this one"
-rm -f "$token"
+_ddp_code=0
+srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=60 bash -c "$_ddp_check" check "$_ddp_token"{words} ||
+  _ddp_code=$?
+((_ddp_code == 0 || _ddp_stopped || _ddp_warned)) ||
+  end "$_ddp_code" unavailable "not every node can run this: see the lines before this one"
+rm -f "$_ddp_token"
 
-read -r -d '' on_node <<'NODE' || true
+read -r -d '' _ddp_on_node <<'NODE' || true
 {on_node}NODE
-read -r -d '' interrupt <<'INTERRUPT' || true
+read -r -d '' _ddp_interrupt <<'INTERRUPT' || true
 for _ in {{1..100}}; do # ddprun may not be there yet
   {interrupt} && exit
   [ ! -e "$DDP_RUN_DIR/node-$SLURM_NODEID/outcome.json" ] || exit 0
@@ -225,20 +233,20 @@ def _start(plan: Plan, runtime: Runtime) -> str:
     exports = "".join(f"  export {name}={shlex.quote(value)}\n" for name, value in job_env.pack(plan.job.env).items())
     sharing = runtime.srun and f" \\\n    {runtime.srun}"
     return f"""\
-code={Exit.SAVED_TERM:d}
-[[ $signal == TERM ]] || code={Exit.INTERRUPTED:d}
-if ((!stopped && !warned)); then
-  say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $nodes, node 0 at $PET_MASTER_ADDR," \\
-    "files in $run_dir"
+_ddp_code={Exit.SAVED_TERM:d}
+[[ $_ddp_signal == TERM ]] || _ddp_code={Exit.INTERRUPTED:d}
+if ((!_ddp_stopped && !_ddp_warned)); then
+  say "job $SLURM_JOB_ID, start $((${{SLURM_RESTART_COUNT:-0}} + 1)), nodes: $_ddp_nodes," \\
+    "node 0 at $PET_MASTER_ADDR, files in $_ddp_run_dir"
 {exports}  # ddprun's nodes agree on one outcome: srun must not end the others because one has ended.
-  srun "${{step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
-    {runtime.reader} -c "$on_node" on_node {runtime.words} \\
+  srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
+    {runtime.reader} -c "$_ddp_on_node" on_node {runtime.words} \\
     {shlex.join(words)} &
-  srun_pid=$! woken=1
+  _ddp_srun_pid=$! _ddp_woken=1
   tell # a signal that came before there was an srun to tell
-  while ((woken)); do # a signal ends a wait early
-    woken=0 code=0
-    wait "$srun_pid" || code=$?
+  while ((_ddp_woken)); do # a signal ends a wait early
+    _ddp_woken=0 _ddp_code=0
+    wait "$_ddp_srun_pid" || _ddp_code=$?
   done
 fi
 """
@@ -247,21 +255,21 @@ fi
 _END = """\
 # Whether it continues in a new allocation. ddprun's outcome says whether that may help; Slurm's kill leaves none.
 retry() {{
-  if grep -qs '"cause": "gave_up"' "$run_dir"/node-*/outcome.json; then return 1; fi
-  if ((warned)) || grep -qs '"retry": true' "$run_dir"/node-*/outcome.json; then return 0; fi
-  ((code == {exits.KILLED:d})) && ! compgen -G "$run_dir/node-*/outcome.json" >/dev/null
+  if grep -qs '"cause": "gave_up"' "$_ddp_run_dir"/node-*/outcome.json; then return 1; fi
+  if ((_ddp_warned)) || grep -qs '"retry": true' "$_ddp_run_dir"/node-*/outcome.json; then return 0; fi
+  ((_ddp_code == {exits.KILLED:d})) && ! compgen -G "$_ddp_run_dir/node-*/outcome.json" >/dev/null
 }}
 rm -f "$DDP_TARGETS_DIR/$DDP_RUN_ID".node-*.json # of a ddprun that was killed
-if ((code != 0 && !stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
+if ((_ddp_code != 0 && !_ddp_stopped)) && [[ ${{ENVIRONMENT:-}} == BATCH ]] && retry; then
   if ((${{SLURM_RESTART_COUNT:-0}} >= {requeues})); then
     say "not requeued: {requeues} requeues are the most that this run may have"
   elif scontrol requeue "$SLURM_JOB_ID"; then
     say "requeued"
-    exit "$code"
+    exit "$_ddp_code"
   fi
 fi
-rm -f "$run_dir/secrets"
-exit "$code"
+rm -f "$_ddp_run_dir/secrets"
+exit "$_ddp_code"
 """
 
 

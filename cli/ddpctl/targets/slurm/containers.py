@@ -22,8 +22,8 @@ HANDED_IN = (
     "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 OWN_MOUNTS = (
-    f"$workdir:{WORKSPACE}",
-    *(f"{place}:{place}" for place in ("$run_dir", f"${names.CHECKPOINT_DIR}", f"${names.TARGETS_DIR}")),
+    f"$_ddp_workdir:{WORKSPACE}",
+    *(f"{place}:{place}" for place in ("$_ddp_run_dir", f"${names.CHECKPOINT_DIR}", f"${names.TARGETS_DIR}")),
 )
 BREAK = " \\\n    "
 WIDTH = 96
@@ -35,8 +35,8 @@ INTERRUPT = """kill -INT "$(sed -n 's/^ "pid": \\([0-9]*\\),.*/\\1/p' "$DDP_RUN_
 PULL_S = 3600
 # The memory limit of a container: docker's daemon starts it outside the job's cgroup.
 _MEMORY = """\
-memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
-export memory
+_ddp_memory=${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}
+export _ddp_memory
 """
 
 
@@ -87,13 +87,13 @@ def runtime_of(job: JobSpec, options: SlurmOptions) -> Runtime:
 def _none(_: JobSpec, options: SlurmOptions) -> Runtime:
     given = shlex.quote(options.python) if options.python else "${PYTHON:-python3}"
     return Runtime(
-        setup=f"python={given}\nexport python\n",
+        setup=f"_ddp_python={given}\nexport _ddp_python\n",
         needs="""\
-"$python" -c 'import importlib.util as u; raise SystemExit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
-  lacks 66 "$python has no ddpctl[train]: set PYTHON to one that has it, on every node"
+"$_ddp_python" -c 'import sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("ddprun")))' ||
+  lacks 66 "$_ddp_python has no ddpctl[train]: set PYTHON to one that has it, on every node"
 """,
         on_node=f'{PLAIN}exec "$@"\n',
-        words='"$python" -P -m ddprun',
+        words='"$_ddp_python" -P -m ddprun',
     )
 
 
@@ -117,38 +117,45 @@ def enroot_image(image: str) -> str:
 
 
 def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
-    setup = 'apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"\n'
-    setup += f"image={_sif(job, options)}\n"
+    setup = f"""\
+_ddp_apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"
+_ddp_image={_sif(job, options)}
+"""
     source = shlex.quote("docker://" + job.image)
     if not options.sif:
         setup += f"""\
 # One copy of the image for all nodes, made once, by one job at a time. Its folder must be one that they share.
-if [[ ! -s $image ]]; then
-  {{ mkdir -p "${{image%/*}}" && exec 8>"$image.lock"; }} ||
-    end {Exit.CANNOT_WRITE:d} unavailable "cannot write $image.lock"
+if [[ ! -s $_ddp_image ]]; then
+  {{ mkdir -p "${{_ddp_image%/*}}" && exec 8>"$_ddp_image.lock"; }} ||
+    end {Exit.CANNOT_WRITE:d} unavailable "cannot write $_ddp_image.lock"
   # A filesystem without locks is no reason to stop: then each job pulls for itself.
   flock --wait {PULL_S} 8 || (($? != 1)) ||
-    end {Exit.UNAVAILABLE:d} unavailable "another job has held $image.lock for {PULL_S} s"
-  if [[ ! -s $image ]]; then
-    if ! "$apptainer" pull "$image.$SLURM_JOB_ID" {source}; then
-      rm -f "$image.$SLURM_JOB_ID"
-      end {Exit.UNAVAILABLE:d} unavailable "${{apptainer##*/}} cannot pull the image: see the lines before this one"
+    end {Exit.UNAVAILABLE:d} unavailable "another job has held $_ddp_image.lock for {PULL_S} s"
+  if [[ ! -s $_ddp_image ]]; then
+    if ! "$_ddp_apptainer" pull "$_ddp_image.$SLURM_JOB_ID" {source}; then
+      rm -f "$_ddp_image.$SLURM_JOB_ID"
+      end {Exit.UNAVAILABLE:d} unavailable \\
+        "${{_ddp_apptainer##*/}} cannot pull the image: see the lines before this one"
     fi
-    mv -f "$image.$SLURM_JOB_ID" "$image"
+    mv -f "$_ddp_image.$SLURM_JOB_ID" "$_ddp_image"
   fi
   exec 8>&-
 fi
 """
     binds = tuple(f"--bind {mount}" for mount in mounts(job))
     flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
-    words = lines(('"$apptainer" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$image" ddprun'))
+    given = map(shlex.quote, options.runtime_args)
+    words = lines(('"$_ddp_apptainer" exec', *flags, *binds, *given, '"$_ddp_image" ddprun'))
     listed = " \\\n  ".join(lines(handed_in(job)))
     return Runtime(
-        setup=f"{setup}export image\n",
-        needs='[ -e "$image" ] || lacks 66 "there is no $image: it must be on a filesystem that all nodes share"\n',
+        setup=f"{setup}export _ddp_image\n",
+        needs="""\
+[ -e "$_ddp_image" ] || lacks 66 "there is no $_ddp_image: it must be on a filesystem that all nodes share"
+""",
         on_node=f"""\
-{PLAIN}for name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # these win over the image's own
-  [ -z "${{!name+x}}" ] || export "APPTAINERENV_$name=${{!name}}" "SINGULARITYENV_$name=${{!name}}"
+{PLAIN}for _ddp_name in {listed} "${{!NCCL_@}}" "${{!UCX_@}}"; do # these win over the image's own
+  [ -z "${{!_ddp_name+x}}" ] ||
+    export "APPTAINERENV_$_ddp_name=${{!_ddp_name}}" "SINGULARITYENV_$_ddp_name=${{!_ddp_name}}"
 done
 exec "$@"
 """,
@@ -187,9 +194,9 @@ def beside(
                 *binds,
             ]
             text = f'''\
-apptainer=$(command -v apptainer || command -v singularity) image={_sif(job, options)}
-exec "$apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
-  --bind "$0:{WORKSPACE}" --bind "$1:$1" "$image" "${{@:2}}"'''
+_ddp_apptainer=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
+exec "$_ddp_apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
+  --bind "$0:{WORKSPACE}" --bind "$1:$1" "$_ddp_image" "${{@:2}}"'''
             return ("bash", "-c", text, workdir, run_dir, *argv)
     return argv
 
@@ -199,14 +206,14 @@ exec "$apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args
 
 _LIMITS = {
     "docker": """\
-more=() # docker's containers are not in the job's cgroup: they get what Slurm gave the job as limits
-[ "${memory:-0}" = 0 ] || more+=(--memory "${memory}m")
-cores=${SLURM_CPUS_PER_TASK:-0}
-[ "$cores" = 0 ] || [ "$cores" -gt "$(getconf _NPROCESSORS_ONLN)" ] || more+=(--cpus "$cores")
+_ddp_more=() # docker's containers are not in the job's cgroup: they get what Slurm gave the job as limits
+[ "${_ddp_memory:-0}" = 0 ] || _ddp_more+=(--memory "${_ddp_memory}m")
+_ddp_cores=${SLURM_CPUS_PER_TASK:-0}
+[ "$_ddp_cores" = 0 ] || [ "$_ddp_cores" -gt "$(getconf _NPROCESSORS_ONLN)" ] || _ddp_more+=(--cpus "$_ddp_cores")
 """,
     "podman": """\
-more=() # in the job's own cgroup, with its limits, where the engine's runtime can do that
-[ "$(podman info --format '{{.Host.OCIRuntime.Name}}' 2>/dev/null)" != crun ] || more+=(--cgroups=disabled)
+_ddp_more=() # in the job's own cgroup, with its limits, where the engine's runtime can do that
+[ "$(podman info --format '{{.Host.OCIRuntime.Name}}' 2>/dev/null)" != crun ] || _ddp_more+=(--cgroups=disabled)
 """,
 }
 
@@ -215,9 +222,9 @@ def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
     """Return the parts for podman and docker. A pipe ends the container with the task, which is not its parent."""
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
-    each = 'gpus+=(--device "nvidia.com/gpu=$id")' if engine == "podman" else 'ids+="$id,"'
-    first = "" if engine == "podman" else "  ids=\n"
-    hand = "" if engine == "podman" else '  [ -z "$ids" ] || gpus=(--gpus "\\"device=${ids%,}\\"")\n'
+    each = '_ddp_gpus+=(--device "nvidia.com/gpu=$_ddp_id")' if engine == "podman" else '_ddp_ids+="$_ddp_id,"'
+    first = "" if engine == "podman" else "  _ddp_ids=\n"
+    hand = "" if engine == "podman" else '  [ -z "$_ddp_ids" ] || _ddp_gpus=(--gpus "\\"device=${_ddp_ids%,}\\"")\n'
     words = (
         "--rm", "--init", "--interactive", "--network=host", '--label "ddpctl.run=$DDP_RUN_ID"',
         f"--shm-size={job.shm_size[:-1].lower()}", "--cap-drop=ALL",
@@ -231,35 +238,35 @@ def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
         setup=_MEMORY if engine == "docker" else "",
         needs=f'command -v {engine} >/dev/null || lacks 69 "there is no {engine}"\n',
         on_node=f"""\
-{PLAIN}name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID gpus=()
-{_LIMITS[engine]}for variable in "${{!NCCL_@}}" "${{!UCX_@}}"; do # what the site sets for its network
-  more+=(--env "$variable")
+{PLAIN}_ddp_name=ddpctl-$SLURM_JOB_ID-$SLURM_NODEID _ddp_gpus=()
+{_LIMITS[engine]}for _ddp_variable in "${{!NCCL_@}}" "${{!UCX_@}}"; do # what the site sets for its network
+  _ddp_more+=(--env "$_ddp_variable")
 done
 if {test}; then # only this job's GPUs
-{first}  for id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
+{first}  for _ddp_id in $(echo "${{SLURM_STEP_GPUS:-${{CUDA_VISIBLE_DEVICES:-}}}}" | tr , ' '); do
     {each}
   done
 {hand}  # NCCL locks memory for InfiniBand.
-  [ ! -d /dev/infiniband ] || gpus+=(--device /dev/infiniband --ulimit memlock=-1)
+  [ ! -d /dev/infiniband ] || _ddp_gpus+=(--device /dev/infiniband --ulimit memlock=-1)
   unset CUDA_VISIBLE_DEVICES
 fi
 # This pipe ends with the task, however that ends: then ddprun in the container saves and stops. What Slurm tells all
 # processes of a step must not end it before the container has been told.
 exec 9< <(trap '' TERM INT HUP USR1 USR2 && exec sleep infinity)
-pipe=$!
-trap 'woken=1' TERM INT # Slurm tells the client, too, which hands it on
-{engine} rm --force "$name" >/dev/null 2>&1 # of an earlier start
-{engine} run --name "$name" "${{more[@]}}" "${{gpus[@]}}" "$@" <&9 9<&- &
-client=$!
+_ddp_pipe=$!
+trap '_ddp_woken=1' TERM INT # Slurm tells the client, too, which hands it on
+{engine} rm --force "$_ddp_name" >/dev/null 2>&1 # of an earlier start
+{engine} run --name "$_ddp_name" "${{_ddp_more[@]}}" "${{_ddp_gpus[@]}}" "$@" <&9 9<&- &
+_ddp_client=$!
 exec 9<&-
-woken=1
-while ((woken)); do # a signal ends a wait early
-  woken=0 code=0
-  wait "$client" || code=$?
+_ddp_woken=1
+while ((_ddp_woken)); do # a signal ends a wait early
+  _ddp_woken=0 _ddp_code=0
+  wait "$_ddp_client" || _ddp_code=$?
 done
-kill -KILL "$pipe" 2>/dev/null
-{engine} rm --force "$name" >/dev/null 2>&1
-exit "$code"
+kill -KILL "$_ddp_pipe" 2>/dev/null
+{engine} rm --force "$_ddp_name" >/dev/null 2>&1
+exit "$_ddp_code"
 """,
         interrupt=f'{engine} kill --signal INT "ddpctl-$SLURM_JOB_ID-$SLURM_NODEID" >/dev/null',
         words=BREAK.join((*lines(words), """-c 'exec 3<&0 </dev/null; exec ddprun "$@"' ddprun""")),

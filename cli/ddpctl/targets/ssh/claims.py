@@ -53,26 +53,27 @@ def parse_tickets(lines: Sequence[str]) -> tuple[Ticket, ...]:
 
 
 def _functions(folder: str) -> str:
-    """Return shell code that sets ``$c``, the claims' folder, and defines ``held FILE``: whether a claim is valid.
+    """Return shell code that sets ``$_ddp_c``, the claims' folder, and defines ``held FILE``: is a claim valid.
 
     A claim is also valid if its container engine does not answer.
     """
     return f"""\
-c={folder}
+_ddp_c={folder}
 held() {{
   flock -n -s "$1" true || return 0
-  read -r run node _ engine _ <"$1" || return 1
-  case $engine in docker|podman) ;; *) return 1 ;; esac
-  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
-  [ -n "$ids" ]
+  read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
+  case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
+  _ddp_ids=$(timeout 10 "$_ddp_engine" ps --quiet \\
+    --filter "label=ddpctl.run=$_ddp_run" --filter "label=ddpctl.node=$_ddp_node") || return 0
+  [ -n "$_ddp_ids" ]
 }}
 """
 
 
 def _lock(what: str) -> str:
     return f"""\
-mkdir -p "$c"
-exec 8>>"$c/mutex"
+mkdir -p "$_ddp_c"
+exec 8>>"$_ddp_c/mutex"
 flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
 """
 
@@ -80,17 +81,17 @@ flock -w {MUTEX_S} 8 || {{ echo "{what}" >&2; exit {BUSY}; }}
 def list_claims(folder: str) -> str:
     """Return shell code that only prints each valid claim and ticket, with ``say`` from ``scripts.gpus_text``."""
     return f"""\
-{_functions(folder)}if [ -e "$c/mutex" ]; then (
-  exec 8>>"$c/mutex"
+{_functions(folder)}if [ -e "$_ddp_c/mutex" ]; then (
+  exec 8>>"$_ddp_c/mutex"
   flock -w 20 8 || {{ say claims_error "another launch is starting a run there"; exit 0; }}
-  for f in "$c"/run-* "$c"/ticket-*; do
-    if ! [ -e "$f" ] || ! held "$f"; then continue; fi
-    case ${{f##*/}} in
-      run-*) say claim "$(cat "$f")" ;;
-      *) say ticket "${{f##*/ticket-}} $(cat "$f")" ;;
+  for _ddp_f in "$_ddp_c"/run-* "$_ddp_c"/ticket-*; do
+    if ! [ -e "$_ddp_f" ] || ! held "$_ddp_f"; then continue; fi
+    case ${{_ddp_f##*/}} in
+      run-*) say claim "$(cat "$_ddp_f")" ;;
+      *) say ticket "${{_ddp_f##*/ticket-}} $(cat "$_ddp_f")" ;;
     esac
   done
-) || say claims_error "$c cannot be read"; fi
+) || say claims_error "$_ddp_c cannot be read"; fi
 """
 
 
@@ -107,18 +108,18 @@ def take(folder: str, run: str, node: int, gpus: Sequence[str], *, engine: str) 
     check = ""
     if gpus:
         check = f"""
-  read -r run _ _ _ gpus <"$f"
-  for gpu in {shlex.join(gpus)}; do
-    case " $gpus " in *" $gpu "*) echo "the run $run has $gpu" >&2; exit {BUSY} ;; esac
+  read -r _ddp_run _ _ _ _ddp_gpus <"$_ddp_f"
+  for _ddp_gpu in {shlex.join(gpus)}; do
+    case " $_ddp_gpus " in *" $_ddp_gpu "*) echo "the run $_ddp_run has $_ddp_gpu" >&2; exit {BUSY} ;; esac
   done"""
     name = claim_word(folder, run, node)
     hold = f'exec 9>>{name}\nflock -w 10 9 || {{ echo "{run} is there already" >&2; exit {BUSY}; }}\n'
     words = shlex.join([run, str(node)]), shlex.join([engine, *gpus])
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
-for f in "$c"/run-*; do
-  [ -e "$f" ] || continue
-  held "$f" || {{ rm -f "$f"; continue; }}{check}
+for _ddp_f in "$_ddp_c"/run-*; do
+  [ -e "$_ddp_f" ] || continue
+  held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}{check}
 done
 {hold if engine == "none" else ""}echo {words[0]} "$(date +%s)" {words[1]} >{name}
 """
@@ -128,25 +129,27 @@ def take_ticket(folder: str, run: str, uid: str) -> str:
     """Return a script that takes the next ticket, prints its number and holds it until stdin ends or it expires."""
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
-last=0
-for f in "$c"/ticket-*; do
-  [ -e "$f" ] || continue
-  if held "$f"; then last=${{f##*/ticket-}}; else rm -f "$f"; fi
+_ddp_last=0
+for _ddp_f in "$_ddp_c"/ticket-*; do
+  [ -e "$_ddp_f" ] || continue
+  if held "$_ddp_f"; then _ddp_last=${{_ddp_f##*/ticket-}}; else rm -f "$_ddp_f"; fi
 done
-t=$c/ticket-$(echo "$last" | awk '{{ printf "%09d", $1 + 1 }}')
-exec 9>"$t"
+_ddp_t=$_ddp_c/ticket-$(echo "$_ddp_last" | awk '{{ printf "%09d", $1 + 1 }}')
+exec 9>"$_ddp_t"
 flock -n 9
 echo {shlex.join([run, uid])} >&9
 exec 8>&- 3<&0
-echo "${{t##*/ticket-}}"
-cat <&3 >/dev/null 2>&1 9>&- & reader=$!
-while kill -0 "$reader" 2>/dev/null && [ -n "$(find "$t" -mmin -{TICKET_S // 60} 9>&-)" ]; do sleep 0.5 9>&-; done
-rm -f "$t"
-kill "$reader" 2>/dev/null
+echo "${{_ddp_t##*/ticket-}}"
+cat <&3 >/dev/null 2>&1 9>&- & _ddp_reader=$!
+while kill -0 "$_ddp_reader" 2>/dev/null && [ -n "$(find "$_ddp_t" -mmin -{TICKET_S // 60} 9>&-)" ]; do
+  sleep 0.5 9>&-
+done
+rm -f "$_ddp_t"
+kill "$_ddp_reader" 2>/dev/null
 exit 0
 """
 
 
 def renew(folder: str, number: int) -> str:
     """Return shell code that renews a ticket, because its launch still waits."""
-    return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'
+    return f'_ddp_t={folder}/ticket-{number:09d}\n[ ! -e "$_ddp_t" ] || touch "$_ddp_t"\n'

@@ -150,15 +150,15 @@ def start_container(
     """Return a script that starts a container unless another run has its GPUs. ``owner``: of the run's folders."""
     folder = path_word(run_path(home, run))
     # The name of the environment file is the only word that is not known here.
-    words = " ".join('"--env-file=$env"' if word == "--env-file=$env" else shlex.quote(word) for word in argv)
+    words = " ".join('"--env-file=$_ddp_env"' if word == "--env-file=$_ddp_env" else shlex.quote(word) for word in argv)
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
 set -eu
 {_folders(home, run, node, checkpoints)}
 {give}{claims.take(claims_folder(home), run, node, gpus, engine=engine)}\
-env=$(umask 077 && mktemp {folder}/env.XXXXXX)
-trap 'rm -f "$env"' EXIT
-cat >"$env" <<'{_END}'
+_ddp_env=$(umask 077 && mktemp {folder}/env.XXXXXX)
+trap 'rm -f "$_ddp_env"' EXIT
+cat >"$_ddp_env" <<'{_END}'
 {env_file}{_END}
 {words} >/dev/null 8>&-
 """

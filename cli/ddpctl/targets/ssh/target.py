@@ -473,11 +473,12 @@ def _node_script(
 
     run_dir = there(scripts.run_path(options.home, plan.run))
     checkpoints = there(checkpoint_folder(options, plan))
-    own_env = {**secrets, names.DEVICE: "cuda" if cuda else "cpu"}
+    device = {names.DEVICE: "cuda" if cuda else "cpu"}
     if options.runtime == "none":
         here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
-        env = {**own_env, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        env |= job_env.pack({name: value for name, value in plan.job.env.items() if name not in env})
+        env = {**device, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+        given = {**plan.job.env, **secrets}
+        env |= job_env.pack({name: value for name, value in given.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
         where = work_dir(options, plan.run)
         return scripts.start_process(
@@ -486,7 +487,7 @@ def _node_script(
     own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
     inside = f"{scripts.RUNS}/{plan.run}"
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
-    env = {**scripts.DEFAULTS, **own_env, **contract(plan, node=node, addr=address, port=port),
+    env = {**scripts.DEFAULTS, **secrets, **device, **contract(plan, node=node, addr=address, port=port),
            names.IMAGE: fact.image_id, **job_env.pack(plan.job.env)}  # fmt: skip
     container = scripts.NodeContainer(
         engine=options.runtime,
@@ -504,7 +505,7 @@ def _node_script(
         options.home,
         plan.run,
         node,
-        scripts.run_args(plan, container, env_file="$env"),
+        scripts.run_args(plan, container, env_file="$_ddp_env"),
         scripts.env_file(env),
         gpus=gpus,
         checkpoints=checkpoints,
