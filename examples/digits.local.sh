@@ -8,8 +8,10 @@ export PET_NPROC_PER_NODE=2
 export PET_MASTER_ADDR=127.0.0.1
 PET_MASTER_PORT=$(python3 -P -m ddprun.nodectl port | tr -dc 0-9)
 DDP_RUN_DIR=${RUN_DIR:-$PWD/runs/digits-$$}
-export PET_MASTER_PORT DDP_RUN_DIR
-mkdir -p "$DDP_RUN_DIR"
+DDP_SECRET_FILE=$DDP_RUN_DIR/store.secret
+export PET_MASTER_PORT DDP_RUN_DIR DDP_SECRET_FILE
+mkdir -p "$DDP_RUN_DIR" && { [ -s "$DDP_RUN_DIR"/store.secret ] ||
+  (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n' >"$DDP_RUN_DIR"/store.secret); }
 echo "logs and checkpoints: $DDP_RUN_DIR" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.
@@ -34,7 +36,8 @@ else
     0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # it may also print warnings
     6 | 127) ;; # no device, no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: mend the driver,"         "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+      echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: mend the driver," \
+        "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
       exit 69
       ;;
   esac

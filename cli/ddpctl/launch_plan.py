@@ -11,6 +11,7 @@ from ddpctl.errors import NoInputError
 from ddpctl.spec import JobSpec
 from ddpctl.text import one_line
 from ddpwire import names
+from ddpwire.run_files import STORE_SECRET
 
 TRAINER = ("-m", "ddptrain")
 
@@ -105,6 +106,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
         names.RUN_ID: plan.run,
         names.RUN_DIR: plan.run_dir,
         names.CHECKPOINT_DIR: plan.checkpoint_dir,
+        names.SECRET_FILE: f"{plan.run_dir}/{STORE_SECRET}",
         **plan.identity,
     }
 

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from ddpctl.command import Command, Verb
 from ddpctl.errors import ConfigError, UnavailableError
 from ddpctl.spec import JobSpec
+from ddpwire.run_files import STORE_SECRET
 
 # Names that only sound like secrets: tokenizers, numbers of tokens, authors, and names of files and of variables.
 _INNOCENT = re.compile(
@@ -85,6 +86,14 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
         if output.returncode:  # printenv itself failed
             raise UnavailableError(f"secrets: {name} cannot be read from your environment: {output.last_line()}")
     return {name: output.stdout.removesuffix("\n") for name, output in zip(job.secrets, outputs, strict=True)}
+
+
+def make_store_secret(folder: str) -> str:
+    """Return shell code that makes a run's secret in its folder, a word for the shell, unless it is there."""
+    file = f"{folder}/{STORE_SECRET}"
+    return f"""\
+mkdir -p {folder} && {{ [ -s {file} ] ||
+  (umask 077 && od -An -v -tx1 -N32 /dev/urandom | tr -d ' \\n' >{file}); }}"""
 
 
 # Redaction, before texts are mailed. Known values (of the variables that a job names as its secrets) are removed

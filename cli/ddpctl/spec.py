@@ -158,12 +158,11 @@ OURS = frozenset({
     names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.JOB_ENV, names.ATTEMPT, names.NODES_HERE,
     names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
-# Bash sets these itself, and a script that exports one of them changes nothing, or ends. Variables of env reach ddprun
-# in one variable; secrets are variables of the scripts that ddpctl renders.
-BASHS = frozenset(
-    "BASHOPTS BASHPID BASH_ARGV0 BASH_VERSINFO DIRSTACK EPOCHREALTIME EPOCHSECONDS EUID FUNCNAME GROUPS "
-    "HISTCMD IFS LINENO OPTIND PATH PIPESTATUS PPID PWD RANDOM SECONDS SHELLOPTS SRANDOM UID _".split()
-)
+# A secret is a variable of a shell script, which cannot set these.
+OF_SHELLS = frozenset({
+    "BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_VERSINFO", "DIRSTACK", "EUID", "FUNCNAME", "GROUPS", "IFS", "LINENO",
+    "PATH", "PIPESTATUS", "PPID", "PWD", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID", "_",
+})  # fmt: skip
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -243,7 +242,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
     for name in secrets:
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError("a secret is the NAME of a variable of your environment, never its value")
-        if name in BASHS:
+        if name in OF_SHELLS:
             raise ValueError(f"{name} is a variable that shells set themselves: give the secret another name")
         if name in OURS or name.startswith("PET_"):
             raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")

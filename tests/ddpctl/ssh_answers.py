@@ -65,7 +65,8 @@ def facts(number: int = 1, **words: str | tuple[str, ...] | None) -> Output:
 
 
 CLOCKS = tuple(Output(returncode=0, stdout=f"{1000 + ahead}.5\n") for ahead in (0, 0, 0))
-PORT = (Output(returncode=0, stdout='{"port": 61000}\n'),)
+SECRET = Output(returncode=0, stdout="0123456789abcdef")
+PORT = (Output(returncode=0, stdout='{"port": 61000}\n'), SECRET)
 
 
 def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tuple[Command, ...]], T]:

@@ -87,7 +87,9 @@ def through_ssh(job: JobSpec, folder: Path, theirs: Env, *, bare: bool) -> tuple
     fact = parse_facts(facts(home=str(folder), ssh="10.0.0.9 4000 10.0.0.1 22"))
     plan = replace(plan_of(job, folder), checkpoint_dir=f"{folder}/r/checkpoints")
     secrets = theirs | ({name: "secret" for name in SECRETS if bare} if theirs else {})
-    (script,) = node_scripts(options, plan, options.hosts, [fact], cuda=False, address="a", port="1", secrets=secrets)
+    (script,) = node_scripts(
+        options, plan, options.hosts, [fact], cuda=False, address="a", port="1", secrets=secrets, secret=""
+    )
     environ = {"PATH": f"{folder}:{SYSTEM}", "HOME": str(folder)} | theirs
     subprocess.run(["/bin/sh"], input=script, text=True, env=environ, timeout=60, check=True)
     if not bare:
@@ -128,9 +130,9 @@ def through_a_launch(job: JobSpec, folder: Path, theirs: Env) -> tuple[str, list
     plan = plan_of(replace(job, command=(str(script),)), folder)
     port = Output(returncode=0, stdout='{"port": 61000}\n')
     asked, _ = play(LocalTarget(LocalOptions(python=str(python))).submit(plan, attached=False),
-                    [(OK, port, OK), (OK, OK)])  # fmt: skip
+                    [(OK, port, OK), (OK,), (OK, OK)])  # fmt: skip
     given = []
-    for command in asked[1]:
+    for command in asked[2]:
         done = subprocess.run(
             command.argv, env={"PATH": SYSTEM, **theirs, **command.env}, capture_output=True, text=True, timeout=60
         )

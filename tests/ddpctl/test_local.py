@@ -55,11 +55,11 @@ def play(verb: Verb[T], answers: Iterable[tuple[Output, ...]]) -> tuple[list[tup
 
 
 def submit(*probes: Output, plan: Plan = PLAN) -> tuple[list[tuple[Command, ...]], Submission]:
-    return play(TARGET.submit(plan, attached=True), [probes, (OK, OK)])
+    return play(TARGET.submit(plan, attached=True), [probes, (OK,), (OK, OK)])
 
 
 def test_submit_looks_first_then_starts_every_node(wording: Wording) -> None:
-    (probes, nodes), submission = submit(NONE, NONE, OK, PORT, OK)
+    (probes, (secret,), nodes), submission = submit(NONE, NONE, OK, PORT, OK)
     assert [shell_line(command) for command in probes] == [
         "printenv CUDA_VISIBLE_DEVICES",
         "nvidia-smi --query-gpu=uuid --format=csv,noheader",
@@ -68,10 +68,12 @@ def test_submit_looks_first_then_starts_every_node(wording: Wording) -> None:
         "/venv/bin/python -P -m ddprun.nodectl port",
         "cd /project && test -f train.py",
     ]
+    assert secret.argv[-1] == PLAN.run_dir
     assert [shell_line(command) for command in nodes] == [
         "cd /project && A='b c' PET_NNODES=2 PET_NPROC_PER_NODE=2 "
         f"PET_NODE_RANK={node} PET_MASTER_ADDR=127.0.0.1 PET_MASTER_PORT=40001 DDP_RUN_ID=digits-otter "
-        "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt DDP_NODES_HERE=2 "
+        "DDP_RUN_DIR=/runs/digits-otter DDP_CHECKPOINT_DIR=/ckpt "
+        "DDP_SECRET_FILE=/runs/digits-otter/store.secret DDP_NODES_HERE=2 "
         "DDP_TARGETS_DIR=/runs/.targets DDP_LAUNCHER=local "
         "DDP_DEVICE=cpu CUDA_VISIBLE_DEVICES='' "
         "/venv/bin/python -P -m ddprun --grace 30 train.py --lr 0.1 "
@@ -97,12 +99,12 @@ def test_the_only_rank_of_an_attached_launch_has_its_stdin(
     job: dict[str, Any], attached: bool, inherited: bool
 ) -> None:
     plan = replace(PLAN, job=replace(JOB, device="cpu", **job))
-    (_, nodes), _ = play(TARGET.submit(plan, attached=attached), [(OK, PORT, OK), (OK, OK)])
+    (_, _, nodes), _ = play(TARGET.submit(plan, attached=attached), [(OK, PORT, OK), (OK,), (OK, OK)])
     assert {command.stdin_inherited for command in nodes} == {inherited}
 
 
 def test_each_node_has_its_own_gpus() -> None:
-    (_, nodes), submission = submit(NONE, EIGHT_GPUS, OK, PORT, OK)
+    (_, _, nodes), submission = submit(NONE, EIGHT_GPUS, OK, PORT, OK)
     assert [command.env["CUDA_VISIBLE_DEVICES"] for command in nodes] == ["GPU-0,GPU-1", "GPU-2,GPU-3"]
     assert {command.env["DDP_DEVICE"] for command in nodes} == {"cuda"}
     assert submission.note == ""
@@ -122,8 +124,8 @@ def test_only_lines_that_name_a_gpu_count() -> None:
 
 
 def test_device_cpu_asks_for_no_gpu() -> None:
-    (probes, nodes), _ = play(
-        TARGET.submit(replace(PLAN, job=replace(JOB, device="cpu")), attached=True), [(OK, PORT, OK), (OK, OK)]
+    (probes, _, nodes), _ = play(
+        TARGET.submit(replace(PLAN, job=replace(JOB, device="cpu")), attached=True), [(OK, PORT, OK), (OK,), (OK, OK)]
     )
     assert not [command for command in probes if "nvidia-smi" in command.argv]
     assert {command.env["DDP_DEVICE"] for command in nodes} == {"cpu"}
@@ -202,7 +204,7 @@ def test_submit_refuses(probes: tuple[Output, ...], kind: type[DdpctlError], wor
 
 @pytest.mark.parametrize("answer", [SLOW, Output(returncode=127, stderr="test: not found")])
 def test_a_script_is_missing_only_where_it_was_looked_for(answer: Output) -> None:
-    (_, nodes), _ = submit(NONE, NONE, OK, PORT, answer)
+    (_, _, nodes), _ = submit(NONE, NONE, OK, PORT, answer)
     assert len(nodes) == 2
 
 

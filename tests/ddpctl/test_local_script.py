@@ -59,7 +59,7 @@ def run_script(folder: Path, plan: Plan, **env: str) -> tuple[int, list[str], st
     run_dir = folder / "run"
     env = {"PATH": f"{folder}:/usr/bin:/bin", "RUN_DIR": str(run_dir), **env}
     done = subprocess.run(["/bin/bash", "-c", script], env=env, capture_output=True, text=True, timeout=20)
-    return done.returncode, [path.read_text().strip() for path in sorted(run_dir.iterdir())], done.stderr
+    return done.returncode, [path.read_text().strip() for path in sorted(run_dir.glob("[0-9]*"))], done.stderr
 
 
 TWO = replace(PLAN, job=replace(JOB, gpus=1))

@@ -47,7 +47,8 @@ def ranks_of(found: list[str]) -> int | str:
 def local(job: JobSpec) -> Asked:
     submit = LocalTarget(LocalOptions(python="/python")).submit(plan_of(job), attached=True)
     next(submit)
-    nodes = [command.env for command in submit.send((UNSET, EIGHT_GPUS, OK, PORT, OK))]
+    submit.send((UNSET, EIGHT_GPUS, OK, PORT, OK))
+    nodes = [command.env for command in submit.send((OK,))]
     return ranks_of([env["PET_NPROC_PER_NODE"] for env in nodes]), [env["CUDA_VISIBLE_DEVICES"] for env in nodes]
 
 
@@ -91,7 +92,7 @@ def kaggle(job: JobSpec) -> Asked:
 SHARES = ["GPU-0,GPU-1,GPU-2,GPU-3", "GPU-4,GPU-5,GPU-6,GPU-7"]
 TABLE: dict[str, tuple[Callable[[JobSpec], Asked], Callable[[int | None], int | str], list[str]]] = {
     "local": (local, lambda ranks: ranks or 4, SHARES),
-    "local script": (local_script, lambda ranks: ranks or 4, ['share=("${gpus[@]:node * 4:4}")']),
+    "local script": (local_script, lambda ranks: ranks or 4, ['share=("${_ddp_gpus[@]:_ddp_node * 4:4}")']),
     "ssh": (ssh, lambda ranks: ranks or 4, ['--gpus="device=GPU-0,GPU-1,GPU-2,GPU-3"'] * 2),
     "slurm": (slurm, lambda ranks: ranks or "${SLURM_GPUS_ON_NODE:-4}", ["--gpus-per-node=4"]),
     "pytorchjob": (kubernetes("pytorchjob"), lambda ranks: ranks or 4, ["4", "4"]),

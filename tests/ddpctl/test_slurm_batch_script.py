@@ -29,8 +29,8 @@ IMAGE = "ghcr.io/ddpctl/ddpctl:0.1.0"
 GIVEN = ("--grace", "30", "-m", "ddptrain", "--lr", "0.1 $(x)")
 HANDED = (
     "PET_NNODES", "PET_NPROC_PER_NODE", "PET_MASTER_ADDR", "PET_MASTER_PORT", "DDP_RUN_ID", "DDP_RUN_UID",
-    "DDP_RUN_DIR", "DDP_CHECKPOINT_DIR", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE", "DDP_IMAGE", "SLURM_JOB_ID",
-    "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_NODEID",
+    "DDP_RUN_DIR", "DDP_CHECKPOINT_DIR", "DDP_SECRET_FILE", "DDP_TARGETS_DIR", "DDP_LAUNCHER", "DDP_DEVICE",
+    "DDP_IMAGE", "SLURM_JOB_ID", "SLURM_JOB_USER", "SLURM_JOB_ACCOUNT", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_NODEID",
     "SLURM_ARRAY_TASK_ID", "SLURM_RESTART_COUNT", "CUDA_VISIBLE_DEVICES", "DDP_JOB_ENV",
 )  # fmt: skip
 CARRIED = json.dumps(JOB.env)
@@ -70,6 +70,7 @@ def test_every_node_gets_its_place_and_the_arguments_byte_for_byte(stand_ins: St
             "DDP_RUN_ID": "train-4711",
             "DDP_RUN_DIR": run_dir,
             "DDP_CHECKPOINT_DIR": f"{run_dir}/checkpoints",
+            "DDP_SECRET_FILE": f"{run_dir}/store.secret",
             "DDP_TARGETS_DIR": f"{stand_ins.folder}/runs/.targets",
             "DDP_LAUNCHER": "slurm",
             "DDP_JOB_ENV": CARRIED,

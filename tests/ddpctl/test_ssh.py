@@ -34,29 +34,32 @@ def test_a_container_on_every_host() -> None:
         == f"""\
 set -eu
 mkdir -p "$HOME"/.ddpctl/runs/night/node-0 /home/alice/.ddpctl/runs/night/checkpoints
-c="$HOME"/.ddpctl/claims-"$(uname -n)"
+(umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.0 \
+&& mv -f "$HOME"/.ddpctl/runs/night/store.secret.0 "$HOME"/.ddpctl/runs/night/store.secret)
+_ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
 held() {{
   flock -n -s "$1" true || return 0
-  read -r run node _ engine _ <"$1" || return 1
-  case $engine in docker|podman) ;; *) return 1 ;; esac
-  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
-  [ -n "$ids" ]
+  read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
+  case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
+  _ddp_ids=$(timeout 10 "$_ddp_engine" ps --quiet \\
+    --filter "label=ddpctl.run=$_ddp_run" --filter "label=ddpctl.node=$_ddp_node") || return 0
+  [ -n "$_ddp_ids" ]
 }}
-mkdir -p "$c"
-exec 8>>"$c/mutex"
+mkdir -p "$_ddp_c"
+exec 8>>"$_ddp_c/mutex"
 flock -w 60 8 || {{ echo "another launch is starting a run there" >&2; exit 75; }}
-for f in "$c"/run-*; do
-  [ -e "$f" ] || continue
-  held "$f" || {{ rm -f "$f"; continue; }}
-  read -r run _ _ _ gpus <"$f"
-  for gpu in GPU-0 GPU-2; do
-    case " $gpus " in *" $gpu "*) echo "the run $run has $gpu" >&2; exit 75 ;; esac
+for _ddp_f in "$_ddp_c"/run-*; do
+  [ -e "$_ddp_f" ] || continue
+  held "$_ddp_f" || {{ rm -f "$_ddp_f"; continue; }}
+  read -r _ddp_run _ _ _ _ddp_gpus <"$_ddp_f"
+  for _ddp_gpu in GPU-0 GPU-2; do
+    case " $_ddp_gpus " in *" $_ddp_gpu "*) echo "the run $_ddp_run has $_ddp_gpu" >&2; exit 75 ;; esac
   done
 done
 echo night 0 "$(date +%s)" docker GPU-0 GPU-2 >"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.0
-env=$(umask 077 && mktemp "$HOME"/.ddpctl/runs/night/env.XXXXXX)
-trap 'rm -f "$env"' EXIT
-cat >"$env" <<'END_OF_FILE'
+_ddp_env=$(umask 077 && mktemp "$HOME"/.ddpctl/runs/night/env.XXXXXX)
+trap 'rm -f "$_ddp_env"' EXIT
+cat >"$_ddp_env" <<'END_OF_FILE'
 HOME=/tmp
 USER=ddp
 DDP_DEVICE=cuda
@@ -68,11 +71,12 @@ PET_MASTER_PORT=61000
 DDP_RUN_ID=night
 DDP_RUN_DIR=/runs/night
 DDP_CHECKPOINT_DIR=/runs/night/checkpoints
+DDP_SECRET_FILE=/runs/night/store.secret
 DDP_IMAGE={ID}
 DDP_JOB_ENV={{"A": "b c"}}
 END_OF_FILE
 docker run --detach --rm --init --name=ddpctl-night-0 --label=ddpctl.run=night --label=ddpctl.node=0 --network=host \
---user=1000:1000 "--env-file=$env" --shm-size=8589934592 \
+--user=1000:1000 "--env-file=$_ddp_env" --shm-size=8589934592 \
 --cap-drop=ALL --security-opt=no-new-privileges --read-only --tmpfs=/tmp:rw,exec,nosuid,nodev \
 --volume=/home/alice/.ddpctl/runs/night:/runs/night --volume=/data:/data:ro '--gpus="device=GPU-0,GPU-2"' \
 --ulimit=memlock=-1:-1 \
@@ -113,20 +117,23 @@ def test_a_process_where_there_is_no_container() -> None:
         == """\
 set -eu
 mkdir -p "$HOME"/.ddpctl/runs/night/node-1 /home/alice/.ddpctl/runs/night/checkpoints
-c="$HOME"/.ddpctl/claims-"$(uname -n)"
+(umask 077 && printf %s 0123456789abcdef >"$HOME"/.ddpctl/runs/night/store.secret.1 \
+&& mv -f "$HOME"/.ddpctl/runs/night/store.secret.1 "$HOME"/.ddpctl/runs/night/store.secret)
+_ddp_c="$HOME"/.ddpctl/claims-"$(uname -n)"
 held() {
   flock -n -s "$1" true || return 0
-  read -r run node _ engine _ <"$1" || return 1
-  case $engine in docker|podman) ;; *) return 1 ;; esac
-  ids=$(timeout 10 "$engine" ps --quiet --filter "label=ddpctl.run=$run" --filter "label=ddpctl.node=$node") || return 0
-  [ -n "$ids" ]
+  read -r _ddp_run _ddp_node _ _ddp_engine _ <"$1" || return 1
+  case $_ddp_engine in docker|podman) ;; *) return 1 ;; esac
+  _ddp_ids=$(timeout 10 "$_ddp_engine" ps --quiet \\
+    --filter "label=ddpctl.run=$_ddp_run" --filter "label=ddpctl.node=$_ddp_node") || return 0
+  [ -n "$_ddp_ids" ]
 }
-mkdir -p "$c"
-exec 8>>"$c/mutex"
+mkdir -p "$_ddp_c"
+exec 8>>"$_ddp_c/mutex"
 flock -w 60 8 || { echo "another launch is starting a run there" >&2; exit 75; }
-for f in "$c"/run-*; do
-  [ -e "$f" ] || continue
-  held "$f" || { rm -f "$f"; continue; }
+for _ddp_f in "$_ddp_c"/run-*; do
+  [ -e "$_ddp_f" ] || continue
+  held "$_ddp_f" || { rm -f "$_ddp_f"; continue; }
 done
 exec 9>>"$HOME"/.ddpctl/claims-"$(uname -n)"/run-night.1
 flock -w 10 9 || { echo "night is there already" >&2; exit 75; }
@@ -141,6 +148,7 @@ export PET_MASTER_PORT=61000
 export DDP_RUN_ID=night
 export DDP_RUN_DIR=/home/alice/.ddpctl/runs/night
 export DDP_CHECKPOINT_DIR=/home/alice/.ddpctl/runs/night/checkpoints
+export DDP_SECRET_FILE=/home/alice/.ddpctl/runs/night/store.secret
 export CUDA_VISIBLE_DEVICES=''
 export DDP_JOB_ENV='{"A": "b c"}'
 setsid "$HOME"/venv/bin/python -P -m ddprun --grace 30 -m ddptrain </dev/null \

@@ -44,7 +44,7 @@ class Host:
         """A node of a run; its pid is in a file when it continues."""
         done = self.run(
             scripts.start_process("~/.ddpctl", run, 0, ("~/bin/python",), {"DDP_RUN_ID": run}, gpus=gpus, folder="~/",
-                                  checkpoints="~/c")
+                                  checkpoints="~/c", secret="")
         )  # fmt: skip
         if done.returncode == 0:
             wait_until(lambda: self.pid(run), f"the process of {run}")

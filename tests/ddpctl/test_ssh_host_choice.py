@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-from tests.ddpctl.ssh_answers import GPUS, PLAN, RUN, facts, play
+from tests.ddpctl.ssh_answers import GPUS, PLAN, RUN, SECRET, facts, play
 from tests.wording import Wording
 
 from ddpctl.command import Command, Output, Verb
@@ -160,7 +160,7 @@ def shown(state: str | None) -> Output:
 def test_a_lost_node_starts_on_a_spare(first: Output, second: Output, moves: bool, wording: Wording) -> None:
     run = replace(RUN, handle={"hosts": [0, 1], "port": "61000", "address": "10.0.0.1", "device": "cpu"})
     clocks = tuple(Output(returncode=0, stdout="1000\n") for _ in range(2))
-    spares = [(DEAD, facts(4)), clocks, (Output(returncode=0),)] if moves else []
+    spares = [(DEAD, facts(4)), clocks, (SECRET,), (Output(returncode=0),)] if moves else []
     asked, moved = play(SshTarget(OPTIONS).replace_lost(run, PLAN), [(first, second), *spares])
     assert moved.nodes == ((1,) if moves else ())
     if moves:

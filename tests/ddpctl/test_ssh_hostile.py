@@ -47,6 +47,7 @@ def test_arguments_and_environment_arrive(words: list[str], env: dict[str, str])
             gpus=(),
             folder="~/",
             checkpoints="~/.ddpctl/c",
+            secret="",
         )
         done = subprocess.run(
             ["/bin/sh"],

@@ -1,6 +1,7 @@
 """What ends ddprun itself: values in the store that no ddprun writes, a supervisor that dies, a thread that ends."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,9 +12,9 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from torch.distributed import DistNetworkError, TCPStore
+from torch.distributed import DistNetworkError, HashStore, TCPStore
 
-from ddprun import stores
+from ddprun import node_config, stores
 from ddprun.errors import NodeError, config_error
 from ddprun.main import CRASH_LOG, end_on_thread_error
 from ddpwire.exits import Exit
@@ -51,6 +52,99 @@ def test_a_node_that_reads_such_a_value_ends_with_an_outcome(runs, node, key, va
     assert key in nodes[node].outcome().message
     assert nodes[1 - node].end() == Exit.KILLED
     assert runs.nothing_is_left()
+
+
+SECRET = "0123456789abcdef"  # noqa: S105
+
+
+@pytest.fixture
+def secret(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text(f"{SECRET}\n")
+    path.chmod(0o600)
+    return path
+
+
+def test_a_value_that_no_node_of_the_run_has_signed_is_refused(wording):
+    wrapped = HashStore()
+    ours = stores.SignedStore(wrapped, SECRET.encode(), "night")
+    ours.set("a", "1")
+    assert (ours.get("a"), ours.compare_set("b", "", "2"), ours.compare_set("a", "", "3")) == (b"1", b"2", b"1")
+    assert wrapped.get("a").startswith(stores.SIGNED)
+    forged = {
+        "none": "1",
+        "wrong": f"{stores.SIGNED.decode()}{64 * '0'} 1",
+        "of another key": wrapped.get("b").decode(),
+        "of another run": signature_of("1", SECRET, "day"),
+        "with another secret": signature_of("1", SECRET[::-1], "night"),
+    }
+    for value in forged.values():
+        wrapped.set("a", value)
+        for read in (lambda: ours.get("a"), lambda: ours.compare_set("a", "", "1")):
+            with pytest.raises(NodeError) as error:
+                read()
+            assert (error.value.code, error.value.outcome.cause) == (Exit.UNAVAILABLE, "unavailable")
+        wording(error.value.message)
+    with pytest.raises(NodeError) as error:
+        stores.SignedStore(wrapped, b"", "night").get("b")
+    assert error.value.code == Exit.CONFIG
+
+
+def signature_of(value, secret, run_id):
+    store = HashStore()
+    stores.SignedStore(store, secret.encode(), run_id).set("a", value)
+    return store.get("a").decode()
+
+
+def test_a_run_with_a_secret_signs_and_ends_at_a_forged_value(runs, secret, monkeypatch):
+    monkeypatch.setenv("DDP_SECRET_FILE", str(secret))
+    nodes = runs.pair("act.py")
+    runs.wait_until_ready(*nodes)
+    host, port = nodes[0].state().master.split(":")
+    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    assert store.get("beat/1").startswith(stores.SIGNED)
+    assert SECRET not in "".join(path.read_text(errors="replace") for path in runs.run_dir.rglob("*") if path.is_file())
+    with contextlib.suppress(DistNetworkError):
+        while nodes[0].process.poll() is None:
+            store.set("beat/1", json.dumps({"at": 1, "attempt": 0, "signs": []}))
+            time.sleep(0.02)
+    assert (nodes[0].end(), nodes[0].outcome().cause) == (Exit.UNAVAILABLE, "unavailable")
+    assert "beat/1" in nodes[0].outcome().message
+    assert nodes[1].end() == Exit.KILLED
+    assert runs.nothing_is_left()
+
+
+@pytest.mark.parametrize("with_secret", [0, 1])
+def test_a_node_without_the_secret_of_the_others_is_told(runs, secret, wording, with_secret):
+    port = runs.free_port()
+    env = {"DDP_SECRET_FILE": str(secret)}
+    first, second = (
+        runs.start("act.py", node=node, nodes="2", port=port, env=env if node == with_secret else {}) for node in (0, 1)
+    )
+    code = Exit.UNAVAILABLE if with_secret else Exit.CONFIG
+    assert second.end() == code
+    wording(second.outcome().message)
+    first.process.terminate()
+    first.end()
+    assert runs.nothing_is_left()
+
+
+@pytest.mark.parametrize("case", ["missing", "readable", "short", "fifo"])
+def test_a_secret_that_cannot_be_one_is_refused(case, secret, wording):
+    match case:
+        case "missing":
+            secret.unlink()
+        case "readable":
+            secret.chmod(0o644)
+        case "short":
+            secret.write_text("short\n")
+        case "fifo":
+            secret.unlink()
+            os.mkfifo(secret, 0o600)
+    with pytest.raises(NodeError) as error:
+        node_config.read_secret({"DDP_SECRET_FILE": str(secret)})
+    assert error.value.code == Exit.CONFIG
+    wording(error.value.message.replace(str(secret), "FILE"))
 
 
 KILLED_SUPERVISOR = """

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 
 from ddprun import machine, network, preflight, processes
 from ddprun.errors import NodeError, config_error, node_error
-from ddprun.node_config import UNNUMBERED, NodeConfig
+from ddprun.node_config import UNNUMBERED, NodeConfig, read_secret
 from ddprun.preflight import PreflightReport, Route, node_label
 from ddpwire.exits import Exit
 from ddpwire.run_files import Outcome, read_outcome
@@ -126,13 +126,15 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
         try:
             address = network.resolve(host, timeout_s=left_s)
             network.check_reachable(address, int(port), timeout_s=left_s)
-            control = stores.connect(address, int(port))
+            control = stores.SignedStore(stores.connect(address, int(port)), read_secret(os.environ), run_id)
             claim = stores.decode("claim/0", control.get("claim/0"), dict)
             if claim.get("run id") == run_id and control.check(["attempt"]):
                 value = json.dumps(asdict(refusal(int(node), outcome)))
                 control.compare_set(f"{int(control.get('attempt'))}/left", "", value)
                 return
-        except (OSError, ValueError, RuntimeError, NodeError):
+        except NodeError:
+            return  # it is not ours, or this node's secret is wrong
+        except (OSError, ValueError, RuntimeError):
             pass  # node 0 is not there yet
         time.sleep(POLL_S)
 
@@ -226,7 +228,8 @@ def _claim(config: NodeConfig, route: Route) -> dict[str, object]:
     from ddprun import stores
 
     try:
-        control = stores.connect_to_node_0(route.address, config.master_port)
+        store = stores.connect_to_node_0(route.address, config.master_port)
+        control = stores.SignedStore(store, config.secret, config.run_id)
         check_same_run(config, stores.decode("claim/0", control.get("claim/0"), dict))
         value = json.dumps({"token": TOKEN} | run_facts(config))
         for node in range(1, config.max_nodes):

@@ -6,13 +6,14 @@ Only ``watch_deadline`` has effects. Errors name the contradictory settings; not
 import argparse
 import importlib.util
 import math
+import os
 import re
 import reprlib
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -23,6 +24,7 @@ from ddprun.launchers import Setting, Settings
 from ddpwire import kaggle, names
 from ddpwire.exits import Exit
 from ddpwire.machine import MAX_PORT
+from ddpwire.run_files import open_regular
 
 MARGIN_S = 5.0  # from the end of the last rank to the end of ddprun
 SLURM_MARGIN_S = 30.0  # the batch script may have to requeue the job after ddprun
@@ -31,6 +33,7 @@ SLURM_END_TIME = "SLURM_JOB_END_TIME"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 DEFAULT_RUN_ID = "none"  # torchrun's id for runs without a given id: each of these is a different run
 MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
 UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
@@ -119,6 +122,7 @@ class NodeConfig:
     master_addr: str
     master_port: int  # 0 means a free port, which only a single node can choose
     run_id: str
+    secret: bytes = field(repr=False)  # signs the nodes' values in the run's store; empty: they are not signed
     run_dir: Path | None  # None means a temporary folder
     checkpoint_dir: str | None
     max_restarts: int
@@ -209,6 +213,7 @@ def read_config(
         master_addr=master_addr,
         master_port=master_port,
         run_id=settings.get("run_id", ("", DEFAULT_RUN_ID))[1],
+        secret=read_secret(environ),
         run_dir=Path(run_dir).absolute() if run_dir else None,
         checkpoint_dir=environ.get(names.CHECKPOINT_DIR) or None,
         max_restarts=_max_restarts(options, settings),
@@ -242,6 +247,24 @@ def read_config(
         role=_torchruns(options, environ, "role")[1] or "default",
         virtual_local_rank=_virtual_local_rank(options, environ, local_world_size),
     )
+
+
+def read_secret(environ: Mapping[str, str]) -> bytes:
+    """Return the run's secret, or nothing if the node was given none. Raises NodeError."""
+    if not (path := environ.get(names.SECRET_FILE)):
+        return b""
+    source = f"{names.SECRET_FILE} is {path}"
+    try:
+        with open_regular(Path(path)) as file:
+            info, secret = os.fstat(file.fileno()), file.read(MAX_SECRET_BYTES).strip()
+    except OSError as error:
+        raise config_error(f"{source}: {error.strerror}") from None
+    others = 0o077 if info.st_uid == os.geteuid() else 0o022  # the files of a Kubernetes Secret belong to root
+    if info.st_uid not in (0, os.geteuid()) or info.st_mode & others:
+        raise config_error(f"{source}, which is not yours alone", hint="make it yours, with mode 600")
+    if len(secret) < MIN_SECRET_BYTES:
+        raise config_error(f"{source}, which has less than {MIN_SECRET_BYTES} bytes")
+    return secret
 
 
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:

@@ -67,6 +67,7 @@ NOT_FOR_RANKS = (
     names.NODES_HERE,
     names.ONE_PORT,
     names.PUSHGATEWAY,
+    names.SECRET_FILE,
     names.TARGETS_DIR,
     names.LAUNCHER,
     names.STEPS_BEFORE,

@@ -135,7 +135,7 @@ class FixedRankRendezvous(RendezvousHandler):
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
         self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
-        self.control: TCPStore | stores.TimeoutStore = self._host() if self._is_leader else self._join()
+        self.control = self._signed(self._host()) if self._is_leader else self._join()
         try:
             self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
         except RuntimeError:
@@ -157,7 +157,10 @@ class FixedRankRendezvous(RendezvousHandler):
             message = network.describe_taken_port(address, port, error)
             raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
 
-    def _join(self) -> stores.TimeoutStore:
+    def _signed(self, store: Store) -> stores.SignedStore:
+        return stores.SignedStore(store, self._config.secret, self._config.run_id)
+
+    def _join(self) -> stores.SignedStore:
         wait, config = self._new_wait(), self._config
         while True:
             left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s
@@ -165,7 +168,7 @@ class FixedRankRendezvous(RendezvousHandler):
             reason = reason or joining.why_unreachable(config, self._route, left_s)
             if not reason:
                 try:
-                    return stores.connect_to_node_0(self._route.address, config.master_port)
+                    return self._signed(stores.connect_to_node_0(self._route.address, config.master_port))
                 except NodeError as error:
                     if not config.is_replaced:  # else the address may be that of the previous node 0
                         raise
@@ -208,7 +211,7 @@ class FixedRankRendezvous(RendezvousHandler):
             with contextlib.suppress(OSError, RuntimeError, NodeError):
                 address = network.resolve(config.master_addr, timeout_s=RETRY_S)
                 if network.interface_of(address) is None:
-                    claim = stores.connect(address, config.master_port).get("claim/0")
+                    claim = self._signed(stores.connect(address, config.master_port)).get("claim/0")
                     if stores.decode("claim/0", claim, dict).items() >= joining.run_facts(config).items():
                         break
         message = f"another ddprun has taken the place of node 0, on {address}"
@@ -245,7 +248,7 @@ class FixedRankRendezvous(RendezvousHandler):
         store: Store | None = self._attempt_store
         try:
             if self._config.one_port:
-                store = PrefixStore(f"{self.attempt}/store", self.control)
+                store = PrefixStore(f"{self.attempt}/store", self.control.wrapped)
             elif not self._is_leader:
                 store = stores.connect(host, port)
         except RuntimeError:

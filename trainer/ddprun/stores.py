@@ -1,10 +1,11 @@
-"""Connections to stores in which no call waits forever.
+"""Connections to stores in which no call waits forever, and whose values are signed if the run has a secret.
 
 TCPStore's own calls may wait forever: if a foreign server accepts the connection and is silent, or if a machine that
 had answered loses power. Then no connection is closed, and timeouts count only while the store answers that a key is
 missing.
 """
 
+import hmac
 import json
 import queue
 import reprlib
@@ -18,12 +19,14 @@ from typing import Any, TypeVar
 from torch.distributed import DistNetworkError, Store, TCPStore  # type: ignore[attr-defined]  # public, all
 
 from ddprun import network
-from ddprun.errors import node_error
+from ddprun.errors import config_error, node_error
+from ddpwire import names
 from ddpwire.exits import Exit
 
 T = TypeVar("T")
 TIMEOUT = timedelta(seconds=10)  # an operation on a reachable store takes a millisecond
 ANSWER_TIMEOUT_S = 4.0
+SIGNED = b"hmac-sha256:"  # begins a signed value; then come the signature, a space and the value itself
 CONNECT_TIMEOUT_S = 2.5  # a store answers at once, from a C++ thread that nothing blocks; a foreign server may not
 
 
@@ -37,14 +40,100 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
         raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
 
 
-class TimeoutStore(Store):
+class WrappedStore(Store):
+    """A store that passes all calls on to another one."""
+
+    def __init__(self, store: Any) -> None:
+        super().__init__()
+        self.wrapped = store
+
+    def _call(self, call: Callable[[], Any], timeout: timedelta = TIMEOUT) -> Any:  # noqa: ARG002 -- TimeoutStore's
+        return call()
+
+    @property
+    def port(self) -> int:
+        """The port on which the store listens."""
+        return int(self.wrapped.port)
+
+    def set(self, key: str, value: str) -> None:
+        """See Store."""
+        self._call(lambda: self.wrapped.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return bytes(self._call(lambda: self.wrapped.get(key)))
+
+    def add(self, key: str, number: int) -> int:
+        """See Store."""
+        return int(self._call(lambda: self.wrapped.add(key, number)))
+
+    def check(self, keys: list[str]) -> bool:
+        """See Store."""
+        return bool(self._call(lambda: self.wrapped.check(keys)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """See Store."""
+        return bytes(self._call(lambda: self.wrapped.compare_set(key, expected, value)))
+
+    def delete_key(self, key: str) -> bool:
+        """See Store."""
+        return bool(self._call(lambda: self.wrapped.delete_key(key)))
+
+    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+        """See Store."""
+        self._call(lambda: self.wrapped.wait(keys, timeout), timeout)
+
+
+class SignedStore(WrappedStore):
+    """A store whose values have an HMAC of the run's id, the key and the value, if the run has a secret.
+
+    Counters (``add``) and torch's own keys, which use ``wrapped``, have none.
+    """
+
+    def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
+        super().__init__(store)
+        self._secret, self._run_id = secret, run_id
+
+    def clone(self) -> "SignedStore":
+        """Return another connection."""
+        return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
+
+    def set(self, key: str, value: str) -> None:
+        """See Store."""
+        super().set(key, self._signature(key, value.encode()).decode() + value)
+
+    def get(self, key: str) -> bytes:
+        """See Store. Raises NodeError for a value that no node of this run has signed."""
+        return self._verify(key, super().get(key))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """See Store; ``expected`` is empty: the key is missing. Raises NodeError as ``get`` does."""
+        value = self._signature(key, value.encode()).decode() + value
+        return self._verify(key, super().compare_set(key, expected, value))
+
+    def _signature(self, key: str, value: bytes) -> bytes:
+        if not self._secret:
+            return b""
+        text = b"\0".join((self._run_id.encode(errors="surrogateescape"), key.encode(), value))
+        return SIGNED + hmac.new(self._secret, text, "sha256").hexdigest().encode() + b" "
+
+    def _verify(self, key: str, stored: bytes) -> bytes:
+        if not self._secret and stored.startswith(SIGNED):
+            message = "the nodes of this run sign what they write into its store, and this node has no secret"
+            raise config_error(message, hint=f"give it the other nodes' file in {names.SECRET_FILE}")
+        value = stored.partition(b" ")[2] if self._secret else stored
+        if hmac.compare_digest(stored, self._signature(key, value) + value):
+            return value
+        what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
+        hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key {key} of the run's store has {what}", hint=hint)
+
+
+class TimeoutStore(WrappedStore):
     """A remote store: each call returns, or raises RuntimeError soon after its own timeout."""
 
-    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
-        """``timeout`` is the store's own, for missing keys."""
-        super().__init__()
-        self._store = store
-        self._timeout = timeout
+    def __init__(self, store: Any) -> None:
+        super().__init__(store)
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._is_unresponsive = False
         threading.Thread(target=self._run_calls, name="store", daemon=True).start()
@@ -57,48 +146,19 @@ class TimeoutStore(Store):
             except Exception as error:
                 answer.set_exception(error)
 
-    def _call(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
+    def _call(self, call: Callable[[], Any], timeout: timedelta = TIMEOUT) -> Any:
         answer: Future[Any] = Future()
         if not self._is_unresponsive:
             self._calls.put((answer, call))
             try:
-                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
+                return answer.result(timeout.total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store does not answer any more")
 
-    @property
-    def port(self) -> int:
-        """The port on which the store listens."""
-        return int(self._store.port)
-
     def clone(self) -> "TimeoutStore":
         """Return another connection."""
-        return TimeoutStore(self._call(self._store.clone), self._timeout)
-
-    def set(self, key: str, value: str) -> None:
-        """See Store."""
-        self._call(lambda: self._store.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        """See Store."""
-        return bytes(self._call(lambda: self._store.get(key)))
-
-    def add(self, key: str, number: int) -> int:
-        """See Store."""
-        return int(self._call(lambda: self._store.add(key, number)))
-
-    def check(self, keys: list[str]) -> bool:
-        """See Store."""
-        return bool(self._call(lambda: self._store.check(keys)))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store."""
-        return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """See Store."""
-        self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
+        return TimeoutStore(self._call(self.wrapped.clone))
 
 
 def connect(address: str, port: int) -> TimeoutStore:

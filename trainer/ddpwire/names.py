@@ -33,6 +33,7 @@ PROJECT: Final = "DDP_PROJECT"  # whose work it is: set by the user, for Prometh
 RUN_DIR: Final = "DDP_RUN_DIR"  # the run's folder as this node sees it; ddpwire.run_files lists its files
 CHECKPOINT_DIR: Final = "DDP_CHECKPOINT_DIR"
 JOB_ENV: Final = "DDP_JOB_ENV"  # the variables of the job's env, as a JSON object (ddpwire.job_env)
+SECRET_FILE: Final = "DDP_SECRET_FILE"  # noqa: S105 -- has the secret with which the nodes sign values
 DEVICE: Final = "DDP_DEVICE"  # auto, cuda or cpu
 IMAGE: Final = "DDP_IMAGE"  # the container image that a node runs in, with its digest; the nodes compare it
 NODE_REPLACED: Final = "DDP_NODE_REPLACED"  # 1: a controller replaces a node that ends

@@ -3,6 +3,7 @@
 RUN/                       .targets/ beside it has the runs' metrics addresses; an array has a folder task-K/ per task
   run.json                 ddpctl's record (only ddpctl reads and writes it)
   starts                   one line per start by a queue (read_starts): a batch script writes it
+  store.secret             with which the nodes sign the values in the run's store
   checkpoints/             the script's checkpoints; DDP_CHECKPOINT_DIR gives it the path
   node-0/
     ddprun.lock            held locked by the node's ddprun for as long as it lives
@@ -42,6 +43,7 @@ from ddpwire import names
 from ddpwire.exits import Exit
 
 CHECKPOINTS = "checkpoints"
+STORE_SECRET = "store.secret"  # noqa: S105 -- a file's name
 RECORD = "run.json"  # ddpctl's; its "checkpoint_dir" is the folder of the checkpoints, which a resumed run shares
 STARTS = "starts"
 LOCK = "ddprun.lock"

@@ -29,7 +29,7 @@ from ddpctl.launch_plan import (
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult
 from ddpctl.run_status import RunStatus, fold_nodes, node_report
 from ddpctl.run_store import Run
-from ddpctl.secrets import read_secrets
+from ddpctl.secrets import make_store_secret, read_secrets
 from ddpctl.spec import Doc, JobSpec
 from ddpctl.targets import Capability, LogQuery, StopSignal, Submission, Target, no_such_log
 from ddpctl.text import one_line
@@ -93,6 +93,9 @@ class LocalTarget(Target):
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
         gpus = share_gpus(job, gpus_of(*answers[:2]) if gpu_probes else ())
+        (made,) = yield (Command(argv=("sh", "-c", make_store_secret('"$1"'), "ddpctl", plan.run_dir)),)
+        if made.returncode:
+            raise CannotWriteError(f"cannot write {plan.run_dir}: {made.last_line('it failed')}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(next(_answers(port, 1))["port"])
         yield tuple(
             Command(
@@ -309,7 +312,7 @@ else
     0) mapfile -t _ddp_gpus < <(grep -E '^(GPU|MIG)-' <<<"$_ddp_listed") ;; # it may also print warnings
     6 | 127) ;; # no device, no nvidia-smi
     *)
-      echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: mend the driver," \
+      echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: mend the driver," \\
         "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
       exit 69
       ;;
@@ -343,8 +346,9 @@ set -euo pipefail
 {lines}
 {names.NODE_MASTER_PORT}={port}
 {names.RUN_DIR}=${{RUN_DIR:-$PWD/runs/{plan.run}-$$}}
-export {names.NODE_MASTER_PORT} {names.RUN_DIR}
-mkdir -p "${names.RUN_DIR}"
+{names.SECRET_FILE}=${names.RUN_DIR}/{run_files.STORE_SECRET}
+export {names.NODE_MASTER_PORT} {names.RUN_DIR} {names.SECRET_FILE}
+{make_store_secret(f'"${names.RUN_DIR}"')}
 echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 
 # Every node gets its own share of the GPUs; without any, its ranks are CPU processes.

@@ -9,12 +9,13 @@ import shlex
 from pathlib import PurePath
 
 from ddpctl.launch_plan import Plan, ddprun_args, script_of, title
+from ddpctl.secrets import make_store_secret
 from ddpctl.spec import JobSpec, size_bytes
 from ddpctl.targets.slurm.containers import Runtime, runtime_of
 from ddpctl.targets.slurm.options import SlurmOptions, lead_s
 from ddpwire import job_env, names
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, STARTS, TARGETS
+from ddpwire.run_files import CHECKPOINTS, STARTS, STORE_SECRET, TARGETS
 
 # If the job was submitted from inside another job, our srun would read these leftover variables as its options.
 FOREIGN = """"${!SLURM_NTASKS@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_@}" SLURM_{NPROCS,TASKS_PER_NODE,GPUS_PER_TASK} \\
@@ -80,6 +81,7 @@ export {names.RUN_ID}=${{_ddp_run//[^A-Za-z0-9._-]/_}}
 {uid}export {names.TARGETS_DIR}={targets} {names.LAUNCHER}=slurm
 _ddp_run_dir+={task}
 export {names.RUN_DIR}=$_ddp_run_dir {names.CHECKPOINT_DIR}={checkpoints}
+export {names.SECRET_FILE}=$_ddp_run_dir/{STORE_SECRET}
 # Our variables begin with _ddp_, so that none of yours is changed.
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
 # signal: which one; woken: a signal has ended the wait for srun
@@ -123,7 +125,7 @@ trap 'say "interrupted: the ranks get SIGINT"; ((_ddp_stopped += 1)); _ddp_wante
 trap '((_ddp_stopped += 1)); _ddp_wanted=$_ddp_stopped
   [[ $(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) == RUNNING ]] || _ddp_told=$_ddp_stopped; tell' TERM
 
-mkdir -p "$_ddp_run_dir" "${names.CHECKPOINT_DIR}" ||
+{{ mkdir -p "${names.CHECKPOINT_DIR}" && {make_store_secret('"$_ddp_run_dir"')}; }} ||
   end {Exit.CANNOT_WRITE:d} unavailable "cannot write $_ddp_run_dir"
 mkdir -p "${names.TARGETS_DIR}" 2>/dev/null ||
   {{ {names.TARGETS_DIR}=$_ddp_run_dir/{TARGETS} && mkdir -p "${names.TARGETS_DIR}"; }}

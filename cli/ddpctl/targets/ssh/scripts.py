@@ -19,7 +19,7 @@ from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
 from ddpwire.history import HISTORY
-from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, node_name, rank_log
+from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name, rank_log
 
 _END = "END_OF_FILE"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
@@ -131,8 +131,12 @@ def facts_script(options: SshOptions, *, image: str, script: str | None, checkpo
     return "\n".join([*lines, "say end yes"]) + "\n"
 
 
-def _folders(home: str, run: str, node: int, checkpoints: str) -> str:
-    return f"mkdir -p {path_word(run_path(home, run, node_name(node)))} {path_word(checkpoints)}"
+def _folders(home: str, run: str, node: int, checkpoints: str, secret: str) -> str:
+    """Return the code that makes a node's folders and the run's secret, at once: nodes may share a home folder."""
+    file, new = (f"{path_word(run_path(home, run, STORE_SECRET))}{end}" for end in ("", f".{node}"))
+    return f"""\
+mkdir -p {node_path(home, run, node)} {path_word(checkpoints)}
+(umask 077 && printf %s {shlex.quote(secret)} >{new} && mv -f {new} {file})"""
 
 
 def start_container(
@@ -145,6 +149,7 @@ def start_container(
     *,
     gpus: tuple[str, ...],
     checkpoints: str,
+    secret: str,
     owner: str | None,
 ) -> str:
     """Return a script that starts a container unless another run has its GPUs. ``owner``: of the run's folders."""
@@ -154,7 +159,7 @@ def start_container(
     give = f"chown -R {shlex.quote(owner)} {folder} && chown {owner} {path_word(checkpoints)}\n" if owner else ""
     return f"""\
 set -eu
-{_folders(home, run, node, checkpoints)}
+{_folders(home, run, node, checkpoints, secret)}
 {give}{claims.take(claims_folder(home), run, node, gpus, engine=engine)}\
 _ddp_env=$(umask 077 && mktemp {folder}/env.XXXXXX)
 trap 'rm -f "$_ddp_env"' EXIT
@@ -174,6 +179,7 @@ def start_process(
     gpus: tuple[str, ...],
     folder: str,
     checkpoints: str,
+    secret: str,
 ) -> str:
     """Return a script that starts a node's ddprun in its own session; ddprun holds the node's claim until it ends."""
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items())
@@ -181,7 +187,7 @@ def start_process(
     python, *rest = argv
     return f"""\
 set -eu
-{_folders(home, run, node, checkpoints)}
+{_folders(home, run, node, checkpoints, secret)}
 {claims.take(claims_folder(home), run, node, gpus, engine="none")}\
 cd {path_word(folder)}
 {exports}setsid {path_word(python)} {shlex.join(rest)} </dev/null >>{log} 2>&1 8>&- &

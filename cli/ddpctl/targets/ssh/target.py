@@ -19,7 +19,7 @@ from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_
 from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import NodeReport, RunStatus, fold_nodes, node_report
 from ddpctl.run_store import DiskUsage, Run
-from ddpctl.secrets import read_secrets
+from ddpctl.secrets import make_store_secret, read_secrets
 from ddpctl.spec import JobSpec
 from ddpctl.targets import Capability, HostReport, LogQuery, Moved, StopSignal, Submission, Target, no_such_log
 from ddpctl.targets.ssh import scripts
@@ -111,13 +111,16 @@ class SshTarget(Target):
             except DdpctlError as error:
                 raise NotStartedError(error) from None
         address = hosts[0].peer or facts[0].address or hosts[0].address
-        (port,) = yield (port_command(options, hosts[0].host, job, facts[0], address),)
-        if port.returncode:
-            raise UnavailableError(f"{hosts[0].address}: {port.last_line('no free port')}")
+        first = hosts[0].host
+        port, secret = yield port_command(options, first, job, facts[0], address), self._secret_command(plan.run, first)
+        for output, missing in ((port, "no free port"), (secret, "no secret")):
+            if output.returncode:
+                raise UnavailableError(f"{hosts[0].address}: {output.last_line(missing)}")
         number = port.stdout.strip() if port.stdout.startswith("<") else str(json.loads(port.stdout)["port"])
         nodes = node_scripts(
-            options, plan, hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets
-        )
+            options, plan, hosts, facts, cuda=choice.cuda, address=address, port=number, secrets=secrets,
+            secret=secret.stdout,
+        )  # fmt: skip
         outputs = yield tuple(
             Command(argv=("/bin/sh",), stdin=text, secret=bool(secrets), host=host.host, timeout_s=START_S)
             for host, text in zip(hosts, nodes, strict=True)
@@ -146,6 +149,11 @@ class SshTarget(Target):
             nodes=job.nodes,
             checkpoint_dir=checkpoints_shown(options, plan, hosts[0]),
         )
+
+    def _secret_command(self, run: str, host: Host) -> Command:
+        folder = path_word(run_path(self.options.home, run))
+        text = f"{make_store_secret(folder)} && cat {folder}/{run_files.STORE_SECRET}\n"
+        return Command(argv=("/bin/sh",), stdin=text, host=host, placeholder="<secret>")
 
     def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
         """Return what the hosts have."""
@@ -244,7 +252,11 @@ class SshTarget(Target):
         if self.options.project == "sync":
             at_hosts = [host.host for host in taken]
             yield from sync(at_hosts, cwd=plan.cwd, home=self.options.home, run=plan.run, run_dir=plan.run_dir)
-        handle, where = run.handle, {"address": run.handle["address"], "port": run.handle["port"]}
+        (secret,) = yield (self._secret_command(run.name, hosts[0].host),)
+        if secret.returncode:
+            return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
+        where = {"address": run.handle["address"], "port": run.handle["port"], "secret": secret.stdout}
+        handle = run.handle
         texts = []
         for node, place in zip(lost, ready, strict=True):
             gpus = _share(job, at[place], facts[place]) if cuda else ()
@@ -442,11 +454,12 @@ def node_scripts(
     address: str,
     port: str,
     secrets: Mapping[str, str],
+    secret: str,
 ) -> tuple[str, ...]:
     """Return the scripts that start the nodes, in order. Raises ConfigError."""
     return tuple(
         _node_script(options, plan, node, fact, gpus=_share(plan.job, host, fact) if cuda else (), cuda=cuda,
-              address=address, port=port, secrets=secrets)
+              address=address, port=port, secrets=secrets, secret=secret)
         for node, (host, fact) in enumerate(zip(hosts, facts, strict=True))
     )  # fmt: skip
 
@@ -467,6 +480,7 @@ def _node_script(
     address: str,
     port: str,
     secrets: Mapping[str, str],
+    secret: str,
 ) -> str:
     def there(path: str) -> str:
         return fact.get("home") + path[1:] if path.startswith("~/") else path
@@ -482,7 +496,7 @@ def _node_script(
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
         where = work_dir(options, plan.run)
         return scripts.start_process(
-            options.home, plan.run, node, argv, env, gpus=gpus, folder=where, checkpoints=checkpoints
+            options.home, plan.run, node, argv, env, gpus=gpus, folder=where, checkpoints=checkpoints, secret=secret
         )
     own = checkpoints == f"{run_dir}/{CHECKPOINTS}"
     inside = f"{scripts.RUNS}/{plan.run}"
@@ -509,6 +523,7 @@ def _node_script(
         scripts.env_file(env),
         gpus=gpus,
         checkpoints=checkpoints,
+        secret=secret,
         owner=_OURS if fact.get("id").startswith(_ROOT) else None,
     )
 
