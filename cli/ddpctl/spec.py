@@ -158,11 +158,7 @@ OURS = frozenset({
     names.RUN_DIR, names.CHECKPOINT_DIR, names.DEVICE, names.JOB_ENV, names.ATTEMPT, names.NODES_HERE,
     names.LIFELINE_FD, names.PROMETHEUS_MULTIPROC_DIR,
 })  # fmt: skip
-# A secret is a variable of a shell script, which cannot set these.
-OF_SHELLS = frozenset({
-    "BASHOPTS", "BASHPID", "BASH_ARGV0", "BASH_VERSINFO", "DIRSTACK", "EUID", "FUNCNAME", "GROUPS", "IFS", "LINENO",
-    "PATH", "PIPESTATUS", "PPID", "PWD", "RANDOM", "SECONDS", "SHELLOPTS", "SRANDOM", "UID", "_",
-})  # fmt: skip
+OF_SHELLS = ("BASHOPTS", "BASHPID", "BASH_VERSINFO", "EUID", "PPID", "SHELLOPTS", "UID")  # no script can set these
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

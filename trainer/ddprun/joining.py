@@ -117,13 +117,14 @@ def refusal(node: int, outcome: Outcome) -> Outcome:
 def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
     """Report to node 0 why this node cannot start, so that it stops waiting. Do nothing if node 0 cannot be reached.
 
-    The values are unchecked user input and may be wrong. A run that has already begun is not affected.
+    The values are unchecked user input and may be wrong. A run that has already begun is not affected. Raises NodeError
+    if the store there is not one of this run.
     """
     from ddprun import stores
 
     deadline = time.monotonic() + REFUSAL_S
     while (left_s := deadline - time.monotonic()) > 0:
-        try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # node 0 is not there yet
             address = network.resolve(host, timeout_s=left_s)
             network.check_reachable(address, int(port), timeout_s=left_s)
             control = stores.SignedStore(stores.connect(address, int(port)), read_secret(os.environ), run_id)
@@ -132,10 +133,6 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
                 value = json.dumps(asdict(refusal(int(node), outcome)))
                 control.compare_set(f"{int(control.get('attempt'))}/left", "", value)
                 return
-        except NodeError:
-            return  # it is not ours, or this node's secret is wrong
-        except (OSError, ValueError, RuntimeError):
-            pass  # node 0 is not there yet
         time.sleep(POLL_S)
 
 

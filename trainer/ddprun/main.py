@@ -208,7 +208,7 @@ def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: st
     """Report to node 0 that this other node cannot start, unless it was stopped or the network is unavailable."""
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
-        with contextlib.suppress(ImportError):  # torch is not installed
+        with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
             joining.report_refusal(
                 outcome, node=node, host=host, port=port, run_id=run_id or node_config.DEFAULT_RUN_ID
             )

@@ -33,7 +33,6 @@ SLURM_END_TIME = "SLURM_JOB_END_TIME"
 LAUNCHERS = (names.LAUNCHER, names.RUN_UID, "SLURM_JOB_ID", "KUBERNETES_SERVICE_HOST")
 DEFAULT_RUN_ID = "none"  # torchrun's id for runs without a given id: each of these is a different run
 MAX_RESTARTS = 1000  # practically no limit: progress decides (restart_policy.py)
-MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 MAX_SECONDS = 100_000_000  # three years; a timer takes no more than threading.TIMEOUT_MAX
 HANG_TIMEOUT_S = 300.0
 UNNUMBERED = -1  # the node_rank of a node until joining.py assigns one
@@ -256,14 +255,14 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
     source = f"{names.SECRET_FILE} is {path}"
     try:
         with open_regular(Path(path)) as file:
-            info, secret = os.fstat(file.fileno()), file.read(MAX_SECRET_BYTES).strip()
+            info, secret = os.fstat(file.fileno()), file.read(4096).strip()
     except OSError as error:
         raise config_error(f"{source}: {error.strerror}") from None
     others = 0o077 if info.st_uid == os.geteuid() else 0o022  # the files of a Kubernetes Secret belong to root
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & others:
         raise config_error(f"{source}, which is not yours alone", hint="make it yours, with mode 600")
-    if len(secret) < MIN_SECRET_BYTES:
-        raise config_error(f"{source}, which has less than {MIN_SECRET_BYTES} bytes")
+    if len(secret) < 16:
+        raise config_error(f"{source}, which has less than 16 bytes")
     return secret
 
 

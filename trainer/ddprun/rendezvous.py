@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, NoReturn
 
 from torch.distributed import (  # type: ignore[attr-defined]  # public, but not in torch's __all__
@@ -135,7 +136,8 @@ class FixedRankRendezvous(RendezvousHandler):
         self.members: tuple[int, ...] = ()
         self.previous_outcome: Outcome | None = None  # of the previous attempt
         self.on_join: Callable[[Store], None] = lambda _: None  # called with the store of a new node 0
-        self.control = self._signed(self._host()) if self._is_leader else self._join()
+        self._signed = partial(stores.SignedStore, secret=config.secret, run_id=config.run_id)
+        self.control: Any = self._signed(self._host()) if self._is_leader else self._join()
         try:
             self._claim = self._claim_node(joining.TOKEN)  # a node that was not numbered has claimed it already
         except RuntimeError:
@@ -157,10 +159,7 @@ class FixedRankRendezvous(RendezvousHandler):
             message = network.describe_taken_port(address, port, error)
             raise node_error(Exit.UNAVAILABLE, "unavailable", message, node=0) from None
 
-    def _signed(self, store: Store) -> stores.SignedStore:
-        return stores.SignedStore(store, self._config.secret, self._config.run_id)
-
-    def _join(self) -> stores.SignedStore:
+    def _join(self) -> Any:
         wait, config = self._new_wait(), self._config
         while True:
             left_s = min(wait.left_s, REACH_S) if config.is_replaced else wait.left_s

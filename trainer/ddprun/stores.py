@@ -40,100 +40,12 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
         raise node_error(Exit.UNAVAILABLE, "unavailable", message, hint=hint) from None
 
 
-class WrappedStore(Store):
-    """A store that passes all calls on to another one."""
-
-    def __init__(self, store: Any) -> None:
-        super().__init__()
-        self.wrapped = store
-
-    def _call(self, call: Callable[[], Any], timeout: timedelta = TIMEOUT) -> Any:  # noqa: ARG002 -- TimeoutStore's
-        return call()
-
-    @property
-    def port(self) -> int:
-        """The port on which the store listens."""
-        return int(self.wrapped.port)
-
-    def set(self, key: str, value: str) -> None:
-        """See Store."""
-        self._call(lambda: self.wrapped.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        """See Store."""
-        return bytes(self._call(lambda: self.wrapped.get(key)))
-
-    def add(self, key: str, number: int) -> int:
-        """See Store."""
-        return int(self._call(lambda: self.wrapped.add(key, number)))
-
-    def check(self, keys: list[str]) -> bool:
-        """See Store."""
-        return bool(self._call(lambda: self.wrapped.check(keys)))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store."""
-        return bytes(self._call(lambda: self.wrapped.compare_set(key, expected, value)))
-
-    def delete_key(self, key: str) -> bool:
-        """See Store."""
-        return bool(self._call(lambda: self.wrapped.delete_key(key)))
-
-    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
-        """See Store."""
-        self._call(lambda: self.wrapped.wait(keys, timeout), timeout)
-
-
-class SignedStore(WrappedStore):
-    """A store whose values have an HMAC of the run's id, the key and the value, if the run has a secret.
-
-    Counters (``add``) and torch's own keys, which use ``wrapped``, have none.
-    """
-
-    def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
-        super().__init__(store)
-        self._secret, self._run_id = secret, run_id
-
-    def clone(self) -> "SignedStore":
-        """Return another connection."""
-        return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
-
-    def set(self, key: str, value: str) -> None:
-        """See Store."""
-        super().set(key, self._signature(key, value.encode()).decode() + value)
-
-    def get(self, key: str) -> bytes:
-        """See Store. Raises NodeError for a value that no node of this run has signed."""
-        return self._verify(key, super().get(key))
-
-    def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store; ``expected`` is empty: the key is missing. Raises NodeError as ``get`` does."""
-        value = self._signature(key, value.encode()).decode() + value
-        return self._verify(key, super().compare_set(key, expected, value))
-
-    def _signature(self, key: str, value: bytes) -> bytes:
-        if not self._secret:
-            return b""
-        text = b"\0".join((self._run_id.encode(errors="surrogateescape"), key.encode(), value))
-        return SIGNED + hmac.new(self._secret, text, "sha256").hexdigest().encode() + b" "
-
-    def _verify(self, key: str, stored: bytes) -> bytes:
-        if not self._secret and stored.startswith(SIGNED):
-            message = "the nodes of this run sign what they write into its store, and this node has no secret"
-            raise config_error(message, hint=f"give it the other nodes' file in {names.SECRET_FILE}")
-        value = stored.partition(b" ")[2] if self._secret else stored
-        if hmac.compare_digest(stored, self._signature(key, value) + value):
-            return value
-        what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
-        hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
-        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key {key} of the run's store has {what}", hint=hint)
-
-
-class TimeoutStore(WrappedStore):
+class TimeoutStore(Store):
     """A remote store: each call returns, or raises RuntimeError soon after its own timeout."""
 
     def __init__(self, store: Any) -> None:
-        super().__init__(store)
+        super().__init__()
+        self._store = store
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._is_unresponsive = False
         threading.Thread(target=self._run_calls, name="store", daemon=True).start()
@@ -156,9 +68,86 @@ class TimeoutStore(WrappedStore):
                 self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store does not answer any more")
 
+    @property
+    def port(self) -> int:
+        """The port on which the store listens."""
+        return int(self._store.port)
+
     def clone(self) -> "TimeoutStore":
         """Return another connection."""
-        return TimeoutStore(self._call(self.wrapped.clone))
+        return TimeoutStore(self._call(self._store.clone))
+
+    def set(self, key: str, value: str) -> None:
+        """See Store."""
+        self._call(lambda: self._store.set(key, value))
+
+    def get(self, key: str) -> bytes:
+        """See Store."""
+        return bytes(self._call(lambda: self._store.get(key)))
+
+    def add(self, key: str, number: int) -> int:
+        """See Store."""
+        return int(self._call(lambda: self._store.add(key, number)))
+
+    def check(self, keys: list[str]) -> bool:
+        """See Store."""
+        return bool(self._call(lambda: self._store.check(keys)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """See Store."""
+        return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
+
+    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+        """See Store."""
+        self._call(lambda: self._store.wait(keys, timeout), timeout)
+
+
+class SignedStore:
+    """A store whose values have an HMAC of the run's id, the key and the value, if the run has a secret.
+
+    Counters (``add``) and torch's own keys, which use ``wrapped``, have none.
+    """
+
+    def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
+        self.wrapped = store
+        self._secret, self._run_id = secret, run_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def clone(self) -> "SignedStore":
+        """Return another connection."""
+        return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
+
+    def set(self, key: str, value: str) -> None:
+        """See Store."""
+        self.wrapped.set(key, self._signature(key, value.encode()).decode() + value)
+
+    def get(self, key: str) -> bytes:
+        """See Store. Raises NodeError for a value that no node of this run has signed."""
+        return self._verify(key, bytes(self.wrapped.get(key)))
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """See Store; ``expected`` is empty: the key is missing. Raises NodeError as ``get`` does."""
+        value = self._signature(key, value.encode()).decode() + value
+        return self._verify(key, bytes(self.wrapped.compare_set(key, expected, value)))
+
+    def _signature(self, key: str, value: bytes) -> bytes:
+        if not self._secret:
+            return b""
+        text = b"\0".join((self._run_id.encode(errors="surrogateescape"), key.encode(), value))
+        return SIGNED + hmac.new(self._secret, text, "sha256").hexdigest().encode() + b" "
+
+    def _verify(self, key: str, stored: bytes) -> bytes:
+        if not self._secret and stored.startswith(SIGNED):
+            message = "the nodes of this run sign what they write into its store, and this node has no secret"
+            raise config_error(message, hint=f"give it the other nodes' file in {names.SECRET_FILE}")
+        value = stored.partition(b" ")[2] if self._secret else stored
+        if hmac.compare_digest(stored, self._signature(key, value) + value):
+            return value
+        what = "a wrong signature" if stored.startswith(SIGNED) else "no signature"
+        hint = f"another program reaches the run's port, or not all nodes have the same {names.SECRET_FILE}"
+        raise node_error(Exit.UNAVAILABLE, "unavailable", f"the key {key} of the run's store has {what}", hint=hint)
 
 
 def connect(address: str, port: int) -> TimeoutStore:

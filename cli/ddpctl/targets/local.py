@@ -359,7 +359,7 @@ if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
   exit {Exit.CONFIG:d}
 fi
 if ((${{#_ddp_gpus[@]}} > 0 && ${{#_ddp_gpus[@]}} < {need})); then
-  echo "{_asked(job)}: {need} needed, this machine has ${{#_ddp_gpus[@]}}:" \
+  echo "{_asked(job)}: {need} needed, this machine has ${{#_ddp_gpus[@]}}:" \\
     "export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
   exit {Exit.CONFIG:d}
 fi

@@ -82,11 +82,9 @@ export {names.RUN_ID}=${{_ddp_run//[^A-Za-z0-9._-]/_}}
 _ddp_run_dir+={task}
 export {names.RUN_DIR}=$_ddp_run_dir {names.CHECKPOINT_DIR}={checkpoints}
 export {names.SECRET_FILE}=$_ddp_run_dir/{STORE_SECRET}
-# Our variables begin with _ddp_, so that none of yours is changed.
 # stopped: requests to stop; warned: by Slurm; told, wanted: signals that the ranks have had, and are to have;
 # signal: which one; woken: a signal has ended the wait for srun
-_ddp_stopped=0 _ddp_warned=0 _ddp_told=0 _ddp_wanted=0
-_ddp_signal=TERM _ddp_telling=0 _ddp_woken=0 _ddp_srun_pid=0
+_ddp_stopped=0 _ddp_warned=0 _ddp_told=0 _ddp_wanted=0 _ddp_signal=TERM _ddp_telling=0 _ddp_woken=0 _ddp_srun=0
 say() {{ printf 'slurm: %s\\n' "$*" >&2; }}
 end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddpctl status looks for it
   say "$3"
@@ -104,16 +102,15 @@ end() {{ # CODE CAUSE MESSAGE: the outcome of a job that cannot start, where ddp
 # shellcheck disable=SC2329 # called by the traps
 tell() {{
   _ddp_woken=1
-  ((_ddp_srun_pid && !_ddp_telling)) || return 0
+  ((_ddp_srun && !_ddp_telling)) || return 0
   _ddp_telling=1
   while ((_ddp_told < _ddp_wanted)); do
-    while [[ ! -s $_ddp_run_dir/step ]] && kill -0 "$_ddp_srun_pid" 2>/dev/null; do sleep 0.2; done
+    while [[ ! -s $_ddp_run_dir/step ]] && kill -0 "$_ddp_srun" 2>/dev/null; do sleep 0.2; done
     ((_ddp_told += 1))
     [[ ! -s $_ddp_run_dir/step ]] ||
-      {{ [[ $_ddp_signal == INT ]] &&
-        timeout 30 srun "${{_ddp_step[@]}}" --overlap bash -c "$_ddp_interrupt"; }} ||
+      {{ [[ $_ddp_signal == INT ]] && timeout 30 srun "${{_ddp_step[@]}}" --overlap bash -c "$_ddp_interrupt"; }} ||
       scancel --quiet --signal=TERM "$SLURM_JOB_ID.$(<"$_ddp_run_dir/step")" ||
-      kill -USR1 "$_ddp_srun_pid" || true
+      kill -USR1 "$_ddp_srun" || true
   done
   _ddp_telling=0
   ((_ddp_told >= _ddp_wanted)) || tell
@@ -244,11 +241,11 @@ if ((!_ddp_stopped && !_ddp_warned)); then
   srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=0{sharing} \\
     {runtime.reader} -c "$_ddp_on_node" on_node {runtime.words} \\
     {shlex.join(words)} &
-  _ddp_srun_pid=$! _ddp_woken=1
+  _ddp_srun=$! _ddp_woken=1
   tell # a signal that came before there was an srun to tell
   while ((_ddp_woken)); do # a signal ends a wait early
     _ddp_woken=0 _ddp_code=0
-    wait "$_ddp_srun_pid" || _ddp_code=$?
+    wait "$_ddp_srun" || _ddp_code=$?
   done
 fi
 """

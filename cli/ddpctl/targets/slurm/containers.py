@@ -117,10 +117,8 @@ def enroot_image(image: str) -> str:
 
 
 def _apptainer(job: JobSpec, options: SlurmOptions) -> Runtime:
-    setup = f"""\
-_ddp_apptainer=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"
-_ddp_image={_sif(job, options)}
-"""
+    setup = '_ddp_engine=$(command -v apptainer || command -v singularity) || end 69 unavailable "no apptainer here"\n'
+    setup += f"_ddp_image={_sif(job, options)}\n"
     source = shlex.quote("docker://" + job.image)
     if not options.sif:
         setup += f"""\
@@ -132,10 +130,9 @@ if [[ ! -s $_ddp_image ]]; then
   flock --wait {PULL_S} 8 || (($? != 1)) ||
     end {Exit.UNAVAILABLE:d} unavailable "another job has held $_ddp_image.lock for {PULL_S} s"
   if [[ ! -s $_ddp_image ]]; then
-    if ! "$_ddp_apptainer" pull "$_ddp_image.$SLURM_JOB_ID" {source}; then
+    if ! "$_ddp_engine" pull "$_ddp_image.$SLURM_JOB_ID" {source}; then
       rm -f "$_ddp_image.$SLURM_JOB_ID"
-      end {Exit.UNAVAILABLE:d} unavailable \\
-        "${{_ddp_apptainer##*/}} cannot pull the image: see the lines before this one"
+      end {Exit.UNAVAILABLE:d} unavailable "${{_ddp_engine##*/}} cannot pull the image: see the lines before this one"
     fi
     mv -f "$_ddp_image.$SLURM_JOB_ID" "$_ddp_image"
   fi
@@ -144,8 +141,9 @@ fi
 """
     binds = tuple(f"--bind {mount}" for mount in mounts(job))
     flags = ("--cleanenv", "--no-home", *([] if job.device == "cpu" else ["--nv"]), f"--pwd {WORKSPACE}")
-    given = map(shlex.quote, options.runtime_args)
-    words = lines(('"$_ddp_apptainer" exec', *flags, *binds, *given, '"$_ddp_image" ddprun'))
+    words = lines(
+        ('"$_ddp_engine" exec', *flags, *binds, *map(shlex.quote, options.runtime_args), '"$_ddp_image" ddprun')
+    )
     listed = " \\\n  ".join(lines(handed_in(job)))
     return Runtime(
         setup=f"{setup}export _ddp_image\n",
@@ -194,8 +192,8 @@ def beside(
                 *binds,
             ]
             text = f'''\
-_ddp_apptainer=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
-exec "$_ddp_apptainer" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
+_ddp_engine=$(command -v apptainer || command -v singularity) _ddp_image={_sif(job, options)}
+exec "$_ddp_engine" exec {" ".join([*flags, *map(shlex.quote, options.runtime_args)])} \\
   --bind "$0:{WORKSPACE}" --bind "$1:$1" "$_ddp_image" "${{@:2}}"'''
             return ("bash", "-c", text, workdir, run_dir, *argv)
     return argv

@@ -129,27 +129,25 @@ def take_ticket(folder: str, run: str, uid: str) -> str:
     """Return a script that takes the next ticket, prints its number and holds it until stdin ends or it expires."""
     return f"""\
 {_functions(folder)}{_lock("another launch is starting a run there")}\
-_ddp_last=0
+last=0
 for _ddp_f in "$_ddp_c"/ticket-*; do
   [ -e "$_ddp_f" ] || continue
-  if held "$_ddp_f"; then _ddp_last=${{_ddp_f##*/ticket-}}; else rm -f "$_ddp_f"; fi
+  if held "$_ddp_f"; then last=${{_ddp_f##*/ticket-}}; else rm -f "$_ddp_f"; fi
 done
-_ddp_t=$_ddp_c/ticket-$(echo "$_ddp_last" | awk '{{ printf "%09d", $1 + 1 }}')
-exec 9>"$_ddp_t"
+t=$_ddp_c/ticket-$(echo "$last" | awk '{{ printf "%09d", $1 + 1 }}')
+exec 9>"$t"
 flock -n 9
 echo {shlex.join([run, uid])} >&9
 exec 8>&- 3<&0
-echo "${{_ddp_t##*/ticket-}}"
-cat <&3 >/dev/null 2>&1 9>&- & _ddp_reader=$!
-while kill -0 "$_ddp_reader" 2>/dev/null && [ -n "$(find "$_ddp_t" -mmin -{TICKET_S // 60} 9>&-)" ]; do
-  sleep 0.5 9>&-
-done
-rm -f "$_ddp_t"
-kill "$_ddp_reader" 2>/dev/null
+echo "${{t##*/ticket-}}"
+cat <&3 >/dev/null 2>&1 9>&- & reader=$!
+while kill -0 "$reader" 2>/dev/null && [ -n "$(find "$t" -mmin -{TICKET_S // 60} 9>&-)" ]; do sleep 0.5 9>&-; done
+rm -f "$t"
+kill "$reader" 2>/dev/null
 exit 0
 """
 
 
 def renew(folder: str, number: int) -> str:
     """Return shell code that renews a ticket, because its launch still waits."""
-    return f'_ddp_t={folder}/ticket-{number:09d}\n[ ! -e "$_ddp_t" ] || touch "$_ddp_t"\n'
+    return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

@@ -255,8 +255,7 @@ class SshTarget(Target):
         (secret,) = yield (self._secret_command(run.name, hosts[0].host),)
         if secret.returncode:
             return replace(nothing, note=one_line(f"{hosts[0].address}: {secret.last_line('no secret')}"))
-        where = {"address": run.handle["address"], "port": run.handle["port"], "secret": secret.stdout}
-        handle = run.handle
+        handle, where = run.handle, {name: run.handle[name] for name in ("address", "port")} | {"secret": secret.stdout}
         texts = []
         for node, place in zip(lost, ready, strict=True):
             gpus = _share(job, at[place], facts[place]) if cuda else ()
@@ -491,8 +490,7 @@ def _node_script(
     if options.runtime == "none":
         here = replace(plan, run_dir=run_dir, checkpoint_dir=checkpoints)
         env = {**device, **contract(here, node=node, addr=address, port=port), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        given = {**plan.job.env, **secrets}
-        env |= job_env.pack({name: value for name, value in given.items() if name not in env})
+        env |= job_env.pack({name: value for name, value in {**plan.job.env, **secrets}.items() if name not in env})
         argv = (options.python, "-P", "-m", "ddprun", *ddprun_args(plan))
         where = work_dir(options, plan.run)
         return scripts.start_process(
