@@ -58,6 +58,7 @@ def test_the_contract_and_arguments_of_a_node() -> None:
         "DDP_RUN_ID": "digits-otter",
         "DDP_RUN_DIR": "/r",
         "DDP_CHECKPOINT_DIR": "/r/checkpoints",
+        "DDP_SECRET_FILE": "/r/store.secret",
     }
     launched = replace(plan, uid="0a1b2c3d4e5f", user="ann")
     told = contract(launched, node=2, addr="10.0.0.1", port="40001").items()
