@@ -43,9 +43,11 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
 class TimeoutStore(Store):
     """A remote store: each call returns, or raises RuntimeError soon after its own timeout."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
+        """``timeout`` is the store's own, for missing keys."""
         super().__init__()
         self._store = store
+        self._timeout = timeout
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._is_unresponsive = False
         threading.Thread(target=self._run_calls, name="store", daemon=True).start()
@@ -58,12 +60,12 @@ class TimeoutStore(Store):
             except Exception as error:
                 answer.set_exception(error)
 
-    def _call(self, call: Callable[[], Any], timeout: timedelta = TIMEOUT) -> Any:
+    def _call(self, call: Callable[[], Any], timeout: timedelta | None = None) -> Any:
         answer: Future[Any] = Future()
         if not self._is_unresponsive:
             self._calls.put((answer, call))
             try:
-                return answer.result(timeout.total_seconds() + ANSWER_TIMEOUT_S)
+                return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self._is_unresponsive = True  # the thread is still blocked
         raise DistNetworkError("the store does not answer any more")
@@ -75,7 +77,7 @@ class TimeoutStore(Store):
 
     def clone(self) -> "TimeoutStore":
         """Return another connection."""
-        return TimeoutStore(self._call(self._store.clone))
+        return TimeoutStore(self._call(self._store.clone), self._timeout)
 
     def set(self, key: str, value: str) -> None:
         """See Store."""
@@ -97,16 +99,13 @@ class TimeoutStore(Store):
         """See Store."""
         return bytes(self._call(lambda: self._store.compare_set(key, expected, value)))
 
-    def wait(self, keys: list[str], timeout: timedelta = TIMEOUT) -> None:
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """See Store."""
-        self._call(lambda: self._store.wait(keys, timeout), timeout)
+        self._call(lambda: self._store.wait(keys, timeout or self._timeout), timeout)
 
 
 class SignedStore:
-    """A store whose values have an HMAC of the run's id, the key and the value, if the run has a secret.
-
-    Counters (``add``) and torch's own keys, which use ``wrapped``, have none.
-    """
+    """A store whose values have an HMAC if the run has a secret; counters and torch's keys (``wrapped``) have none."""
 
     def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
         self.wrapped = store
