@@ -189,7 +189,7 @@ class SshTarget(Target):
         commands = tuple(
             Command(
                 argv=("/bin/sh",),
-                stdin=scripts.logs(self.options.home, run.name, node, ranks, tail=query.tail, follow=query.follow),
+                stdin=scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
                 host=self._hosts_of(run)[node].host,
                 mode="stream",
                 timeout_s=None,
