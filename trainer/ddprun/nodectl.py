@@ -154,10 +154,7 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Return the existing logs with their node and rank, or with None if the lines already have that prefix.
-
-    ``files``: the names of the logs, if not node.log or those of ``ranks``.
-    """
+    """Return the existing logs, or ``files``, with node and rank, or None if their lines have that prefix."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))

@@ -90,7 +90,8 @@ class LogQuery:
         if not self.timestamps:
             return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
         first, num = node * run.job.local_world_size, run.job.local_world_size
-        names = [timed_log(rank) for rank in ranks or (None, *range(first, first + num))]
+        every: tuple[int | None, ...] = (None, *range(first, first + num))
+        names = [timed_log(rank) for rank in ranks or every]
         if self.tail is None and not self.follow:
             names += [name.replace(".log", ".1.log") for name in names]  # their earlier lines
         return dict.fromkeys(names, "")

@@ -157,7 +157,7 @@ class KubernetesTarget(Target):
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)
-        tail = () if query.tail is None else ("--tail", str(query.tail))
+        tail: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
         tail += ("--timestamps",) if query.timestamps else ()
         commands = []
         for node, pod in pods.items():
