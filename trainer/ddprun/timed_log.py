@@ -1,7 +1,4 @@
-"""A log of lines with their times, ``TIME [node0 rank1] LINE``, which ``ddpctl logs --timestamps`` prints.
-
-A time is in UTC, by the node's clock: when ddprun read the end of the line.
-"""
+"""A log of lines ``TIME [node0 rank1] LINE``: when ddprun read the end of the line, in UTC, by the node's clock."""
 
 import contextlib
 import re
@@ -29,16 +26,12 @@ class TimedLog:
         if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
         if lines:
-            now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-            start = f"{now} {self._origin} ".encode()
+            start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z {self._origin} ".encode()
             text = b"".join(start + strip_torch_prefix(last_state(line), self._rank) + b"\n" for line in lines)
             with contextlib.suppress(OSError):
                 append_bounded(self._path, text, MAX_BYTES)
 
 
 def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
-    """Return a rank's line without torch's own prefix ``[rank3]: ``, since ddprun adds its own.
-
-    torch adds its prefix again for each default process group that the rank has created.
-    """
+    """Return a rank's line without torch's prefixes ``[rank3]: ``, one per default process group: ddprun adds one."""
     return line if rank is None else re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)

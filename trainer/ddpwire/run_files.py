@@ -10,8 +10,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: the events before them
     rank-1.log             what rank 1 wrote to stdout and stderr
-    rank-1.timed.log       its lines with their times; rank-1.timed.1.log: the lines before them (ddprun.timed_log)
-    ddprun.timed.log       the same for the lines of ddprun itself
+    rank-1.timed.log       its lines with their times, earlier ones in rank-1.timed.1.log; ddprun.timed.log: its own
     rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
     history.csv            how the node's training went, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions

@@ -92,10 +92,7 @@ def logs(
     ] = False,
     timestamps: Annotated[
         bool,
-        typer.Option(
-            "--timestamps",
-            help="Begin each line with when ddprun read it, by its node's clock, and sort by it (not with -f).",
-        ),
+        typer.Option("--timestamps", help="When ddprun read each line, by its node's clock; sorted if not followed."),
     ] = False,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""

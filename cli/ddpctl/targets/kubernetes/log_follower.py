@@ -104,13 +104,13 @@ class Follower:
 
     def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
         container = WORKLOADS[self.task.workload].container
-        tail = ("--tail", str(self.task.tail)) if self.task.tail is not None and len(how) == 1 else ()
-        times = ("--timestamps",) if self.task.timestamps else ()
-        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail, *times)
+        tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and len(how) == 1 else ()
+        tail += ("--timestamps",) if self.task.timestamps else ()
+        argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                text = line.partition(b" ")[2] if times else line
+                text = line.partition(b" ")[2] if self.task.timestamps else line
                 if match := log_record.LINE.match(text.decode(errors="replace")):
                     record += match[0] + "\n"
                     if match[2] == match[3]:
