@@ -94,7 +94,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
         rows.append(
             (
                 f"  {report.node}",
-                one_line(node.state) if report.alive else gone,
+                ("running" if state.state == "running" else one_line(node.state)) if report.alive else gone,
                 str(node.pid) if report.alive else "-",
                 ranks,
                 one_line(node.metrics or "-") if report.alive else "-",
