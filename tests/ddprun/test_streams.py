@@ -63,6 +63,7 @@ def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
 WRITES = """
 import sys
 from ddprun.console import Console
+from ddprun.timed_log import TimedLog
 console = Console("node0")
 console.start()
 for number in range(int(sys.argv[1])):
@@ -103,7 +104,8 @@ def test_the_file_of_a_rank_has_whole_lines_of_both_streams(tmp_path) -> None:
     file = RankFile(tmp_path / "rank-0.log", num_streams=2)
     pipes = [os.pipe(), os.pipe()]
     out, err = (
-        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0)) for number, (read, _) in enumerate(pipes, 1)
+        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
+        for number, (read, _) in enumerate(pipes, 1)
     )
 
     def write(stream: int, text: bytes, now: float) -> None:
