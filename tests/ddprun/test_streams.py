@@ -13,6 +13,7 @@ from tests.terminal import Session
 from ddprun.console import Console
 from ddprun.log_view import PROGRESS_S, LineView
 from ddprun.logs import RankFile, Stream
+from ddprun.timed_log import TimedLog
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STARTS = pytest.mark.parametrize("options", [(), ("--exec",)], ids=["fork", "exec"])
@@ -63,7 +64,6 @@ def test_a_traceback_after_an_unfinished_bar_is_held_like_any_other() -> None:
 WRITES = """
 import sys
 from ddprun.console import Console
-from ddprun.timed_log import TimedLog
 console = Console("node0")
 console.start()
 for number in range(int(sys.argv[1])):
