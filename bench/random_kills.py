@@ -24,7 +24,7 @@ from collections import Counter
 from pathlib import Path
 
 STEPS_PER_EPOCH = 45  # of the digits, whatever the number of ranks
-ACTIVE = ("pending", "starting", "rendezvous", "training", "stopping", "suspended")
+ACTIVE = ("pending", "starting", "rendezvous", "running", "training", "stopping", "suspended")
 ROLES = {"rank": 5, "ddprun": 4, "supervisor": 3, "child": 3, "ddpctl": 3, "reader": 1, "stop": 2}  # and their weights
 SIGNALS = {"KILL": 6, "TERM": 2, "STOP": 2}
 CONTINUE_S = 12.0  # how long a process is stopped

@@ -75,7 +75,7 @@ class Command:
     kills_orphans: bool = False  # tty: after Ctrl-C, the processes that it left behind are killed
     timeout_s: float | None = 30.0  # None: no limit (stream, tty)
     probe: bool = False  # it only reads and changes nothing, so a dry run performs it too
-    say: str = ""  # a message for the user before it runs, printed once for all commands that are yielded together
+    say: str = ""  # a message for the user before it runs, printed once for consecutive commands
     placeholder: str = ""  # replaces its stdout in a dry run that does not perform it
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from ddpctl.command import NOT_FOUND, TIMED_OUT, Command, Output, T, Transfer, Verb, brief, process_line, shell_line
-from ddpctl.errors import UnavailableError, writing
+from ddpctl.errors import CannotWriteError, UnavailableError, writing
 from ddpctl.remote import Remote, write_bytes
 from ddpctl.text import plain
 from ddpctl.transfers import Display, move
@@ -60,6 +60,8 @@ class Executor:
         self._lifeline: int | None = None  # the read end; the write end stays open until this process ends
         self._started: list[int] = []  # process IDs of the leaders of background sessions
         self._filter: Callable[[bytes], bytes] | None = None  # applied to streamed output
+        self._said = ""  # the message of the last commands
+        self.on_say: Callable[[str], object] = str  # gets the message of the commands that run now, or an empty one
         self._children: set[subprocess.Popen[Any]] = set()  # the processes that are being waited for
         # One thread starts all children. Python drops an exception that is raised during a fork, such as a Ctrl-C in
         # the main thread. And for PR_SET_PDEATHSIG, the parent of a child is the thread that has forked it.
@@ -105,6 +107,16 @@ class Executor:
         """From now on, pass output that is streamed to stdout through ``keep``."""
         self._filter = self._remote.keep = keep
 
+    @contextmanager
+    def sorted_stdout(self) -> Iterator[None]:
+        """Within the block, sort the lines that are streamed to stdout by their first word, in 64 MB of memory."""
+        argv, keep = ("env", "LC_ALL=C", "sort", "-s", "-k1,1", "-S64M"), self._filter or bytes
+        with suppress(BrokenPipeError), subprocess.Popen(argv, stdin=subprocess.PIPE) as sort:
+            self.filter_stdout(lambda data: (b"", sort.stdin.write(keep(data)))[0])  # type: ignore[union-attr]
+            yield
+        if sort.returncode > 0:
+            raise CannotWriteError("")  # sort has already reported it
+
     def another(self) -> "Executor":
         """Return an executor for another thread, with the same environment and no stdin."""
         return Executor(self._environ, has_stdin=False)
@@ -131,8 +143,12 @@ class Executor:
             self._started.remove(pid)
 
     def _run_all(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        for text in filter(None, dict.fromkeys(command.say for command in commands)):
-            print(plain(text), file=sys.stderr, flush=True)
+        text = plain("\n".join(filter(None, dict.fromkeys(command.say for command in commands))))
+        if text != self._said:
+            self._said = text
+            self.on_say(text)
+            if text:
+                print(text, file=sys.stderr, flush=True)
         if not commands:
             return ()
         if any(command.host or command.transfer for command in commands) and not any(

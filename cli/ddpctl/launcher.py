@@ -32,7 +32,7 @@ from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Launch, Run
 from ddpctl.spec import JobSpec
 from ddpctl.targets import LogQuery, StopSignal
-from ddpctl.text import plain
+from ddpctl.text import one_line, plain
 from ddpwire.exits import Exit
 from ddpwire.run_files import (
     CHECKPOINTS,
@@ -190,7 +190,7 @@ def start(context: AppContext, request: Request, *, attached: bool) -> Run:
         user=plan.user,
     )
     where = request.kind if request.target == request.kind else f"{request.target}, {request.kind}"
-    with run_store.launching(folder):
+    with run_store.launching(folder) as context.executor.on_say:
         try:
             run_store.save(run)
             submission = context.executor.perform(target.submit(plan, attached=attached))
@@ -249,7 +249,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
         try:
             context.executor.perform(target.logs(run, LogQuery(follow=True, tail=tail)))
         except KeyboardInterrupt as error:
-            state = RunStatus(run=run.name, state="training", message=target.exit_message(run))
+            state = RunStatus(run=run.name, state="running", message=target.exit_message(run))
             return state, interrupts.code_of(error)
         return _ended(context, run, stopper)
 
@@ -504,7 +504,8 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
         return state
     if launch.going:
-        return replace(state, state="starting", code=None, message=f"ddpctl launch is starting it ({launch})")
+        doing = one_line(launch.doing) or "ddpctl launch is starting it"
+        return replace(state, state="starting", code=None, message=f"{doing} ({launch})")
     if state.alive or state.state == "unknown":
         return replace(state, message=f"{state.message}; its launch was interrupted ({launch})")
     message = f"its launch was interrupted before it had started ({launch} is gone)"

@@ -16,6 +16,7 @@ State = Literal[
     "pending",  # in a queue: it has no nodes yet, or has lost them again
     "starting",
     "rendezvous",
+    "running",  # its ranks run, and none has reported a step yet: the first one is to come, or the script reports none
     "training",
     "suspended",  # by a user or a queue: it has no nodes, and continues when it is resumed
     "stopping",
@@ -41,6 +42,7 @@ class Progress:
     loss: float | None = None
     steps_per_s: float | None = None
     checkpoint_step: int | None = None
+    is_current: bool = True  # False: its ranks have taken no step since they started again
 
     @property
     def left_s(self) -> float | None:
@@ -52,7 +54,8 @@ def read_progress(text: str) -> Progress | None:
     """Read the head and the last rows of a history.csv. Return None if they have no step."""
     from ddpwire.history import TIME, read_history  # not needed by every verb
 
-    rows = [row for row in read_history(text) if metrics.LAST_STEP.name in row]
+    every = list(read_history(text))
+    rows = [row for row in every if metrics.LAST_STEP.name in row]
     if not rows:
         return None
     first, last = rows[0], rows[-1]
@@ -72,6 +75,7 @@ def read_progress(text: str) -> Progress | None:
         loss=value(metrics.LOSS),
         steps_per_s=steps / seconds if steps > 0 and seconds > 0 else None,
         checkpoint_step=whole(metrics.CHECKPOINT_LAST_STEP),
+        is_current=last is every[-1],
     )
 
 
@@ -165,8 +169,8 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
         if outcome:
             state = "stopping"
         message = f"{len(alive)} of {len(nodes)} node{'s' * (len(nodes) != 1)} alive"
-        if state == "training" and not any(report.progress for report in nodes):
-            message += "; no step is reported yet"
+        if state == "training" and not any(report.progress and report.progress.is_current for report in nodes):
+            state, message = "running", f"{message}; no step is reported since their ranks started"
         return status(state=state, message=message)
     if outcome:
         state = "succeeded" if outcome.code == 0 else "stopped" if outcome.cause == "stopped" else "failed"

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path, PurePath
@@ -206,8 +206,8 @@ _LAUNCH = "launch.lock"
 
 
 @contextmanager
-def launching(folder: Path) -> Iterator[None]:
-    """Hold the launch's lock. After an error, the file remains: the caller that handles it discards the folder."""
+def launching(folder: Path) -> Iterator[Callable[[str], None]]:
+    """Hold the launch's lock; yield a function that notes what it does. After an error, the file remains."""
     path = folder / _LAUNCH
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -216,11 +216,18 @@ def launching(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # a process that checks the lock holds it for a moment
         try:
             with writing(path):
-                os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
+                size = os.write(descriptor, f"{os.getpid()} {os.uname().nodename}\n".encode())
         except CannotWriteError:
             discard(folder)
             raise
-        yield
+
+        def note(text: str) -> None:
+            with suppress(OSError), path.open("r+b") as file:
+                file.seek(size)
+                file.truncate()
+                file.write(text.encode())
+
+        yield note
         path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
@@ -233,6 +240,7 @@ class Launch:
     going: bool  # False: it was killed
     pid: int
     host: str
+    doing: str = ""
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -246,11 +254,12 @@ def unfinished_launch(run: Run) -> Launch | None:
 def _launch_in(folder: Path) -> Launch | None:
     try:
         with (folder / _LAUNCH).open() as file:
-            pid, _, host = file.read().strip().partition(" ")
+            head, _, doing = file.read().partition("\n")
+            pid, _, host = head.strip().partition(" ")
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:
-                return Launch(going=True, pid=int(pid or 0), host=host)
+                return Launch(going=True, pid=int(pid or 0), host=host, doing=doing)
             return Launch(going=False, pid=int(pid or 0), host=host)
     except (OSError, ValueError):
         return None

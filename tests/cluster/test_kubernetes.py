@@ -148,8 +148,8 @@ def test_the_checked_in_spec_works_as_it_stands(cluster: Cluster, tmp_path: Path
 def test_status_and_logs_at_each_stage_and_nothing_is_left(cluster: Cluster, tmp_path: Path) -> None:
     run = name_of("stages")
     launch(cluster, tmp_path, run, *LONG)
-    assert status(run)["state"] in ("starting", "rendezvous", "training")
-    wait_until(lambda: status(run)["state"] == "training", "both pods")
+    assert status(run)["state"] in ("starting", "rendezvous", "running")
+    wait_until(lambda: status(run)["state"] == "running", "both pods")
     wait_until(lambda: step_of(run) >= 2, "the second epoch")
     assert status(run)["message"] == "2 of 2 pods running"
     assert {line.split("]")[0] for line in logs(run, "--rank", "3").splitlines()} <= {"[node1 rank3"}
@@ -239,7 +239,7 @@ def goes_on_after(cluster: Cluster, run: str, node: str, take: str) -> list[int]
     wait_until(lambda: resumed_at(run), "the training to continue")
     reached = step_of(run)
     wait_until(lambda: step_of(run) > reached + 1, "two more epochs")
-    assert status(run)["state"] == "training"
+    assert status(run)["state"] == "running"
     assert cluster.restarts(run, survivors) == 0  # they have waited in their containers
     return resumed_at(run)
 

@@ -104,6 +104,7 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
     (waiting,) = (json.loads(site.ddpctl("status", "--json", "next"))[key] for key in ("state",))
     assert waiting == "pending"
     assert site.ddpctl("status", "next").startswith("next  pending: job ")
+    until(lambda: ": 2 of 2" in site.ddpctl("status", "night").partition("training")[2], 30, lambda: site.log("night"))
     status = json.loads(site.ddpctl("status", "--json", "night"))
     assert (status["state"], [report["alive"] for report in status["node_reports"]]) == ("training", [True, True])
     seen = json.loads(site.ddpctl("top", "night", "--once", "--json"))

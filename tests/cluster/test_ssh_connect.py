@@ -15,6 +15,7 @@ from tests.cluster.ssh_lab import MISSING, PACKAGES, PATH, Box, Person, box, fin
 from ddpctl.command import Command, Host, Output, Verb
 from ddpctl.errors import ConfigError
 from ddpctl.executor import Executor
+from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import scripts
 from ddpctl.targets.ssh.project import sync
 from ddpwire.run_files import LOCK, NODE_LOG
@@ -88,7 +89,7 @@ def test_a_bar_and_a_prompt_of_a_lone_node_come_at_once(lab: Lab, capfd: pytest.
     folder = lab.boxes[0].home / ".ddpctl/runs/night/node-0"
     folder.mkdir(parents=True)
     log = folder / NODE_LOG
-    follow = scripts.logs("~/.ddpctl", "night", 0, (), tail=None, follow=True)
+    follow = scripts.logs("~/.ddpctl", "night", 0, {NODE_LOG: ""}, LogQuery(follow=True))
     with ThreadPoolExecutor(1) as pool, (folder / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = Command(argv=("/bin/sh",), stdin=follow, host=lab.host(), mode="stream", timeout_s=None)

@@ -100,6 +100,19 @@ def wait_for(path: Path, text: str) -> None:
         time.sleep(0.02)
 
 
+def test_a_message_is_printed_once_and_handed_on_until_it_no_longer_holds(capfd: pytest.CaptureFixture[str]) -> None:
+    executor, heard = Executor(os.environ), []
+    executor.on_say = heard.append
+
+    def verb() -> Verb[None]:
+        for say in ("waiting for box1", "waiting for box1", "", "waiting for box2"):
+            yield (Command(argv=("true",), say=say),)
+
+    executor.perform(verb())
+    assert heard == ["waiting for box1", "", "waiting for box2"]
+    assert capfd.readouterr().err == "waiting for box1\nwaiting for box2\n"
+
+
 def test_a_tethered_command_ends_with_its_launcher(tmp_path: Path) -> None:
     output = tmp_path / "folder" / "log"
     launcher = subprocess.Popen([PYTHON, "-c", LAUNCHER, TETHERED, str(output)])

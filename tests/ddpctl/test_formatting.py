@@ -1,12 +1,16 @@
 """How a run looks on a terminal."""
 
+import sys
 import time
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
+
+import pytest
 
 from ddpctl import run_store
 from ddpctl.commands import formatting
-from ddpctl.run_status import NodeReport, RunStatus
+from ddpctl.run_status import NodeReport, Progress, RunStatus
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
 from ddpwire.run_files import NodeState, Outcome, RankProcess
@@ -88,6 +92,25 @@ def test_an_array_has_a_line_a_task() -> None:
         ("night.task-0", "stopped", "0"),
         ("night.task-12", "training", "12"),
     ]
+
+
+def test_the_step_the_loss_and_the_time_left_stay_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    at = Progress(step=1200, planned=6000, epoch=3, loss=0.1234, steps_per_s=12.5, checkpoint_step=1000)
+    report = NodeReport(node=0, alive=True, state=NODE, outcome=None, progress=at)
+    state = RunStatus(run="night", state="training", message="1 of 1 node alive", nodes=(report,))
+    every = "step 1200 of 6000, loss 0.1234, 6:24 left, epoch 3, 12.5 steps/s, last checkpoint at step 1000"
+    assert formatting.status_lines(RUN, state, can_resume=False)[2] == f"  progress     {every}"
+    terminal = StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("COLUMNS", "80")
+    line = formatting.status_lines(RUN, state, can_resume=False)[2]
+    assert (len(line), line[-3:]) == (80, "...")
+    assert "step 1200 of 6000, loss 0.1234, 6:24 left, epoch 3" in line
+    long = replace(RUN, name="a-training-with-a-name-of-40-characters-x")
+    row = formatting.fit(formatting.runs_table([(long, state)], long.created)[1])
+    assert len(row) <= 80
+    assert row.startswith("a-training-with-a...  training  -     1200/6000, loss 0.1234, 6:24 left")
 
 
 def test_what_a_node_says_moves_no_cursor() -> None:

@@ -227,7 +227,7 @@ def status(said: str, log: Output | None = None) -> RunStatus:
     [
         ("queued", "pending"),
         ("new_script", "pending"),
-        ("running", "training"),
+        ("running", "running"),
         ("cancel_requested", "stopping"),
         ("cancel_acknowledged", "stopped"),
     ],

@@ -150,7 +150,7 @@ def test_it_follows_every_pod_and_the_one_in_its_place(cluster: Cluster, wording
         "[node1 rank1] last words",
         "[node1 rank1] new",
     ]
-    wording(next(line for line in talk.splitlines() if line.startswith("[running] training: 2 ")))
+    wording(next(line for line in talk.splitlines() if line.startswith("[running] running: 2 ")))
 
 
 def test_one_node_and_some_ranks(cluster: Cluster) -> None:

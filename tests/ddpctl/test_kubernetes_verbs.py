@@ -33,7 +33,7 @@ def test_status_asks_once_for_jobs_and_pods(wording: Wording) -> None:
         f"{KUBECTL} get pytorchjobs.kubeflow.org --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
         f"{KUBECTL} get pods --selector 'ddpctl.run in (digits-otter)' --ignore-not-found -o json",
     ]
-    assert (state.state, state.code) == ("training", None)
+    assert (state.state, state.code) == ("running", None)
     wording(state.message)
     assert [(report.alive, report.note) for report in state.nodes] == [
         (True, "digits-otter-worker-0: running"),
@@ -87,7 +87,7 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
     assert [line for step in asked for line in lines(step)] == [
         f"{KUBECTL} get pods --selector ddpctl.run=digits-otter --ignore-not-found -o json",
         *(
-            f"{FILTER} -vE '^\\[node[0-9]+\\] ddprun-record ' "
+            f"{FILTER} -vE '^([^ []+ )?\\[node[0-9]+\\] ddprun-record ' "
             f"{logs} digits-otter-worker-{node} --container pytorch --tail 5{previous}"
             for node in (0, 1)
             for previous in (" --previous", "")
@@ -98,8 +98,10 @@ def test_logs_of_nodes_and_ranks_also_from_before_a_restart() -> None:
         [(as_run("pods/running", "digits-otter", "running"),), (OK,)],
     )
     assert lines(one) == [
-        f"{FILTER} -E '^.?\\[node[0-9]+ rank(2|3)\\] ' {logs} digits-otter-worker-1 --container pytorch"
+        f"{FILTER} -E '^([^ []+ )?.?\\[node[0-9]+ rank(2|3)\\] ' {logs} digits-otter-worker-1 --container pytorch"
     ]
+    (_, timed, _), _ = play(TARGET.logs(RUN, LogQuery(nodes=(1,), timestamps=True)), [(PODS,), *[(OK,)] * 2])
+    assert lines(timed)[0].endswith("digits-otter-worker-1 --container pytorch --timestamps --previous")
 
 
 def test_logs_that_are_not_there(wording: Wording) -> None:
@@ -134,11 +136,12 @@ def test_logs_that_are_followed_are_a_program_of_their_own() -> None:
         "master": False,
         "context": "lab",
         "namespace": "ml",
-        "only": r"^.?\[node[0-9]+ rank(3)\] ",
+        "only": r"^([^ []+ )?.?\[node[0-9]+ rank(3)\] ",
         "only_nodes": [1],
         "tail": None,
         "folder": "/state/digits-otter",
         "replace_lost": False,
+        "timestamps": False,
         "poll_s": 2.0,
         "unreachable_s": 120.0,
     }
@@ -289,7 +292,7 @@ def test_what_another_launch_has_made_under_the_same_name_is_left_alone() -> Non
     run, theirs = replace(RUN, uid="4c1f5a1e2b3d"), Output(returncode=0, stdout="f00dfeed0000")
     selector = f"ddpctl.run=digits-otter,ddpctl.uid={run.uid}"
     job, pods = (as_run(f"{kind}/running", "digits-otter", "running") for kind in ("jobs", "pods"))
-    for uid, state in ((theirs.stdout, "lost"), (run.uid, "training")):
+    for uid, state in ((theirs.stdout, "lost"), (run.uid, "running")):
         labelled = tuple(
             replace(one, stdout=one.stdout.replace('"ddpctl.run":', f'"ddpctl.uid": "{uid}", "ddpctl.run":'))
             for one in (job, pods)

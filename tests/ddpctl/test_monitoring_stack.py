@@ -14,6 +14,7 @@ from tests.in_process import ddpctl
 from tests.wording import Wording
 
 from ddpctl.monitoring.prometheus import Scraping, parse_exporters, prometheus_yml
+from ddpctl.monitoring.stack import MARK
 
 DASHBOARDS = {name: (ROOT / f"cli/ddpctl/monitoring/{name}.json").read_text() for name in ("run", "fleet")}
 
@@ -38,13 +39,16 @@ def test_config_is_what_a_prometheus_and_a_grafana_read(tmp_path: Path) -> None:
 def test_config_can_be_written_again_but_not_over_somebodys_own(tmp_path: Path, wording: Wording) -> None:
     for _ in range(2):
         assert ddpctl("monitor", "config", cwd=tmp_path).returncode == 0
-    own = tmp_path / "monitoring" / "prometheus.yml"
-    own.write_text("scrape_configs: []\n")
-    before = written(tmp_path)
-    done = ddpctl("monitor", "config", cwd=tmp_path)
-    assert done.returncode == 2
+    for name in ("rules.yaml", "dashboards/run.json", "dashboards/fleet.json", "prometheus.yml"):
+        own = tmp_path / "monitoring" / name
+        own.write_text("{}\n")
+        before = written(tmp_path)
+        done = ddpctl("monitor", "config", cwd=tmp_path)
+        assert (done.returncode, str(Path("monitoring", name)) in done.stderr) == (2, True)
+        assert written(tmp_path) == before
+        if name != "prometheus.yml":
+            own.write_text(f"# {MARK.decode()}")
     wording(done.stderr)
-    assert written(tmp_path) == before
     assert ddpctl("monitor", "config", "--force", cwd=tmp_path).returncode == 0
     assert own.read_text().startswith("# Made by ddpctl monitor.")
 

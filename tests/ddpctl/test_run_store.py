@@ -191,7 +191,13 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
     run = make(tmp_path, "night", 1.0)
     folder = Path(run.folder)
     assert run_store.unfinished_launch(run) is None
-    with suppress(KeyboardInterrupt), run_store.launching(folder):
+    with suppress(KeyboardInterrupt), run_store.launching(folder) as note:
+        for text in ("waiting for box1: place 2 of 2", "waiting for box2"):
+            note(text)
+            now = run_store.unfinished_launch(run)
+            assert now is not None
+            assert (now.pid, now.doing) == (os.getpid(), text)
+        note("")
         going = run_store.unfinished_launch(run)
         assert going is not None
         assert (going.going, going.pid) == (True, os.getpid())
@@ -199,6 +205,7 @@ def test_a_launch_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) 
     left = run_store.unfinished_launch(run)
     assert left is not None
     assert not left.going
+    note("of a launch that is over")
     with run_store.launching(folder):
         pass
     assert run_store.unfinished_launch(run) is None

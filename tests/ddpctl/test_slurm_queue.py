@@ -41,7 +41,7 @@ SAVED = '{"code": 143, "cause": "stopped", "message": "stopped by SIGTERM", "ret
         (said("7|N/A|PENDING|PartitionNodeLimit|N/A|"), "pending", None),
         (said("7|N/A|PENDING|BeginTime|N/A|", ("node-0/outcome.json", SAVED)), "pending", None),
         (said("7|N/A|RUNNING|None|2026-11-20T13:00:00|n[0-1]"), "starting", None),
-        (said("7|N/A|RUNNING|None|x|n[0-1]", ("node-0/node.json", NODE), ("node-1/node.json", NODE)), "training", None),
+        (said("7|N/A|RUNNING|None|x|n[0-1]", ("node-0/node.json", NODE), ("node-1/node.json", NODE)), "running", None),
         (said("7|N/A|COMPLETING|None|x|n[0-1]", ("node-0/outcome.json", SAVED), ("node-1/outcome.json", SAVED)),
          "stopping", None),
         (said("7|N/A|FAILED|NonZeroExitCode|x|n[0-1]", ("node-0/outcome.json", SAVED)), "stopped", 143),
@@ -108,7 +108,7 @@ def test_recorded_answers() -> None:
     assert [(job.id, job.task, job.state, job.reason) for job in answers.jobs] == [
         ("1", "2", "succeeded", "None"),
         ("1", "4", "pending", "JobArrayTaskLimit"),
-        ("1", "3", "training", "None"),
+        ("1", "3", "running", "None"),
         ("4", None, "pending", "Resources"),
     ]
     assert [Path(path).name for path in answers.files] == ["node.json", "outcome.json"]

@@ -14,12 +14,13 @@ from ddpctl.targets import LogQuery
 from ddpctl.targets.ssh import SshOptions, SshTarget, scripts
 
 
-def shown(alive: bool, state: str | None = None, code: int | None = None) -> Output:
+def shown(alive: bool, state: str | None = None, code: int | None = None, steps: str = "") -> Output:
     node = {"run": "night", "node": 0, "pid": 1, "state": state, "started": 1.0} if state else None
     outcome = (
         {"code": code, "cause": "error" if code else "ok", "message": f"code {code}"} if code is not None else None
     )
-    return Output(returncode=0, stdout=json.dumps({"alive": alive, "node": node, "outcome": outcome}) + "\n")
+    answer = {"alive": alive, "node": node, "outcome": outcome, "history": f"time,ddp_last_step\n{steps}\n"}
+    return Output(returncode=0, stdout=json.dumps(answer) + "\n")
 
 
 GONE = Output(returncode=255, stderr="the connection was lost: the host is gone")
@@ -30,7 +31,11 @@ GONE = Output(returncode=255, stderr="the connection was lost: the host is gone"
     [
         pytest.param((shown(True, "training"), shown(True, "rendezvous")), ("rendezvous", None), id="rendezvous"),
         pytest.param((shown(False, "succeeded", 0), shown(False, "succeeded", 0)), ("succeeded", 0), id="succeeded"),
-        pytest.param((shown(True, "training"), GONE), ("training", None), id="training-and-gone"),
+        pytest.param((shown(True, "training"), GONE), ("running", None), id="running-and-gone"),
+        pytest.param((shown(True, "training", steps="1.0,5"), GONE), ("training", None), id="training-and-gone"),
+        pytest.param(
+            (shown(True, "training", steps="1.0,5\n2.0,"), shown(True, "training")), ("running", None), id="restarted"
+        ),
         pytest.param((shown(False, "failed", 3), GONE), ("failed", 3), id="failed-and-gone"),
         pytest.param((GONE, GONE), ("unknown", None), id="gone"),
         pytest.param((shown(False), shown(False)), ("lost", 137), id="silent"),
@@ -47,7 +52,7 @@ def test_logs_ask_the_node_of_a_rank(wording: Wording) -> None:
     query = LogQuery(follow=True, ranks=(2, 3), tail=5)
     ((asked,),), _ = play(SshTarget(OPTIONS).logs(RUN, query), [(OK,)])
     assert (asked.host, asked.mode, asked.timeout_s) == (HOSTS[1].host, "stream", None)
-    assert asked.stdin == scripts.logs("~/.ddpctl", "night", 1, (2, 3), tail=5, follow=True)
+    assert asked.stdin == scripts.logs("~/.ddpctl", "night", 1, query.files(RUN, 1, (2, 3)), query)
     with pytest.raises(NoInputError) as error:
         play(SshTarget(OPTIONS).logs(RUN, LogQuery(nodes=(1,))), [(Output(returncode=66),)])
     wording(error.value)

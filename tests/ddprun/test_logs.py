@@ -2,6 +2,7 @@
 
 import os
 import time
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -10,8 +11,31 @@ from ddprun import node_config, options
 from ddprun.console import MAX_QUEUED_TEXTS, Console
 from ddprun.logs import RankLogs
 from ddprun.rank_errors import last_error
+from ddprun.timed_log import TimedLog
 from ddpwire import names
 from ddpwire.run_files import rank_error, rank_log, write_error
+
+
+def test_each_line_has_the_time_at_which_its_end_was_read(tmp_path, monkeypatch):
+    path = tmp_path / "rank-3.timed.log"
+    log = TimedLog(path, 1, 3)
+    before = datetime.now(UTC)
+    log.add(b"[rank3]: one\ntw")
+    assert path.read_text().count("\n") == 1
+    log.add(b"o\n 10%\r 20%\r\nlast")
+    log.add(b"")
+    times, lines = zip(*(line.split(" ", 1) for line in path.read_text().splitlines()), strict=True)
+    assert lines == tuple(f"[node1 rank3] {text}" for text in ("one", "two", " 20%", "last"))
+    moments = [datetime.fromisoformat(time) for time in times]
+    assert before - timedelta(milliseconds=1) <= moments[0] <= moments[-1] <= datetime.now(UTC)
+    assert moments == sorted(moments)
+    monkeypatch.setattr("ddprun.timed_log.MAX_BYTES", 1)
+    log.add(b"more\n")
+    log.add(b"most\n")
+    assert not path.exists()
+    assert (tmp_path / "rank-3.timed.1.log").read_text().endswith("[node1 rank3] most\n")
+    TimedLog(tmp_path / "none" / "a.log", 0).add(b"a folder that is gone is not made again\n")
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_reader_that_is_stuck_costs_lines_on_stdout_and_none_in_the_file(tmp_path, monkeypatch):

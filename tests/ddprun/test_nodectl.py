@@ -16,7 +16,7 @@ import pytest
 
 from ddprun import nodectl as nodectl_module
 from ddpwire.merged_output import MergedOutput
-from ddpwire.run_files import LOCK
+from ddpwire.run_files import LOCK, append_bounded
 
 NODECTL = [sys.executable, "-m", "ddprun.nodectl"]
 
@@ -111,6 +111,7 @@ def run_dir(tmp_path: Path) -> Path:
         (["--rank", "20", "--rank", "0", "--tail", "1"], "[node0 rank0] b\n[node10 rank20] b\n"),
         (["--tail", "1"], "[node0 rank0] b\n[node1 rank3] b\n[node10 rank20] b\n"),
         (["--rank", "0", "-f"], "[node0 rank0] a\n[node0 rank0] b\n"),
+        (["--file", "rank-3.log", "--file", "rank-9.log", "--tail", "1"], "b\n"),
     ],
 )
 def test_logs(run_dir, options, expected):
@@ -129,6 +130,20 @@ def test_the_last_lines_of_a_file(text, block, monkeypatch, tmp_path):
         tail.pass_on()
         tail.close()
         assert b"".join(written).split(b"\n")[:-1] == lines[max(0, len(lines) - count) :]
+
+
+def test_a_log_that_is_followed_goes_on_in_a_new_file(tmp_path):
+    written, path = [], tmp_path / "a.log"
+    path.write_bytes(b"a\n")
+    tail = nodectl_module.LogTail(path, MergedOutput(written.append).add_source(), None)
+    tail.pass_on()
+    append_bounded(path, b"b\n", 3)
+    tail.pass_on()
+    append_bounded(path, b"c\n", 3)
+    tail.pass_on()
+    tail.close()
+    assert b"".join(written) == b"a\nb\nc\n"
+    assert ((tmp_path / "a.1.log").read_bytes(), path.read_bytes()) == (b"a\nb\n", b"c\n")
 
 
 @pytest.mark.parametrize("options", [["--tail", "5"], []], ids=["tail", "all"])

@@ -13,6 +13,7 @@ from tests.terminal import Session
 from ddprun.console import Console
 from ddprun.log_view import PROGRESS_S, LineView
 from ddprun.logs import RankFile, Stream
+from ddprun.timed_log import TimedLog
 
 SCRIPTS = Path(__file__).parent / "scripts"
 STARTS = pytest.mark.parametrize("options", [(), ("--exec",)], ids=["fork", "exec"])
@@ -103,7 +104,8 @@ def test_the_file_of_a_rank_has_whole_lines_of_both_streams(tmp_path) -> None:
     file = RankFile(tmp_path / "rank-0.log", num_streams=2)
     pipes = [os.pipe(), os.pipe()]
     out, err = (
-        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0)) for number, (read, _) in enumerate(pipes, 1)
+        Stream(read, number, 0, file, LineView(Shown(), number, b"", 0), TimedLog(tmp_path / "rank-0.timed.log", 0, 0))
+        for number, (read, _) in enumerate(pipes, 1)
     )
 
     def write(stream: int, text: bytes, now: float) -> None:

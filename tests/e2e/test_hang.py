@@ -27,7 +27,7 @@ def test_a_run_that_hangs_is_explained_and_goes_on(tmp_path: Path, wording: Word
     try:
         wait_until(lambda: explained("hangs")["cause"] == "data_loader", "the hang", timeout_s=200)
         found = explained("hangs")
-        assert (found["run"], found["state"], found["rank"], found["node"]) == ("hangs", "training", 1, 0)
+        assert (found["run"], found["state"], found["rank"], found["node"]) == ("hangs", "running", 1, 0)
         assert (len(found["evidence"]), found["unknown"]) == (4, [])
         wording(re.sub(r"waited [\d.]+ s\b|; less than .*", "", str(found["sentence"])))
         rank = read_node((tmp_path / "runs/hangs/node-1/node.json").read_text()).ranks[0]

@@ -48,7 +48,7 @@ def test_a_run_on_kaggle_from_its_launch_to_its_end(client: Path, wording: Wordi
     assert (metadata["id"], metadata["code_file"], metadata["machine_shape"]) == (
         "ann/ddpctl-night", "night.ipynb", "NvidiaTeslaT4",
     )  # fmt: skip
-    assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == "training"
+    assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == "running"
     wording(ddpctl("status", "night").stdout.splitlines()[0])
     assert ddpctl("logs", "night", "--rank", "1").stdout == "[node0 rank1] hello\n"
     assert ddpctl("logs", "night", "--tail", "2").stdout.splitlines()[0] == "[node0 rank1] hello"

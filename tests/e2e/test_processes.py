@@ -32,10 +32,10 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: W
 
     listed = ddpctl("ps").stdout.splitlines()
     assert listed[0].split() == ["RUN", "STATE", "EXIT", "STEP", "SIZE", "TARGET", "STARTED", "PROGRAM"]
-    assert re.fullmatch(rf"eight  training  -     -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
+    assert re.fullmatch(rf"eight  running  -     -     2 x 4  local   \d+ s ago  {re.escape(IDLE)}", listed[1])
 
     status = json.loads(ddpctl("status", "eight", "--json").stdout)
-    assert (status["state"], status["code"]) == ("training", None)
+    assert (status["state"], status["code"]) == ("running", None)  # its ranks report no steps
     assert [[rank["rank"] for rank in report["state"]["ranks"]] for report in status["node_reports"]] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -43,6 +43,13 @@ def test_a_detached_run_of_eight_ranks_and_every_verb(tmp_path: Path, wording: W
 
     one = ddpctl("logs", "eight", "--rank", "5").stdout
     assert re.fullmatch(r"\[node1 rank5\] rank 5 of 8 idles, child \d+\n", one)
+    timed = ddpctl("logs", "eight", "--timestamps").stdout.splitlines()
+    assert timed == sorted(timed, key=lambda line: line.split()[0])
+    origins = {re.sub(r"^2\d{3}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (\[.*?\]) .*", r"\1", line) for line in timed}
+    assert origins >= {f"[node{rank // 4} rank{rank}]" for rank in range(8)}
+    assert origins <= {"[node0]", "[node1]"} | {f"[node{rank // 4} rank{rank}]" for rank in range(8)}
+    few = ddpctl("logs", "eight", "--timestamps", "--rank", "6", "--tail", "1").stdout
+    assert few == next(line for line in timed if "rank6]" in line) + "\n"
     following = start("logs", "-f", "eight")
     stopped = ddpctl("stop", "eight")
     assert (stopped.returncode, processes_of("eight")) == (0, {})
@@ -80,7 +87,7 @@ def test_a_detached_run_outlives_its_ddpctl(tmp_path: Path) -> None:
     with_group_gone = time.monotonic() + 1.5
     wait_until(lambda: ranks_up(tmp_path, "apart", 1) == [0], "the rank")
     wait_until(lambda: time.monotonic() > with_group_gone, "a while")
-    assert json.loads(ddpctl("status", "apart", "--json").stdout)["state"] == "training"
+    assert json.loads(ddpctl("status", "apart", "--json").stdout)["state"] == "running"
     assert ddpctl("stop", "apart", "--kill").returncode == 0
 
 

@@ -38,7 +38,7 @@ case "$*" in *find_spec*) held=launch ;; *"ddprun --grace"*) held=ddprun ;; esac
 exec {python} "$@"
 """
 STATES = ("launching", "interrupted", "starting", "training", "stopping", "succeeded", "failed", "stopped", "lost")
-SAID = {"launching": "starting", "interrupted": "lost"}
+SAID = {"launching": "starting", "interrupted": "lost", "training": "running"}  # the script reports no steps
 # The exit code of each verb, in the order of the states.
 CODES = {
     "status": (0, 0, 0, 0, 0, 0, 0, 0, 0),

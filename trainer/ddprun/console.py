@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 MAX_QUEUED_TEXTS = 10_000
 READER_TIMEOUT_S = 1.0
@@ -20,8 +21,9 @@ NUM_LAST_LINES = 15
 class Console:
     """ddprun's stdout and stderr, written by one thread, which ``start`` starts."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes) -> None:
         self._name = name
+        self._on_log = on_log  # gets ddprun's own lines
         self._texts: queue.Queue[tuple[int, bytes, object]] = queue.Queue(MAX_QUEUED_TEXTS)
         self._num_dropped = 0
         self._last: deque[bytes] = deque(maxlen=NUM_LAST_LINES)  # the last lines of the ranks
@@ -44,6 +46,7 @@ class Console:
 
     def log(self, text: str) -> None:
         """Write a line from ddprun itself to stderr."""
+        self._on_log(f"{text}\n".encode())
         self.put(2, f"[{self._name}] {text}\n".encode())
 
     def log_now(self, text: str) -> None:

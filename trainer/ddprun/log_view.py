@@ -7,9 +7,9 @@ origin (several ranks), progress bars once a second, and the lines of a crash as
 import re
 
 from ddprun.console import Console
+from ddprun.timed_log import MAX_LINE_BYTES, strip_torch_prefix
 from ddpwire.merged_output import last_state
 
-MAX_LINE_BYTES = 1 << 16  # the longest line that is kept together
 PROGRESS_S = 1.0  # between two states of a progress bar
 HELD_POLL_S = 0.5  # how often held lines are checked
 HOLD_S = 8.0  # a rank may exit 2 s after its traceback, the decision may take 2 s more, and machines are busy
@@ -128,14 +128,6 @@ def visible_lines(line: bytes) -> list[bytes]:
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
     return [state]
-
-
-def strip_torch_prefix(line: bytes, rank: int) -> bytes:
-    """Return a rank's line without torch's own prefix ``[rank3]: ``, since ddprun adds its own.
-
-    torch adds its prefix again for each default process group that the rank has created.
-    """
-    return re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)
 
 
 class LogFilter:

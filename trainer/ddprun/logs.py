@@ -20,7 +20,8 @@ from ddprun import terminal
 from ddprun.console import Console
 from ddprun.log_view import LineView, RawView, View
 from ddprun.node_config import NodeConfig
-from ddpwire.run_files import Outcome
+from ddprun.timed_log import TimedLog
+from ddpwire.run_files import Outcome, timed_log
 
 CHUNK_BYTES = 1 << 16  # read at once
 RAW_CHUNK_BYTES = 1 << 12  # thousands of chunks may wait for the console
@@ -70,7 +71,8 @@ class RankLogs:
             view = self._view(rank, local_rank, target, file)
             read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
             ends.append(write)
-            stream = Stream(read, target, rank, file, view)
+            timed = TimedLog(path.with_name(timed_log(rank)), self._config.node_rank, rank)
+            stream = Stream(read, target, rank, file, view, timed)
             self._open.add(stream)
             self._streams.append(stream)
             self._new.put(stream)
@@ -205,12 +207,12 @@ class RankFile:
 class Stream:
     """A rank's stdout, stderr or both, which are passed on to the rank's file and to the console."""
 
-    def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View) -> None:
+    def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View, timed: TimedLog) -> None:
         self.descriptor = descriptor
         self.target = target  # the corresponding descriptor of ddprun itself: 1 or 2
         self.rank = rank
         self.view = view
-        self._file = file
+        self._file, self._timed = file, timed
         self._chunk_bytes = RAW_CHUNK_BYTES if isinstance(view, RawView) else CHUNK_BYTES
         self._rest = b""  # an unfinished line, not in the file yet
         self._rest_since = 0.0
@@ -239,6 +241,7 @@ class Stream:
         self._rest = rest
         if not data or len(rest) > MAX_UNFINISHED_BYTES or self._file.is_of_one_stream:
             self.flush()
+        self._timed.add(data)
         self.view.accept(data, now)
         return bool(data)
 

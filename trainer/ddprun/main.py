@@ -24,7 +24,6 @@ from ddprun import fork_server, joining, launchers, machine, node_config, option
 from ddprun.console import NUM_LAST_LINES, Console
 from ddprun.errors import NodeError, node_error
 from ddprun.folder_watch import FolderWatch
-from ddprun.log_view import strip_torch_prefix
 from ddprun.node_config import NodeConfig
 from ddprun.node_dir import Journal, NodeDir, claim_node_dir, write_early_outcome
 from ddprun.preflight import PreflightReport
@@ -33,11 +32,12 @@ from ddprun.rank_errors import last_lines
 from ddprun.recovery import Downtime
 from ddprun.registration import deregister, push_outcome
 from ddprun.termination import Signals, stopped_before_start
+from ddprun.timed_log import TimedLog, strip_torch_prefix
 from ddprun.workers import Workers
 from ddpwire import log_record, names
 from ddpwire.exits import Exit
 from ddpwire.machine import usable_cores
-from ddpwire.run_files import NodeState, Outcome, rank_log
+from ddpwire.run_files import NodeState, Outcome, rank_log, timed_log
 
 DRAIN_S = 5.0
 CRASH_LOG = "ddprun-crash.log"
@@ -131,7 +131,7 @@ def main() -> NoReturn:
         folder = claim_node_dir(config, state)
     except NodeError as error:
         end_early(error, args, node_rank, reports=config is None)
-    console = Console(f"node{node}")
+    console = Console(f"node{node}", TimedLog(folder.path / timed_log(None), node).add)
     journal = Journal(folder.path, state, console)
     end = NodeExit(config=config, folder=folder, journal=journal, console=console, once=threading.Lock())
     signals.on_stop = lambda number: end(stopped_before_start(number, node, signals.stop_reason))

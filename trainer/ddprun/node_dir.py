@@ -18,6 +18,7 @@ from ddprun.console import Console
 from ddprun.errors import config_error, node_error
 from ddprun.node_config import DEFAULT_RUN_ID, NodeConfig
 from ddprun.requeue import Requeues, count_requeues
+from ddpwire import run_files
 from ddpwire.events import EVENTS, EVENTS_BEFORE, EventLog, read_events
 from ddpwire.exits import Exit
 from ddpwire.heartbeat import read_beat
@@ -67,15 +68,10 @@ def _read_previous(node_dir: Path, run_id: str) -> PreviousRun | None:
             changed.append((node_dir / name).stat().st_mtime)
     beats = [read_beat(path) for path in node_dir.glob(f"{HEARTBEAT}/rank-*")]
     steps = [beat.step for beat in beats if beat]
-    steps += [event.step for event in read_events(_tail(node_dir / EVENTS)) if isinstance(event.step, int)]
+    with contextlib.suppress(OSError):
+        events = read_events(run_files.read_end(node_dir / EVENTS, EVENTS_TAIL_BYTES))
+        steps += [event.step for event in events if isinstance(event.step, int)]
     return PreviousRun(heard_at=max(changed), step=max(steps, default=None))
-
-
-def _tail(path: Path) -> str:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - EVENTS_TAIL_BYTES))
-        return file.read().decode(errors="replace")
-    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

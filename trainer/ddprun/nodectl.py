@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ddprun import network, process_discovery, processes
-from ddprun.log_view import strip_torch_prefix
+from ddprun.timed_log import strip_torch_prefix
 from ddpwire.exits import Exit
 from ddpwire.history import HISTORY
 from ddpwire.machine import MAX_PORT
@@ -31,6 +31,7 @@ from ddpwire.run_files import (
     OUTCOME,
     open_regular,
     parse_json,
+    read_end,
     read_node,
     read_record,
     read_regular,
@@ -68,20 +69,13 @@ def probe_node(
     result: dict[str, Any] = {"time": time.time(), "metrics": "", "files": {}, "failure": ""}
     for name in files:
         with contextlib.suppress(OSError):
-            result["files"][name] = _tail(node_dir / name, max_bytes)
+            result["files"][name] = read_end(node_dir / name, max_bytes)
     if metrics and (url := _url(node_dir)):
         try:
             result["metrics"] = _fetch(url)
         except OSError:
             result["failure"] = f"{url} does not answer"
     return result
-
-
-def _tail(path: Path, max_bytes: int) -> str:
-    with open_regular(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - max_bytes))
-        return file.read(max_bytes).decode(errors="replace")
 
 
 def _url(node_dir: Path) -> str | None:
@@ -104,16 +98,24 @@ class LogTail:
     """A growing file that is read one block at a time."""
 
     def __init__(self, path: Path, source: Source, tail: int | None) -> None:
-        self._file = open_regular(path)
+        self._path, self._file = path, open_regular(path)
         self._source = source
         if tail is not None:
             self._file.seek(start_of_last_lines(self._file, tail))
 
     def pass_on(self) -> None:
         """Pass on what was added to the file."""
+        replacement = None
+        with contextlib.suppress(OSError):
+            if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                replacement = open_regular(self._path)
         while block := self._file.read(BLOCK_BYTES):
             self._source.add(block)
         self._source.add(b"")
+        if replacement:
+            self._file.close()
+            self._file = replacement
+            self.pass_on()
 
     def close(self) -> None:
         """End the last line, and close the file."""
@@ -149,13 +151,15 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
     return sorted((node, path) for node, path in found if not nodes or node in nodes)
 
 
-def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> dict[Path, tuple[int, int] | None]:
-    """Return the existing logs with their node and rank, or with None if the lines already have that prefix."""
+def find_logs(
+    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
+) -> dict[Path, tuple[int, int] | None]:
+    """Return the existing logs, or ``files``, with node and rank, or None if their lines have that prefix."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
-        if not ranks and (folder / NODE_LOG).is_file():
-            found[folder / NODE_LOG] = None
-        for path in sorted(folder.glob("rank-*.log")):
+        plain = files or (() if ranks else (NODE_LOG,))
+        found |= {folder / name: None for name in plain if (folder / name).is_file()}
+        for path in () if files else sorted(folder.glob("rank-*.log")):
             match = RANK_LOG.fullmatch(path.name)
             if match and int(match[1]) in ranks and path.is_file():
                 found[path] = (node, int(match[1]))
@@ -163,7 +167,7 @@ def find_logs(run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...]) -> 
 
 
 def print_logs(
-    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], *, tail: int | None, follow: bool
+    run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str], *, tail: int | None, follow: bool
 ) -> bool:
     """Print the logs to stdout, with ``follow`` until every node has ended. Return False if there are no logs."""
     tails: dict[Path, LogTail] = {}
@@ -174,7 +178,7 @@ def print_logs(
     while True:
         # If the parent is gone, nobody reads this.
         last = not follow or os.getppid() != parent or (ended() if tails else time.monotonic() - started > APPEAR_S)
-        for path, node_and_rank in find_logs(run_dir, nodes, ranks).items():
+        for path, node_and_rank in find_logs(run_dir, nodes, ranks, files).items():
             if path not in tails:
                 mark = mark_of(*node_and_rank) if node_and_rank else None
                 tails[path] = LogTail(path, output.add_source(mark), tail)
@@ -228,6 +232,7 @@ def parser() -> argparse.ArgumentParser:
     logs.add_argument("--rank", type=int, action="append", default=[], dest="ranks", metavar="R")
     logs.add_argument("--node", type=int, action="append", default=[], dest="nodes", metavar="N")
     logs.add_argument("--tail", type=int, metavar="N", help="begin with the last N lines of each file")
+    logs.add_argument("--file", action="append", default=[], dest="files", metavar="NAME", help="instead, as it is")
     logs.add_argument("run_dir", metavar="RUN_DIR", type=Path)
     return top
 
@@ -337,7 +342,8 @@ def port(args: argparse.Namespace) -> int:
 def logs(args: argparse.Namespace) -> int:
     """Print, or follow, the logs of a run."""
     try:
-        found = print_logs(args.run_dir, tuple(args.nodes), tuple(args.ranks), tail=args.tail, follow=args.follow)
+        which = (tuple(args.nodes), tuple(args.ranks), args.files)
+        found = print_logs(args.run_dir, *which, tail=args.tail, follow=args.follow)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except OSError as error:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpwire.run_files import rank_error, rank_log, read_error
+from ddpwire.run_files import rank_error, rank_log, read_end, read_error
 
 TAIL_BYTES = 1 << 14
 MAX_ERROR_CHARS = 200
@@ -22,9 +22,7 @@ SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError): ")
 def last_lines(path: Path, num_lines: int) -> list[str]:
     """Return the last lines of a log, or an empty list if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-num_lines:]
+        return read_end(path, TAIL_BYTES).splitlines()[-num_lines:]
     except OSError:
         return []
 

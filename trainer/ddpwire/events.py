@@ -5,14 +5,14 @@ all its nodes, sorted by time. The size is bounded: a full file replaces ``event
 """
 
 import contextlib
-import fcntl
 import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from ddpwire.run_files import append_bounded
 
 EVENTS: Final = "events.jsonl"
 EVENTS_BEFORE: Final = "events.1.jsonl"
@@ -106,7 +106,7 @@ class EventLog:
             facts=facts,
         )
         with contextlib.suppress(OSError):  # a full disk must not stop a training
-            _append(self._path, record.line().encode())
+            append_bounded(self._path, record.line().encode(), MOST_BYTES)
 
 
 def events_of(environ: Mapping[str, str]) -> EventLog:
@@ -156,17 +156,3 @@ def _is_whole(event: Event) -> bool:
         and all(type(count) is int and abs(count) <= LAST_TIME for count in (event.node, event.attempt, *known))
         and (event.seconds is None or is_time(abs(event.seconds)))
     )
-
-
-def _append(path: Path, line: bytes) -> None:
-    # A FIFO without a reader in place of the file must not stop a training either: hence O_NONBLOCK.
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
-    descriptor = os.open(path, flags, 0o644)
-    try:
-        os.write(descriptor, line)
-        if os.fstat(descriptor).st_size > MOST_BYTES:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if path.stat().st_ino == os.fstat(descriptor).st_ino:  # no other process has replaced it meanwhile
-                path.replace(path.with_name(EVENTS_BEFORE))
-    finally:
-        os.close(descriptor)

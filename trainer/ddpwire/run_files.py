@@ -11,6 +11,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: the events before them
     rank-1.log             what rank 1 wrote to stdout and stderr
+    rank-1.timed.log       its lines with their times, earlier ones in rank-1.timed.1.log; ddprun.timed.log: its own
     rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
     history.csv            how the node's training went, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions
@@ -27,6 +28,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import re
@@ -69,6 +71,26 @@ def node_name(node: int) -> str:
 def rank_log(rank: int) -> str:
     """Return the log of a rank inside its node's folder."""
     return f"rank-{rank}.log"
+
+
+def timed_log(rank: int | None) -> str:
+    """Return the log that has the times of a rank's lines, or of ddprun's own lines for None."""
+    return "ddprun.timed.log" if rank is None else f"rank-{rank}.timed.log"
+
+
+def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
+    """Append lines to a file such as ``a.log``; once it exceeds ``max_bytes``, it replaces ``a.1.log``."""
+    # A FIFO without a reader in place of the file must not stop a training: hence O_NONBLOCK.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        os.write(descriptor, text)
+        if os.fstat(descriptor).st_size > max_bytes:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.stat().st_ino == os.fstat(descriptor).st_ino:  # no other process has replaced it meanwhile
+                path.replace(path.with_name(f"{path.stem}.1{path.suffix}"))
+    finally:
+        os.close(descriptor)
 
 
 def rank_error(rank: int) -> str:
@@ -140,6 +162,13 @@ def read_regular(path: Path) -> bytes:
     """Return the content of a regular file. Raises OSError."""
     with open_regular(path) as file:
         return file.read()
+
+
+def read_end(path: Path, max_bytes: int) -> str:
+    """Return the last bytes of a regular file as text. Raises OSError."""
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - max_bytes))
+        return file.read(max_bytes).decode(errors="replace")
 
 
 def read_record(path: Path) -> bytes:

@@ -62,7 +62,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         found = explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
-    if state.state not in ("training", "stopping"):
+    if state.state not in ("running", "training", "stopping"):
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     return explaining.explain_ranks(_views(ask(context, run)), run.job.world_size)
 

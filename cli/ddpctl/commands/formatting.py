@@ -24,12 +24,12 @@ def ago(seconds: float) -> str:
     return f"{max(seconds, 0):.0f} s"
 
 
-def print_table(lines: Sequence[str]) -> None:
-    """Print a table; on a terminal, without what its width does not show."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+def fit(line: str, spare: int = 0) -> str:
+    """Return a line cut to the terminal's width, less ``spare`` columns; all of it if stdout is no terminal."""
+    if not sys.stdout.isatty():
+        return line
     plain = not (sys.stdout.encoding or "").lower().startswith("utf")
-    for line in lines:
-        print(line if width is None else cut(line, width, plain=plain))
+    return cut(line, max(12, shutil.get_terminal_size().columns - spare), plain=plain)
 
 
 def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
@@ -38,18 +38,19 @@ def runs_table(rows: list[tuple[Run, RunStatus]], now: float) -> list[str]:
     for run, state in rows:
         code, size = "-" if state.code is None else str(state.code), f"{run.job.nodes} x {run.job.local_world_size}"
         started = f"{ago(now - run.created)} ago"
-        program = one_line(command_line(run.job))
-        lines.append((run.name, state.state, code, _steps(state), size, one_line(run.target), started, program))
+        name, program = fit(run.name, spare=60), one_line(command_line(run.job))  # for STATE, EXIT and STEP
+        lines.append((name, state.state, code, _steps(state), size, one_line(run.target), started, program))
     return table(lines)
 
 
 def _steps(state: RunStatus) -> str:
-    """Return the steps and the time left: ``120/600, 1:32 left``."""
+    """Return the steps, the loss and the time left: ``120/600, loss 0.1234, 1:32 left``."""
     at = state.progress
     if at is None:
         return "-"
+    loss = "" if at.loss is None else f", loss {number(at.loss)}"
     left = f", {format_duration(at.left_s)} left" if state.alive and at.left_s is not None else ""
-    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{left}"
+    return f"{at.step}{f'/{at.planned}' if at.planned else ''}{loss}{left}"
 
 
 def progress_lines(state: RunStatus) -> list[str]:
@@ -58,11 +59,10 @@ def progress_lines(state: RunStatus) -> list[str]:
     if at is None:
         return []
     words = [f"step {at.step}{f' of {at.planned}' if at.planned else ''}"]
-    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
     words += [] if at.loss is None else [f"loss {number(at.loss)}"]
-    if state.alive and at.steps_per_s:
-        words.append(f"{at.steps_per_s:.3g} steps/s")
-        words += [] if at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    words += [] if not state.alive or at.left_s is None else [f"{format_duration(at.left_s)} left"]
+    words += [] if at.epoch is None else [f"epoch {at.epoch}"]
+    words += [f"{at.steps_per_s:.3g} steps/s"] if state.alive and at.steps_per_s else []
     words += [] if at.checkpoint_step is None else [f"last checkpoint at step {at.checkpoint_step}"]
     return [f"  progress     {', '.join(words)}"]
 
@@ -76,7 +76,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
     lines = [
         f"{run.name}  {state.state}{ending}: {one_line(state.message)}",
         f"  {one_line(title(run.job))} on {one_line(run.target)}, started {ago(time.time() - run.created)} ago",
-        *progress_lines(state),
+        *map(fit, progress_lines(state)),
         *_places(run, state, can_resume=can_resume)[: 1 if tasks else 2],
     ]
     if tasks:
@@ -94,7 +94,7 @@ def status_lines(run: Run, state: RunStatus, tasks: Sequence[Run] = (), *, can_r
         rows.append(
             (
                 f"  {report.node}",
-                one_line(node.state) if report.alive else gone,
+                ("running" if state.state == "running" else one_line(node.state)) if report.alive else gone,
                 str(node.pid) if report.alive else "-",
                 ranks,
                 one_line(node.metrics or "-") if report.alive else "-",

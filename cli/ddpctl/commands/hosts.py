@@ -31,7 +31,7 @@ def hosts(
     Shows for how long a run has a GPU, how busy the GPU is, and the launches that wait, in their order.
     """
     from ddpctl import config, launcher, targets
-    from ddpctl.commands.formatting import print_table
+    from ddpctl.commands.formatting import fit
 
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
@@ -43,7 +43,8 @@ def hosts(
     if as_json:
         print(json.dumps([asdict(report) for report in found], indent=1))
         return
-    print_table(hosts_table(found))
+    for line in hosts_table(found):
+        print(fit(line))
 
 
 def hosts_table(found: "Sequence[HostReport]") -> list[str]:

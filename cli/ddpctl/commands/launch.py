@@ -159,6 +159,7 @@ def launch(
 
     Exits with the run's own code. Ctrl-C once lets the ranks save and stop (130), twice kills them.
     An attached run ends with its ddpctl, and saves first; a detached one never does.
+    With --resume, a program or arguments given here replace all of that run's own.
 
     \b
     ddpctl launch --nodes 2 --gpus 4
@@ -324,6 +325,7 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     Raises UsageError.
     """
     from ddpctl import config, targets
+    from ddpctl.launch_plan import command_line
     from ddpctl.launcher import Request
 
     _check_name(flags.name)
@@ -341,12 +343,13 @@ def request_to_resume(flags: Flags, run: "Run") -> "Request":
     )
     if wrong:
         raise UsageError("\n".join(wrong))
+    other = "" if settings.job.command == run.job.command else f", which ran {command_line(run.job)}"
     return Request(
         job=settings.job,
         target=run.target,
         kind=run.kind,
         options=options,
-        why=f"resumes {run.name}",
+        why=f"resumes {run.name}{other}",
         cwd=run.cwd,
         name=flags.name,
         resumes=run,

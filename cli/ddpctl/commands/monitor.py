@@ -133,7 +133,7 @@ def config(
     kubernetes: Annotated[
         bool, typer.Option("--kubernetes", help="Print a PrometheusRule and the dashboards' ConfigMaps instead.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Write over a prometheus.yml that is not ddpctl's.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Write over files that are not ddpctl's.")] = False,
     interval: IntervalFlag = 10.0,
     targets: TargetsFlag = None,
     exporter: ExporterFlags = None,

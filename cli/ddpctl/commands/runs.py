@@ -5,6 +5,7 @@ import os
 import re
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,7 +53,8 @@ def ps(
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
-    formatting.print_table(formatting.runs_table(rows, time.time()))
+    for line in formatting.runs_table(rows, time.time()):
+        print(formatting.fit(line))
     if len(shown) < len(found):
         context.emit(f"{len(found) - len(shown)} older: ddpctl ps --last 0")
 
@@ -88,6 +90,10 @@ def logs(
     raw: Annotated[
         bool, typer.Option("--raw", help="Also escape sequences, such as colours, which a terminal does not get else.")
     ] = False,
+    timestamps: Annotated[
+        bool,
+        typer.Option("--timestamps", help="When ddprun read each line, by its node's clock; sorted if not followed."),
+    ] = False,
 ) -> None:
     """Print a run's logs; each line says its node and rank."""
     from ddpctl import launcher, run_folders
@@ -100,9 +106,13 @@ def logs(
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
         context.executor.filter_stdout(EscapeFilter())
-    query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail)
+    query = LogQuery(follow=follow, nodes=tuple(node or ()), ranks=tuple(rank or ()), tail=tail, timestamps=timestamps)
     try:
-        context.executor.perform(launcher.target_of(record).logs(record, query))
+        with context.executor.sorted_stdout() if timestamps and not follow else nullcontext():
+            context.executor.perform(launcher.target_of(record).logs(record, query))
+    except NoInputError as error:
+        hint = "without --timestamps, lines whose time is not known are printed as well" * timestamps
+        raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
             context.emit(f"{record.name} keeps running; ddpctl stop {record.name} ends it")

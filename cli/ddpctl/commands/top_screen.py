@@ -26,7 +26,7 @@ DRAWN = {
     "optimizer": ("o", "black on yellow"),
     "other": (".", "black on bright_black"),
 }
-STATES = {"training": "bold green", "succeeded": "bold green", "failed": "bold red", "lost": "bold red"}
+STATES = dict.fromkeys(("running", "training", "succeeded"), "bold green") | {"failed": "bold red", "lost": "bold red"}
 LABEL = 11
 PHASES = "WHERE IT GOES"
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"

@@ -17,7 +17,7 @@ from ddpctl.command import Command, Verb, once
 from ddpctl.errors import UnavailableError, UsageError, writing
 from ddpctl.launcher import AppContext
 from ddpctl.monitoring.alerts import Limits, rule_groups
-from ddpctl.monitoring.prometheus import HEAD, Scraping, is_reachable, prometheus_yml
+from ddpctl.monitoring.prometheus import Scraping, is_reachable, prometheus_yml
 from ddpwire.run_files import read_regular, write_atomic
 
 PROJECT = "ddpctl-monitor"
@@ -104,7 +104,7 @@ providers:
     path: /dashboards
 """
 READY_S = 120.0
-MARK = HEAD.split(".")[0]  # the beginning of a file that ddpctl has made
+MARK = b"Made by ddpctl"  # stands in every file of ``ddpctl monitor config``
 SERVICES = ("prometheus", "grafana")
 BY_HAND = "ddpctl monitor config writes the configuration for a Prometheus that you have"
 
@@ -189,12 +189,12 @@ def places(root: Path) -> Places | None:
 
 
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
-    """Write the files. Unless ``force``, raises UsageError if one is a .yml file that ddpctl has not made."""
+    """Write the files. Unless ``force``, raises UsageError if there is one that ddpctl has not made."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: name the folder that the configuration is to be written into")
     for name in files:
         path = folder / name
-        if not force and path.suffix == ".yml" and path.exists() and not _is_ours(path):
+        if not force and path.exists() and not _is_ours(path):
             raise UsageError(f"{path} is not ddpctl's: --force overwrites it, or name another folder")
     for name, text in files.items():
         path = folder / name
@@ -206,7 +206,7 @@ def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) 
 
 def _is_ours(path: Path) -> bool:
     try:
-        return read_regular(path).startswith(MARK.encode())
+        return MARK in read_regular(path)
     except OSError:
         return False
 

@@ -17,6 +17,7 @@ from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
 from ddpctl.spec import fields_of
 from ddpctl.text import quote
+from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,18 @@ class LogQuery:
     nodes: tuple[int, ...] = ()  # empty for all nodes
     ranks: tuple[int, ...] = ()  # empty for the complete output of the nodes
     tail: int | None = None  # how many of the last lines; None for all lines
+    timestamps: bool = False  # each line begins with its time
+
+    def files(self, run: Run, node: int, ranks: tuple[int, ...]) -> dict[str, str]:
+        """Return the files of a node, each with what its lines are to begin with. Without ``ranks``, all output."""
+        if not self.timestamps:
+            return {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
+        first, num = node * run.job.local_world_size, run.job.local_world_size
+        every: tuple[int | None, ...] = (None, *range(first, first + num))
+        names = [timed_log(rank) for rank in ranks or every]
+        if self.tail is None and not self.follow:
+            names += [name.replace(".log", ".1.log") for name in names]  # their earlier lines
+        return dict.fromkeys(names, "")
 
     def places(self, run: Run) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Return each node to ask, with the ranks to ask it for, or no ranks to ask for its complete output."""

@@ -161,6 +161,8 @@ class LocalTarget(Target):
         """Print the logs of the nodes, or of some ranks."""
         options = ["--follow"] if query.follow else []
         options += [f"--node={node}" for node in query.nodes] + [f"--rank={rank}" for rank in query.ranks]
+        if query.timestamps:
+            options += [f"--file={name}" for place in query.places(run) for name in query.files(run, *place)]
         options += [] if query.tail is None else [f"--tail={query.tail}"]
         argv = (self._python, "-P", "-m", "ddprun.nodectl", "logs", *options, run.folder)
         (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)

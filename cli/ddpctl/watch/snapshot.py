@@ -332,7 +332,8 @@ class Watcher:
             self._keep(reading)
         before = self._before(readings)
         snapshot = replace(empty_snapshot(status, now), **numbers(readings, before))  # type: ignore[arg-type]
-        snapshot = replace(snapshot, state=state(readings) or snapshot.state)  # fresher than the target's status
+        fresh = state(readings) or snapshot.state  # fresher than the target's status
+        snapshot = replace(snapshot, state="running" if fresh == "training" and snapshot.step is None else fresh)
         answered = {reading.node for reading in readings}
         silent = tuple(
             f"node {one.node}: {one.failure}" for one in seen if one.node not in answered and one.failure and readings

@@ -48,7 +48,7 @@ _NEXT = {
     "training_began": "first step",
     "first_step": "training",
 }
-GOING: tuple[State, ...] = ("starting", "rendezvous", "training", "stopping")
+GOING: tuple[State, ...] = ("starting", "rendezvous", "running", "training", "stopping")
 WAITING: tuple[State, ...] = ("pending", "starting", "suspended")
 _NOTHING_YET = ("queue", "start")
 LOG_BYTES = 20_000

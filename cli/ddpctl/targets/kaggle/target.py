@@ -171,6 +171,8 @@ class KaggleTarget(Target):
 
     def logs(self, run: Run, query: LogQuery) -> Verb[None]:
         """Print the notebook's log, or some ranks' lines; ``follow``: from the start of its session until its end."""
+        if query.timestamps:
+            raise self._cannot(run, "tell when a line was written")
         words = [] if query.tail is None else [f"--tail={query.tail}"]
         if run.job.world_size > 1:  # the lines of a run's only rank have no prefix
             words += [f"--rank={rank}" for rank in query.ranks] + [f"--node={node}" for node in query.nodes]
@@ -185,7 +187,7 @@ class KaggleTarget(Target):
             yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
             return
         yield (Command(argv=("kaggle", "kernels", "logs", "--follow", kernel), mode="stream", timeout_s=None),)
-        yield from self._wait(run, ("pending", "training", "stopping", "unknown"))
+        yield from self._wait(run, ("pending", "running", "stopping", "unknown"))
 
     def _wait(self, run: Run, while_in: tuple[str, ...]) -> Verb[RunStatus]:
         """Check the run every ``WAIT_S`` seconds until it is in another state, or unknown for more than 5 checks."""
@@ -257,7 +259,7 @@ def _read(run: Run, answer: Output) -> RunStatus:
 STATES: dict[str, State] = {
     "queued": "pending",
     "newscript": "pending",
-    "running": "training",
+    "running": "running",
     "complete": "succeeded",
     "error": "failed",
     "cancelrequested": "stopping",
@@ -296,7 +298,7 @@ def read_status(run: str, text: str) -> RunStatus:
 
 _MESSAGES: dict[State, str] = {
     "pending": "Kaggle has it in its queue",
-    "training": "its session runs",
+    "running": "its session runs",
     "succeeded": "the notebook ran to its end",
     "failed": "the notebook failed",
     "stopping": "it is being cancelled",

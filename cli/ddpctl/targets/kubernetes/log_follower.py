@@ -51,6 +51,7 @@ class Task:
     tail: int | None
     folder: str  # the run's folder, in which the records from the nodes' logs are saved
     replace_lost: bool = False
+    timestamps: bool = False  # each line begins with its time
     poll_s: float = POLL_S
     unreachable_s: float = UNREACHABLE_S
 
@@ -103,13 +104,14 @@ class Follower:
 
     def _copy(self, pod: str, key: tuple[str, int], how: tuple[str, ...]) -> None:
         container = WORKLOADS[self.task.workload].container
-        tail = ("--tail", str(self.task.tail)) if self.task.tail is not None else ()
-        tail = tail if len(how) == 1 else ()
+        tail: tuple[str, ...] = ("--tail", str(self.task.tail)) if self.task.tail is not None and len(how) == 1 else ()
+        tail += ("--timestamps",) if self.task.timestamps else ()
         argv = (*self.kubectl.argv, "logs", pod, "--container", container, *how, *tail)
         end, null, record = end_with_parent(), subprocess.DEVNULL, ""
         with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, preexec_fn=end) as process:
             for line in process.stdout or ():
-                if match := log_record.LINE.match(line.decode(errors="replace")):
+                text = line.partition(b" ")[2] if self.task.timestamps else line
+                if match := log_record.LINE.match(text.decode(errors="replace")):
                     record += match[0] + "\n"
                     if match[2] == match[3]:
                         self._keep(int(match[1]), record)

@@ -347,7 +347,7 @@ def _state(pods: Mapping[int, PodReport], nodes: int) -> State:
     running = sum(pod.phase == "running" for pod in pods.values())
     if _num_succeeded(pods):  # all nodes end with the same outcome
         return "stopping"
-    return "training" if running == nodes else "rendezvous" if running else "starting"
+    return "running" if running == nodes else "rendezvous" if running else "starting"
 
 
 def _num_succeeded(pods: Mapping[int, PodReport]) -> int:

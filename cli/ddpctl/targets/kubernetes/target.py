@@ -66,7 +66,7 @@ COMPANIONS: tuple[str, ...] = ("configmaps", "secrets", "services", "networkpoli
 RUNTIMES = "trainingruntimes.trainer.kubeflow.org"
 RUNTIME_PAUSES_S = (1, 2, 4, 8)  # between attempts to create a TrainJob whose runtime was created a moment before
 MOST_NAMES = 10
-RECORD_LINE = r"^\[node[0-9]+\] ddprun-record "
+RECORD_LINE = r"^([^ []+ )?\[node[0-9]+\] ddprun-record "  # perhaps after a time
 
 
 class KubernetesTarget(Target):
@@ -149,6 +149,7 @@ class KubernetesTarget(Target):
                 only=only,
                 only_nodes=query.nodes,
                 tail=query.tail,
+                timestamps=query.timestamps,
                 replace_lost=self.options.replace_lost,
                 folder=run.folder,
             )
@@ -156,7 +157,8 @@ class KubernetesTarget(Target):
             yield (Command(argv=program, mode="stream", timeout_s=None),)
             return
         pods = yield from self._pods(run)
-        tail = () if query.tail is None else ("--tail", str(query.tail))
+        tail: tuple[str, ...] = () if query.tail is None else ("--tail", str(query.tail))
+        tail += ("--timestamps",) if query.timestamps else ()
         commands = []
         for node, pod in pods.items():
             if query.nodes and node not in query.nodes:
@@ -313,7 +315,7 @@ def _pattern(run: Run, query: LogQuery) -> str | None:
     """
     if not query.ranks or run.job.world_size == 1:
         return None
-    return rf"^.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
+    return rf"^([^ []+ )?.?\[node[0-9]+ rank({'|'.join(map(str, query.ranks))})\] "
 
 
 def _filtered(argv: tuple[str, ...], only: str | None) -> tuple[str, ...]:

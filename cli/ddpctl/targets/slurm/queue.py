@@ -38,15 +38,15 @@ STATES: dict[str, State] = {
     "REQUEUED": "pending",
     "REQUEUE_FED": "pending",
     "REQUEUE_HOLD": "pending",
-    "RESIZING": "training",
+    "RESIZING": "running",
     "RESV_DEL_HOLD": "pending",
     "REVOKED": "failed",  # another cluster of the federation runs it
-    "RUNNING": "training",
-    "SIGNALING": "training",
+    "RUNNING": "running",
+    "SIGNALING": "running",
     "SPECIAL_EXIT": "pending",  # requeued and held
     "STAGE_OUT": "stopping",
-    "STOPPED": "training",  # by SIGSTOP; the job keeps its cores
-    "SUSPENDED": "training",
+    "STOPPED": "running",  # by SIGSTOP; the job keeps its cores
+    "SUSPENDED": "running",
     "TIMEOUT": "failed",
     "UPDATE_DB": "stopping",
 }
@@ -94,22 +94,23 @@ ASK = f"""\
 {LIVES}jobs=$1
 shift
 echo '==> squeue <=='
-for job in $(echo "$jobs" | tr , ' '); do
-  case $job in
-    @*) # a script inside an allocation: its process
-      state=COMPLETED
-      lives "$job" && state=RUNNING
-      echo "$job|N/A|$state|||"
-      continue ;;
-  esac
-  said=$(squeue --noheader --array --states=all --jobs="$job" --format='{FORMAT}' 2>&1) || case $said in
+for job in $(echo "$jobs" | tr , '\\n' | grep '^@'); do # scripts inside an allocation: their processes
+  state=COMPLETED
+  lives "$job" && state=RUNNING
+  echo "$job|N/A|$state|||"
+done
+jobs=$(echo "$jobs" | tr , '\\n' | grep -v '^@' | paste -s -d , -)
+if [ -n "$jobs" ]; then
+  said=$(squeue --noheader --array --states=all --jobs="$jobs" --format='{FORMAT}' 2>&1) || case $said in
     *'Invalid job id'*) said= ;;
     *) said="error: $said" ;;
   esac
   [ -z "$said" ] || echo "$said"
-  [ -n "$said" ] || sacct --noheader --allocations --parsable2 --jobs="$job" --format=JobID,State 2>/dev/null |
+  jobs=$(echo "$jobs" | tr , '\\n' | grep -vxF "$(echo "$said" | cut -d '|' -f 1)" | paste -s -d , -)
+  case $said in error:*) jobs= ;; esac
+  [ -z "$jobs" ] || sacct --noheader --allocations --parsable2 --jobs="$jobs" --format=JobID,State 2>/dev/null |
     sed -nE 's/^([0-9]+)_([0-9]+)[|]([A-Z_]+).*/\\1|\\2|\\3|||/p; s/^([0-9]+)[|]([A-Z_]+).*/\\1|N\\/A|\\2|||/p'
-done
+fi
 for file in "$@"; do
   [ -f "$file" ] || continue
   echo "==> $file <=="
@@ -294,8 +295,9 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
         return RunStatus(run=run.name, state="pending", message=again + waits(job), nodes=())
     found = fold_nodes(run.name, reports, young=young and job is None)
     if job is None:
-        return _lost(found) if found.state == "lost" else found
-    if job.state in ("starting", "training", "stopping"):
+        message = "Slurm has forgotten the job, and its nodes wrote no outcome: see job.log"
+        return replace(found, message=message) if found.state == "lost" else found
+    if job.state in ("starting", "running", "stopping"):
         if found.alive:
             return found
         state: State = "stopping" if found.outcome else "starting"
@@ -320,11 +322,6 @@ def _ended(found: RunStatus, job: Job) -> RunStatus:
         code=Exit.KILLED if began else int(code),
         nodes=found.nodes,
     )
-
-
-def _lost(found: RunStatus) -> RunStatus:
-    message = "Slurm has forgotten the job, and its nodes wrote no outcome: see job.log"
-    return RunStatus(run=found.run, state="lost", message=message, code=Exit.KILLED, nodes=found.nodes)
 
 
 def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
@@ -358,7 +355,7 @@ def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeR
 
     state: NodeState | None = read(run_files.NODE, read_node)
     outcome: Outcome | None = read(run_files.OUTCOME, read_outcome)
-    alive = job is not None and job.state in ("training", "stopping") and outcome is None
+    alive = job is not None and job.state in ("running", "stopping") and outcome is None
     progress: Progress | None = read(HISTORY, read_progress)
     return NodeReport(node=node, alive=alive, state=state, outcome=outcome, progress=progress)
 

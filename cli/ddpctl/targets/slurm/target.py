@@ -100,7 +100,7 @@ class SlurmTarget(Target):
         """Query Slurm and read every node's folder."""
         parts = [task_runs(run) or (run,) for run in runs]
         every = [part for tasks in parts for part in tasks]
-        places = [(folder_of(part), _nodes(part)) for part in every]
+        places = [(folder_of(part), part.job.max_nodes) for part in every]
         files = tuple(path for place, nodes in places for path in (starts_file(place), *node_files(place, nodes)))
         jobs = ",".join(dict.fromkeys(job_of(run) for run in runs if job_of(run)))
         (output,) = yield (self._ask(queue.ASK, jobs, *files),)
@@ -137,7 +137,7 @@ class SlurmTarget(Target):
                 f"{run.name} is an array of {len(tasks)} trainings",
                 hint=f"--task K shows one of them: {', '.join(tasks)}",
             )
-        nodes, folder = range(_nodes(run)), folder_of(run)
+        nodes, folder = range(run.job.max_nodes), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
         text = probe_script(
             probe, [shlex.quote(str(PurePath(folder) / node_name(node))) for node in nodes], placed=placed
@@ -200,10 +200,6 @@ class SlurmTarget(Target):
         return Command(
             argv=argv, host=self._host, mode="stream" if stream else "capture", timeout_s=None if stream else 60
         )
-
-
-def _nodes(run: Run) -> int:
-    return run.job.max_nodes
 
 
 # Checks before a job is sent: that Slurm can be reached, and that the script is where the ranks look for it
@@ -338,20 +334,17 @@ def workdir_of(run: Run) -> str:
 def log_files(run: Run, query: LogQuery) -> tuple[str, ...]:
     """Return the files that a query asks for, each preceded by the prefix of its lines."""
     place, tasks = str(run.handle.get("dir", run.folder)), tasks_of(run)
-    if not query.nodes and not query.ranks:
+    if query.timestamps and tasks:
+        raise ConfigError(f"{run.name} is an array", hint=f"--timestamps needs --task K: {', '.join(tasks)}")
+    if not query.nodes and not query.ranks and not query.timestamps:
         if not tasks:
             return ("", str(run.handle.get("log", f"{place}/job.log")))
         return tuple(word for task in tasks for word in (f"[task {task}] ", f"{place}/job-{task}.log"))
     words: list[str] = []
     for path, before in zip(run_folders(run), [f"[task {task}] " for task in tasks] or [""], strict=True):
-        if not query.ranks:
-            for node in query.nodes:
-                words += [before, f"{path}/{run_files.node_name(node)}/{run_files.NODE_LOG}"]
-        for rank in query.ranks:
-            node = rank // run.job.local_world_size
-            if not query.nodes or node in query.nodes:
-                file = f"{path}/{run_files.node_name(node)}/{run_files.rank_log(rank)}"
-                words += [f"{before}[node{node} rank{rank}] ", file]
+        for node, ranks in query.places(run):
+            for name, mark in query.files(run, node, ranks).items():
+                words += [before + mark, f"{path}/{node_name(node)}/{name}"]
     return tuple(words)
 
 

@@ -145,7 +145,7 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
     folder = scripts.claims_folder(options.home)
     tickets: list[int] = []
     started: int | None = None
-    waiting = said = ""
+    waiting = ""
     while waiting or len(tickets) < len(hosts):
         if not waiting:
             host = hosts[order[len(tickets)]]
@@ -155,13 +155,13 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
                 raise UnavailableError(f"{host.address}: no place in line: {took.last_line('it printed nothing')}")
             tickets.append(int(took.stdout))
         date, *answers = yield (
-            Command(argv=("date", "+%s"), say=f"  waiting for {waiting}" if waiting not in ("", said) else ""),
+            Command(argv=("date", "+%s"), say=waiting and f"  waiting for {waiting}"),
             *(
                 Command(argv=("/bin/sh",), stdin=_poll(options, number), host=hosts[place].host, timeout_s=POLL_S)
                 for place, number in zip(order, tickets, strict=False)
             ),
         )
-        now, said = int(date.stdout), waiting
+        now = int(date.stdout)
         started = now if started is None else started
         lines = [_waits_for(plan, hosts[place], answer) for place, answer in zip(order, answers, strict=False)]
         waiting = next(filter(None, lines), "")

@@ -14,12 +14,12 @@ from ddpctl.errors import ConfigError
 from ddpctl.images import Engine, inspect_line
 from ddpctl.launch_plan import Plan, ddprun_args
 from ddpctl.spec import size_bytes
-from ddpctl.targets import StopSignal
+from ddpctl.targets import LogQuery, StopSignal
 from ddpctl.targets.ssh import claims
 from ddpctl.targets.ssh.options import SshOptions
 from ddpwire import names
 from ddpwire.history import HISTORY
-from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name, rank_log
+from ddpwire.run_files import LOCK, NODE, NODE_LOG, OUTCOME, STORE_SECRET, node_name
 
 _END = "END_OF_FILE"
 _BEGINNING = "s/^([[]rank[0-9]+[]]: ?)?/"  # our prefix replaces torch's own
@@ -217,12 +217,11 @@ printf ', "history": "%s"}}\\n' "$({{ head -n 1 {HISTORY}; tail -n 20 {HISTORY};
 """
 
 
-def logs(home: str, run: str, node: int, ranks: tuple[int, ...], *, tail: int | None, follow: bool) -> str:
-    """Return a script that prints the log of a node or some ranks; ``follow``: until ddprun releases its lock."""
+def logs(home: str, run: str, node: int, files: Mapping[str, str], query: LogQuery) -> str:
+    """Return a script that prints files of a node, each line after its prefix; if followed, until its lock is free."""
     folder = path_word(run_path(home, run, node_name(node)))
-    begin = "+1" if tail is None else str(tail)
-    files = {rank_log(rank): f"[node{node} rank{rank}] " for rank in ranks} or {NODE_LOG: ""}
-    if not follow:
+    begin = "+1" if query.tail is None else str(query.tail)
+    if not query.follow:
         lines = [f"cd {folder} 2>/dev/null || exit 66", "found=66"]
         for name, prefix in files.items():
             mark = f" | sed -E '{_BEGINNING}{prefix}/'" if prefix else ""

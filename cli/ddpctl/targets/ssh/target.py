@@ -8,12 +8,7 @@ from pathlib import PurePath
 
 from ddpctl import run_store
 from ddpctl.command import TIMED_OUT, UNREACHED, Command, Host, Output, Verb
-from ddpctl.errors import (
-    DdpctlError,
-    NotStartedError,
-    UnavailableError,
-    UsageError,
-)
+from ddpctl.errors import DdpctlError, NotStartedError, UnavailableError, UsageError
 from ddpctl.launch_plan import Plan, check_script, contract, counted, ddprun_args, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
@@ -197,7 +192,7 @@ class SshTarget(Target):
         commands = tuple(
             Command(
                 argv=("/bin/sh",),
-                stdin=scripts.logs(self.options.home, run.name, node, ranks, tail=query.tail, follow=query.follow),
+                stdin=scripts.logs(self.options.home, run.name, node, query.files(run, node, ranks), query),
                 host=self._hosts_of(run)[node].host,
                 mode="stream",
                 timeout_s=None,

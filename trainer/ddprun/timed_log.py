@@ -1,0 +1,37 @@
+"""A log of lines ``TIME [node0 rank1] LINE``: when ddprun read the end of the line, in UTC, by the node's clock."""
+
+import contextlib
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ddpwire.merged_output import last_state
+from ddpwire.run_files import append_bounded
+
+MAX_LINE_BYTES = 1 << 16  # the longest line that is kept together
+MAX_BYTES = 1 << 25  # of a file; there are at most two
+
+
+class TimedLog:
+    """The lines of one stream of a rank, or of ddprun itself (``rank`` is None)."""
+
+    def __init__(self, path: Path, node: int, rank: int | None = None) -> None:
+        self._path, self._rank = path, rank
+        self._origin = f"[node{node}{'' if rank is None else f' rank{rank}'}]"
+        self._rest = b""
+
+    def add(self, data: bytes) -> None:
+        """Add what was read; empty data ends the last line. If the disk is full, lines are lost."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
+            lines, self._rest = [*lines, self._rest], b""
+        if lines:
+            start = f"{datetime.now(UTC).isoformat(timespec='milliseconds')[:-6]}Z {self._origin} ".encode()
+            text = b"".join(start + strip_torch_prefix(last_state(line), self._rank) + b"\n" for line in lines)
+            with contextlib.suppress(OSError):
+                append_bounded(self._path, text, MAX_BYTES)
+
+
+def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
+    """Return a rank's line without torch's prefixes ``[rank3]: ``, one per default process group: ddprun adds one."""
+    return line if rank is None else re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)
