@@ -1,32 +1,36 @@
 """What this node's ranks are doing, as evidence for ``ddpctl explain``: collected on request, and before a kill.
 
 ddpctl writes a unique word into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with that
-word. A rank that hangs or is stopped may not answer, so every question has a timeout, and a missing answer is evidence
-too. The answers are JSON from ranks, which are not trusted, so they are read field by field.
+word. The request ``profile SECONDS WORD`` has the ranks profiled instead. A rank that hangs or is stopped
+may not answer, so every question has a timeout, and a missing answer is evidence too. The answers are JSON from ranks,
+which are not trusted, so they are read field by field.
 """
 
+import base64
 import contextlib
+import gzip
 import json
 import os
 import re
-import shutil
-import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddprun import processes
-from ddprun.rank_server import SOCKET_SUFFIX, STACKS, STACKS_SIGNAL, short_path
+from ddprun.rank_server import STACKS, STACKS_SIGNAL, ask
 from ddpwire.heartbeat import read_beat
 from ddpwire.run_files import (
     DIAGNOSIS,
     DIAGNOSIS_REQUEST,
     GROUP_SUFFIX,
+    PROFILE,
     RankProcess,
     diagnosis_file,
-    parse_json,
     rank_heartbeat,
     read_regular,
     write_atomic,
@@ -38,12 +42,15 @@ STACKS_TIMEOUT_S = 1.0
 SETTLED_S = 0.1  # the dump has no end mark: it is complete when it has not grown for this long
 POLL_S = 0.01
 FLIGHT_TIMEOUT_S = 1.0
-MAX_FLIGHT_BYTES = 1 << 24
+TRACE_TIMEOUT_S = 30.0  # beyond the seconds that are recorded
+MAX_TRACE_BYTES, GZIP_LEVEL = 200_000_000, 3
+NO_SERVER = "it has no process group, or was not forked by ddprun"
 MAX_STACKS_BYTES = 1 << 18
 MAX_COLLECTIVES = 150  # the last ones of each rank
 MAX_THREADS, MAX_FRAMES = 8, 24
 MAX_CHILDREN = 6
 MAX_REQUEST_CHARS = 64
+PROFILE_REQUEST = re.compile(r"profile (\d{1,2}(?:\.\d{1,3})?) \w+")  # seconds
 MAX_DIAGNOSIS_BYTES = 1_800_000  # ddpctl reads 2 MB of a file
 FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 Frame = tuple[str, int, str]  # file, line, function
@@ -62,6 +69,7 @@ class Diagnosis:
             for old in node_dir.glob(diagnosis_file("*")):
                 old.unlink()
             (node_dir / DIAGNOSIS).touch()
+            (node_dir / PROFILE).write_text("")
             (node_dir / DIAGNOSIS_REQUEST).write_text("")
 
     def track(self, ranks: tuple[RankProcess, ...], attempt: int) -> None:
@@ -78,19 +86,18 @@ class Diagnosis:
             return
         if request and request != self._answered:
             self._answered = request
-            self._thread = threading.Thread(
-                target=self._write, args=(DIAGNOSIS, request, NUM_SAMPLES), name="diagnosis", daemon=True
-            )
+            wanted = PROFILE_REQUEST.fullmatch(request)
+            answer = partial(self._profile, float(wanted[1])) if wanted else partial(self._write, DIAGNOSIS)
+            self._thread = threading.Thread(target=answer, args=(request,), name="diagnosis", daemon=True)
             self._thread.start()
 
     def keep(self) -> None:
         """Save the evidence of the present attempt, before its ranks are killed for a hang."""
-        self._write(diagnosis_file(self._attempt), "", 2)
+        self._write(diagnosis_file(self._attempt), num_samples=2)
 
-    def _write(self, name: str, request: str, num_samples: int) -> None:
+    def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:
         ranks = collect(self._ranks, self._node_dir, num_samples)
         found = {"request": request, "node": self._node, "attempt": self._attempt, "time": time.time(), "ranks": ranks}
-        found["disks"] = _disks(self._node_dir)
         data = json.dumps(found).encode()
         if len(data) > MAX_DIAGNOSIS_BYTES:  # with very many ranks, their present state matters more than their past
             for rank in ranks:
@@ -98,6 +105,18 @@ class Diagnosis:
             data = json.dumps(found | {"shortened": True}).encode()
         with contextlib.suppress(OSError):  # the disk is full
             write_atomic(self._node_dir / name, data)
+
+    def _profile(self, seconds: float, request: str) -> None:
+        """Profile the ranks at the same time; ddpctl recognises the answer by the request at its end."""
+        with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
+
+            def record(rank: RankProcess) -> dict[str, Any]:
+                name = rank_heartbeat(rank.rank)
+                return {"rank": rank.rank} | profile_rank(self._node_dir / name, Path(folder, f"{rank.rank}"), seconds)
+
+            with ThreadPoolExecutor(len(self._ranks) or 1) as pool:
+                found = {"node": self._node, "ranks": list(pool.map(record, self._ranks)), "request": request}
+            write_atomic(self._node_dir / PROFILE, json.dumps(found).encode())
 
 
 def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
@@ -116,7 +135,7 @@ def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> l
         for (rank, pid), state, stack in zip(asked, states, read_stacks([pid for _, pid in asked]), strict=True):
             rank["children"].append({"pid": pid, "threads": stack} | state)
     for rank, process in zip(found, ranks, strict=True):
-        rank |= read_collectives(node_dir / f"{rank_heartbeat(process.rank)}{SOCKET_SUFFIX}") | {"time": time.time()}
+        rank |= read_collectives(node_dir / rank_heartbeat(process.rank)) | {"time": time.time()}
     return found
 
 
@@ -205,7 +224,7 @@ def parse_stacks(text: str) -> list[list[Frame]]:
         elif threads and (match := FRAME.fullmatch(line)):
             threads[-1][1].append((match[1], int(match[2]), match[3]))
     own = str(Path(__file__).with_name("rank_server.py"))
-    kept = [one for one in threads if not (one[1] and one[1][0][0] == own)]
+    kept = [one for one in threads if not any(frame[0] == own for frame in one[1])]
     return [_script_frames(frames) for _, frames in sorted(kept, key=lambda one: not one[0])][:MAX_THREADS]
 
 
@@ -216,32 +235,34 @@ def _script_frames(frames: list[Frame]) -> list[Frame]:
     return frames[: min(end, MAX_FRAMES)]
 
 
-def read_collectives(path: Path) -> dict[str, Any]:
+def read_collectives(heartbeat: Path) -> dict[str, Any]:
     """Return a rank's last collectives from its flight recorder, or an empty list and the reason for it."""
     try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(FLIGHT_TIMEOUT_S)
-            with short_path(path) as short:
-                connection.connect(short)
-            data = _receive(connection)
-        recorders = parse_json(data)
+        recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
         return {"collectives": sorted(map(_collective, entries), key=lambda one: one["at"])[-MAX_COLLECTIVES:]}
     except FileNotFoundError:
-        return {"collectives": [], "unknown": "it has no process group, or was not forked by ddprun"}
+        return {"collectives": [], "unknown": NO_SERVER}
     except TimeoutError:
         return {"collectives": [], "unknown": f"its flight recorder gave no answer in {FLIGHT_TIMEOUT_S:g} s"}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return {"collectives": [], "unknown": f"its flight recorder cannot be read: {error}"}
 
 
-def _receive(connection: socket.socket) -> bytes:
-    deadline, data = time.monotonic() + FLIGHT_TIMEOUT_S, b""
-    while (block := connection.recv(1 << 20)) and len(data) < MAX_FLIGHT_BYTES:
-        data += block
-        if time.monotonic() > deadline:
-            raise TimeoutError
-    return data
+def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
+    """Return what a rank recorded (rank_profiler.py) and its trace, as gzip in base64; or ``unknown``: a reason."""
+    try:
+        found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
+        if "unknown" in found:
+            return found
+        if trace.stat().st_size > MAX_TRACE_BYTES:
+            return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: fewer --seconds"}
+        return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
+    except FileNotFoundError:
+        return {"unknown": NO_SERVER}
+    except (OSError, ValueError, TypeError) as error:
+        late = f"it gave no answer in {seconds + TRACE_TIMEOUT_S:g} s"
+        return {"unknown": late if isinstance(error, TimeoutError) else f"it cannot be profiled: {error}"}
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
@@ -258,11 +279,3 @@ def _collective(entry: dict[str, Any]) -> dict[str, Any]:
         "done": bool(entry["retired"]) or entry["state"] == "completed",
         "at": int(entry["time_created_ns"]) / 1e9,
     }
-
-
-def _disks(node_dir: Path) -> list[dict[str, Any]]:
-    found = []
-    for path in (node_dir, Path("/tmp"), Path("/dev/shm")):  # noqa: S108 (they are only measured)
-        with contextlib.suppress(OSError):
-            found.append({"path": str(path), "free_bytes": shutil.disk_usage(path).free})
-    return found

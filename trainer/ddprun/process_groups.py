@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 from ddprun import compat
-from ddprun.rank_server import serve_flight_recorder
+from ddprun.rank_server import serve
 from ddpwire import names
 from ddpwire.heartbeat import HEARTBEAT_FILE
 from ddpwire.run_files import GROUP_SUFFIX
@@ -140,7 +140,7 @@ def record_process_group(env: Mapping[str, str]) -> None:
         with contextlib.suppress(OSError):
             Path(f"{path}{GROUP_SUFFIX}").touch()
         if path and os.getpid() == pid:
-            serve_flight_recorder(Path(path))
+            serve(Path(path))
 
     if path and not compat.before_process_group(record):
         record()  # not known: assume that the rank has created one

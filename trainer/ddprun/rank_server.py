@@ -4,29 +4,35 @@ faulthandler writes the stacks from a signal handler in C, even while a thread h
 process group, into a memory file that ddprun finds among the process's descriptors. A process without this file, such
 as a program that the rank executes, gets no signal. Processes that the rank forks (DataLoader workers) have the file.
 
-A thread reads the flight recorder and answers on a Unix socket beside the rank's heartbeat. The thread starts with the
-first process group, which starts threads anyway. It does not use ``threading``, so that scripts do not see it.
+A thread answers on a Unix socket beside the rank's heartbeat, with the flight recorder or a profile. The thread starts
+with the first process group, which starts threads anyway. It does not use ``threading``, so that scripts do not see it.
 """
 
 import _thread
 import contextlib
 import faulthandler
 import fcntl
+import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ddprun import compat
+from ddprun import compat, rank_profiler
 from ddpwire.heartbeat import HEARTBEAT_FILE
+from ddpwire.run_files import parse_json
 
 STACKS = "ddprun-stacks"  # the name of the memory file
 STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 6
 FIRST_DESCRIPTOR = 200  # so that a script gets the same low numbers as without the memory file
 SOCKET_SUFFIX = ".sock"
 SEND_TIMEOUT_S = 5.0
+MAX_REQUEST_BYTES = 4096
+MAX_REPLY_BYTES = 1 << 24
 
 
 def offer_stacks(env: Mapping[str, str]) -> None:
@@ -43,8 +49,8 @@ def offer_stacks(env: Mapping[str, str]) -> None:
         faulthandler.register(STACKS_SIGNAL, file=descriptor, all_threads=True, chain=False)
 
 
-def serve_flight_recorder(heartbeat: Path) -> None:
-    """Answer each connection with the flight recorder's JSON, in a thread. If no socket can be made, do nothing."""
+def serve(heartbeat: Path) -> None:
+    """Answer each connection in a thread. If no socket can be made, do nothing."""
     with contextlib.suppress(OSError):
         listener = socket.socket(socket.AF_UNIX)
         with short_path(heartbeat.with_name(f"{heartbeat.name}{SOCKET_SUFFIX}")) as path:
@@ -61,9 +67,36 @@ def _serve(listener: socket.socket) -> None:
             connection, _ = listener.accept()
         except OSError:  # the script has closed all descriptors
             return
-        with connection, contextlib.suppress(Exception):
-            connection.settimeout(SEND_TIMEOUT_S)
-            connection.sendall(compat.flight_recorder())
+        _thread.start_new_thread(_answer, (connection,))
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection, contextlib.suppress(Exception):  # without an answer, ddprun reports that there is none
+        connection.settimeout(SEND_TIMEOUT_S)
+        wanted = json.loads(connection.recv(MAX_REQUEST_BYTES))
+        try:
+            reply = json.dumps(rank_profiler.record(**wanted)).encode() if wanted else compat.flight_recorder()
+        except Exception as error:
+            reply = json.dumps({"unknown": f"it cannot be profiled: {error}"}).encode()
+        connection.sendall(reply)
+
+
+def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
+    """Return a rank's answer: a profile (``rank_profiler.record``), or the flight recorder if nothing is ``wanted``.
+
+    Raises OSError, TimeoutError or ValueError.
+    """
+    deadline, data = time.monotonic() + timeout_s, b""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(timeout_s)
+        with short_path(heartbeat.with_name(f"{heartbeat.name}{SOCKET_SUFFIX}")) as short:
+            connection.connect(short)
+        connection.sendall(json.dumps(wanted).encode())
+        while (block := connection.recv(1 << 20)) and len(data) < MAX_REPLY_BYTES:
+            data += block
+            if time.monotonic() > deadline:
+                raise TimeoutError
+    return parse_json(data)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
     heartbeat/group...     a link for each place in a process group that a process has claimed (only ddprun uses it)
     diagnosis.request      a token that ddpctl writes; the answer contains the same token (ddprun.diagnosis)
     diagnosis.json         what the ranks did at the last ddpctl explain; diagnosis-attempt-2.json: when one hung
+    profile.json           what the ranks did during the last ddpctl profile (ddprun.profile)
     stacks-attempt-2.txt   where the ranks were when one of them hung in attempt 2
     metrics.prom           the last response of /metrics, in the format of node_exporter's textfile collector
     outcome.json           how it ended; exists once ddprun has ended by itself
@@ -56,7 +57,7 @@ SNAPSHOT = "metrics.prom"
 HEARTBEAT = "heartbeat"
 GROUP_SUFFIX = ".group"
 OUTCOME = "outcome.json"
-DIAGNOSIS, DIAGNOSIS_REQUEST = "diagnosis.json", "diagnosis.request"
+DIAGNOSIS, DIAGNOSIS_REQUEST, PROFILE = "diagnosis.json", "diagnosis.request", "profile.json"
 MAX_BYTES = 1 << 27  # of a record
 ENVIRONMENT = "environment.json"
 State = Literal["starting", "rendezvous", "training", "stopping", "succeeded", "failed"]

@@ -1,26 +1,33 @@
-"""``ddpctl explain``: ask all ranks of a run what they are doing, and report why it hangs, is slow or has failed."""
+"""``ddpctl explain`` and ``ddpctl profile``: ask all ranks of a run what they do, and report it."""
 
 import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
-from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
     from ddpctl.launcher import AppContext
     from ddpctl.node_probe import Probe, ProbeResult
+    from ddpctl.profile import RankProfile
     from ddpctl.run_status import RunStatus
     from ddpctl.run_store import Run
+    from ddpwire.events import Event
 
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
+PROFILE_ANSWER_S = 60.0  # beyond the seconds that are recorded
 POLL_S = 0.5
+MAX_PROFILE_BYTES, END_BYTES = 1 << 30, 200
 MAX_BYTES, LOG_CHARS = 2_000_000, 8_000
 CLOCK_OFFSET = re.compile(r"^ddp_clock_offset_seconds(?:{[^}]*})? (\S+)$", re.MULTILINE)
 
@@ -50,21 +57,22 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
-    from ddpwire.run_files import diagnosis_file, rank_log
+    from ddpwire.run_files import DIAGNOSIS, diagnosis_file, rank_log
 
     if outcome := state.outcome:
         name, log = diagnosis_file(outcome.attempt), "" if outcome.rank is None else rank_log(outcome.rank)
         files = (name, EVENTS, *([log] if log else []))
-        seen = _probe(context, run, Probe(metrics=False, files=files, max_bytes=MAX_BYTES))
-        kept = read_answers(seen, name) if outcome.cause == "hang" else {}
+        seen = probe(context, run, Probe(metrics=False, files=files, max_bytes=MAX_BYTES))
+        kept = read_answers(seen, name) if outcome.cause == "hang" else []
         words = next((one.files[log] for one in seen if log in one.files), "")[-LOG_CHARS:]
         events = read_events(*(one.files.get(EVENTS, "") for one in seen))
-        found = explaining.explain_outcome(outcome, _views(kept), words, events, run.job.world_size)
+        found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
     if state.state not in ("running", "training", "stopping"):
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
-    return explaining.explain_ranks(_views(ask(context, run)), run.job.world_size)
+    answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
+    return explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
@@ -77,51 +85,125 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
     return []
 
 
-def ask(context: "AppContext", run: "Run") -> "Mapping[int, tuple[RankView, ...]]":
-    """Ask the ranks of all nodes, and return the answers, keyed by node. Raises UnavailableError if no node answers."""
-    from ddpctl.node_probe import Probe
-    from ddpwire.run_files import DIAGNOSIS
+def ask(
+    context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
+) -> "tuple[ProbeResult, ...]":
+    """Have each node write its answer to a request into a file, and return the answers' last bytes.
 
-    request = os.urandom(8).hex()
-    deadline = time.monotonic() + ANSWER_S
-    seen = _probe(context, run, Probe(metrics=False, request=request))
-    answers: Mapping[int, tuple[RankView, ...]] = {}
+    Raises UnavailableError if no node answers in time.
+    """
+    from ddpctl.node_probe import Probe
+
+    deadline = time.monotonic() + timeout_s
+    seen = probe(context, run, Probe(metrics=False, request=request))
+    answers: tuple[ProbeResult, ...] = ()
     while len(answers) < len(seen) and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        seen = _probe(context, run, Probe(files=(DIAGNOSIS,)))
-        answers = read_answers(seen, DIAGNOSIS, request)
+        seen = probe(context, run, Probe(files=(file,), max_bytes=max_bytes))
+        answers = tuple(one for one in seen if request in one.files.get(file, ""))
     if not answers:
         why = next((one.failure for one in seen if one.failure), "")
         raise UnavailableError(
-            f"{run.name}: no node has answered in {ANSWER_S:g} s{f': {why}' if why else ''}",
+            f"{run.name}: no node has answered in {timeout_s:g} s{f': {why}' if why else ''}",
             hint=f"ddpctl status {run.name}; a ddprun of another version cannot be asked",
         )
     return answers
 
 
-def read_answers(
-    seen: "Sequence[ProbeResult]", name: str, request: str | None = None
-) -> "Mapping[int, tuple[RankView, ...]]":
-    """Return the ranks, keyed by node, for the nodes that have answered ``request`` (None: any request)."""
+def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
+    """Return the ranks of the nodes that have this file."""
     from ddpctl import explain as explaining
     from ddpwire.run_files import parse_json
 
-    found = {}
+    found: list[RankView] = []
     for one in seen:
-        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer yet, or one from another version
-            answer = parse_json(one.files[name])
-            offset = CLOCK_OFFSET.search(one.metrics)
-            if request in (None, answer["request"]):
-                views = explaining.read_answer(answer, clock_offset_s=float(offset[1]) if offset else 0.0)
-                found[one.node] = views
-    return found
+        with suppress(KeyError, TypeError, ValueError, AttributeError):  # no answer, or one from another version
+            found += explaining.read_answer(parse_json(one.files[name]), clock_offset_s=clock_offset(one) or 0.0)
+    return sorted(found, key=lambda view: view.rank)
 
 
-def _views(answers: "Mapping[int, tuple[RankView, ...]]") -> "list[RankView]":
-    return sorted((view for views in answers.values() for view in views), key=lambda view: view.rank)
+def clock_offset(seen: "ProbeResult") -> float | None:
+    """Return how many seconds a node's clock is ahead of node 0's, or None if it has not been asked for its metrics."""
+    found = CLOCK_OFFSET.search(seen.metrics)
+    return float(found[1]) if found else None
 
 
-def _probe(context: "AppContext", run: "Run", probe: "Probe") -> "tuple[ProbeResult, ...]":
+def probe(context: "AppContext", run: "Run", wanted: "Probe") -> "tuple[ProbeResult, ...]":
+    """Return what the nodes answer."""
     from ddpctl import launcher
 
-    return context.executor.perform(launcher.target_of(run).probe(run, probe))
+    return context.executor.perform(launcher.target_of(run).probe(run, wanted))
+
+
+def profile(
+    run: RunName = None,
+    task: Task = None,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How long.")] = 2.0,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The trace [default: RUN.trace.json.gz here]."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Record what all ranks of a running run do, for https://ui.perfetto.dev.
+
+    The run continues. A table shows each rank's shares of compute, communication and waiting for data; a sentence
+    names the slowest rank and what it does.
+    """
+    from ddpctl import launcher
+    from ddpctl import profile as profiling
+    from ddpctl.node_probe import Probe
+    from ddpwire.events import EVENTS
+    from ddpwire.run_files import PROFILE
+
+    context = launcher.open_context(os.environ)
+    record = launcher.find(context, run, task=task)
+    (state,) = launcher.status(context, (record,))
+    if state.state not in ("training", "stopping"):
+        raise UnavailableError(f"{record.name}: no rank runs: {state.message}")
+    request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
+    ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
+    seen = probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
+    profiles, events, unknown = read_profiles(seen, request)
+    if all(one.unknown for one in profiles):
+        raise UnavailableError(
+            "\n".join([f"{record.name}: no rank could be profiled", *unknown]),
+            hint=f"ddpctl explain {record.name} shows what is known from outside the ranks",
+        )
+    path = (output or Path(f"{record.name}.trace.json.gz")).absolute()
+    try:
+        path.write_bytes(profiling.chrome_trace(profiles, events))
+    except OSError as error:
+        raise CannotWriteError(f"{path}: {error.strerror}") from None
+    found = profiling.summarise(profiles)
+    if as_json:
+        print(json.dumps({"run": record.name, "trace": str(path), **asdict(found), "unknown": unknown}, indent=1))
+        return
+    print(f"{record.name}  {found.sentence}")
+    for line in (*profiling.summary_table(profiles, found), *(f"not known: {line}" for line in unknown)):
+        print(f"  {line}")
+    print(f"{found.seconds:.1f} s of all ranks are in {path}: open it in https://ui.perfetto.dev")
+
+
+def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
+    """Return the ranks and the events on node 0's clock, and what is not known."""
+    from ddpctl.profile import read_profile
+    from ddpwire.events import EVENTS, read_events
+    from ddpwire.run_files import PROFILE
+
+    profiles: list[RankProfile] = []
+    events: list[Event] = []
+    unknown = []
+    for one in seen:
+        offset_s = clock_offset(one) or 0.0
+        answer = one.files.get(PROFILE, "")
+        try:
+            profiles += read_profile(answer if request in answer else "", clock_offset_s=offset_s)
+        except ValueError:
+            unknown.append(f"what node {one.node} did: {one.failure or 'no answer, or a damaged one'}")
+        if one.node and clock_offset(one) is None:
+            unknown.append(f"how far the clock of node {one.node} is ahead of node 0's")
+        found = read_events(one.files.get(EVENTS, ""))
+        events += [replace(event, time=event.time - offset_s) for event in found]
+    unknown += [f"what {one.who} did: {one.unknown}" for one in profiles if one.unknown]
+    return sorted(profiles, key=lambda one: one.rank), events, unknown

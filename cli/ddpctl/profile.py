@@ -1,0 +1,238 @@
+"""What a run's ranks did during some seconds: a trace for Perfetto, shares of the time, the slowest rank. Pure.
+
+All times are on node 0's clock. The shares are of the span in which all ranks were recorded.
+"""
+
+import base64
+import gzip
+import io
+import json
+import re
+import statistics
+import zlib
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from ddpctl.explain import COLLECTIVES, LOADER, Frame, has_file, place_of
+from ddpctl.text import one_line, table
+from ddpwire.events import Event
+from ddpwire.run_files import parse_json
+
+MAX_TRACE_BYTES = 1 << 28
+SLOWER = 0.1  # share of the time for which the others must wait for a rank that is called slow
+GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
+KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
+COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl):|nccl(Dev)?Kernel")
+SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # what lasts longer than a recording has no slice of torch
+SHARES = ("compute", "communication", "exposed", "data", "idle")
+PHRASES = {"compute": "compute", "data": "its data loader", "idle": "neither compute, collectives nor a data loader"}
+Window = tuple[float, float]
+
+
+class Slice(NamedTuple):
+    """What a thread or a GPU stream did from ``begin`` to ``end``, in seconds since the epoch; ``kind``: kineto's."""
+
+    thread: str
+    begin: float
+    end: float
+    name: str
+    kind: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProfile:
+    """What a rank did. ``samples``: where its main thread's Python code was, the innermost frame first."""
+
+    rank: int
+    node: int
+    began: float = 0.0
+    ended: float = 0.0
+    slices: Sequence[Slice] = ()
+    samples: Sequence[tuple[float, tuple[Frame, ...]]] = ()
+    unknown: str = ""  # why it was not recorded
+
+    @property
+    def who(self) -> str:
+        """The rank's name in a sentence."""
+        return f"rank {self.rank} (node {self.node})"
+
+    def activities(self, window: Window) -> list[tuple[float, str, bool]]:
+        """Return what the rank did from when on, and whether it communicated then; the last entry is the window's end.
+
+        With a GPU its kernels count as compute, else the operators, except those that a data loader runs.
+        """
+        on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
+        order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)
+        edges = []
+        for one in self.slices:
+            begin, end = max(one.begin, window[0]), min(one.end, window[1])
+            if begin < end and (what := _what(one, on_gpu=on_gpu)):
+                edges += [(begin, 1, what), (end, -1, what)]
+        active: Counter[str] = Counter()
+        found = [(window[0], "idle", False)]
+        for at, step, what in sorted(edges):
+            active[what] += step
+            now = next((SAMPLED.get(one, one) for one in order if active[one]), "idle")
+            found.append((at, now, now == "exposed" or active["exposed"] > 0))
+        return [*found, (window[1], "idle", False)]
+
+
+def _what(one: Slice, *, on_gpu: bool) -> str:
+    if one.kind in SAMPLED:
+        return one.kind
+    if COLLECTIVE.match(one.name):
+        return "exposed" if on_gpu == (one.kind == "kernel") else ""
+    if one.name.startswith("enumerate(DataLoader)"):
+        return "data"
+    computes = one.kind in GPU_KINDS if on_gpu else one.kind == "cpu_op" and not one.name.startswith("c10d::")
+    return "compute" if computes else ""
+
+
+def read_profile(text: str, *, clock_offset_s: float) -> list[RankProfile]:
+    """Return the ranks in a profile.json. Raises ValueError if it is damaged."""
+    try:
+        answer = parse_json(text)
+        return [_read_rank(one, int(answer["node"]), clock_offset_s) for one in answer["ranks"]]
+    except (LookupError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"damaged: {error}") from None
+
+
+def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProfile:
+    rank = int(found["rank"])
+    if "unknown" in found:
+        return RankProfile(rank=rank, node=node, unknown=one_line(str(found["unknown"])))
+    with gzip.open(io.BytesIO(base64.b64decode(found["trace"]))) as file:
+        trace = parse_json(file.read(MAX_TRACE_BYTES))
+    base_s = float(trace.get("baseTimeNanoseconds", 0)) / 1e9 - offset_s
+    threads, slices = {}, []
+    for one in sorted(trace["traceEvents"], key=lambda one: str(one["ph"])):  # M, which names threads, before X
+        key = str(one.get("pid")), str(one.get("tid"))
+        if one["ph"] == "M" and one["name"] == "thread_name":
+            threads[key] = one_line(str(one["args"]["name"]))
+        elif one["ph"] == "X" and one.get("cat") in KINDS:
+            begin, end = base_s + float(one["ts"]) / 1e6, base_s + (float(one["ts"]) + float(one["dur"])) / 1e6
+            name, thread = one_line(str(one["name"])), threads.get(key, f"thread {key[1]}")
+            slices.append(Slice(thread=thread, begin=begin, end=end, name=name, kind=str(one["cat"])))
+    samples = [
+        (float(at) - offset_s, tuple((str(file), int(line), str(function)) for file, line, function in stack))
+        for at, stack in found["samples"]
+    ]
+    for (at, stack), (end, _) in pairwise(samples):
+        kind = "in_loader" if has_file(stack, LOADER) else "in_collective" if has_file(stack, COLLECTIVES) else "python"
+        name = place_of(stack) or "unknown"
+        slices.append(Slice(thread="Python, sampled", begin=at, end=end, name=name, kind=kind))
+    began, ended = float(found["began"]) - offset_s, float(found["ended"]) - offset_s
+    return RankProfile(rank=rank, node=node, began=began, ended=ended, slices=slices, samples=samples)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Shares of the common span, per rank. Exposed is the part of communication during which nothing else is done."""
+
+    seconds: float
+    shares: Mapping[int, Mapping[str, float]]
+    slowest: int | None
+    sentence: str
+
+
+def summarise(profiles: Sequence[RankProfile]) -> Summary:
+    """Return the shares of each recorded rank, and the rank for which the others wait. Needs a recorded rank."""
+    known = [one for one in profiles if not one.unknown]
+    window = max(one.began for one in known), min(one.ended for one in known)
+    if window[0] >= window[1]:
+        return Summary(seconds=0.0, shares={}, slowest=None, sentence="the ranks were not recorded at the same time")
+    shares = {one.rank: _shares(one, window) for one in known}
+    slowest, sentence = _slowest(known, shares, window)
+    return Summary(seconds=round(window[1] - window[0], 3), shares=shares, slowest=slowest, sentence=sentence)
+
+
+def _shares(one: RankProfile, window: Window) -> dict[str, float]:
+    totals = dict.fromkeys(SHARES, 0.0)
+    for (begin, what, communicates), (end, _, _) in pairwise(one.activities(window)):
+        totals[what] += end - begin
+        totals["communication"] += (end - begin) * communicates
+    return {what: round(total / (window[1] - window[0]), 4) for what, total in totals.items()}
+
+
+def _slowest(
+    profiles: Sequence[RankProfile], shares: Mapping[int, Mapping[str, float]], window: Window
+) -> tuple[int | None, str]:
+    """Find the rank that waits least in collectives, and what it does more than the others."""
+    if len(profiles) < 2:
+        return None, "there is no other rank to compare with"
+    slow = min(profiles, key=lambda one: shares[one.rank]["exposed"])
+    own = shares[slow.rank]
+    others = {what: statistics.median(shares[one.rank][what] for one in profiles if one is not slow) for what in SHARES}
+    if others["exposed"] - own["exposed"] < SLOWER:
+        return None, "no rank is slow: all spend about as much time in collectives"
+    most = max(PHRASES, key=lambda what: own[what] - others[what])
+    activities = slow.activities(window)
+    seen = [stack for at, stack in slow.samples if activities[bisect(activities, (at, "~")) - 1][1] == most]
+    places = Counter(filter(None, map(place_of, seen))).most_common(1)
+    where = "".join(f"; it was then in {place} in {count} of {len(seen)} samples" for place, count in places)
+    return slow.rank, (
+        f"{slow.who} is the slowest: it waits in collectives {100 * own['exposed']:.0f} % of the time, the others "
+        f"{100 * others['exposed']:.0f} %; it spends {100 * own[most]:.0f} % in {PHRASES[most]}, the others "
+        f"{100 * others[most]:.0f} %{where}"
+    )
+
+
+def summary_table(profiles: Sequence[RankProfile], summary: Summary) -> list[str]:
+    """Return a line per rank."""
+    rows = [("RANK", "NODE", *(what.upper() for what in SHARES))]
+    for one in profiles:
+        shares = summary.shares.get(one.rank)
+        rows.append((str(one.rank), str(one.node), *(f"{shares[what]:.0%}" if shares else "-" for what in SHARES)))
+    return table(rows)
+
+
+def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) -> bytes:
+    """Return a compressed trace in Chrome's format: ranks and nodes as processes, the run's events as instants.
+
+    Format: "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began.
+    """
+    known = [one for one in profiles if not one.unknown]
+    began, ended = min(one.began for one in known), max(one.ended for one in known)
+    found: list[dict[str, Any]] = []
+
+    def add(ph: str, pid: int, tid: int, name: str, **more: Any) -> None:
+        found.append({"ph": ph, "pid": pid, "tid": tid, "name": name, **more})
+
+    nodes = {one.node: max(one.rank for one in profiles) + 1 + one.node for one in known}
+    for pid, name in [*((one.rank, one.who) for one in known), *((pid, f"node {node}") for node, pid in nodes.items())]:
+        add("M", pid, 0, "process_name", args={"name": name})
+    for one in known:
+        threads: dict[str, int] = {}
+        for part, label in lanes(one.slices):
+            ts, end = (round((at - began) * 1e6, 1) for at in (part.begin, part.end))
+            tid = threads.setdefault(label, len(threads) + 1)
+            add("X", one.rank, tid, part.name, ts=ts, dur=round(end - ts, 1), cat=part.kind)
+        for label, tid in threads.items():
+            add("M", one.rank, tid, "thread_name", args={"name": label})
+    for event in events:
+        if began <= event.time <= ended and event.node in nodes:
+            pid, ts = nodes[event.node] if event.rank is None else event.rank, round((event.time - began) * 1e6, 1)
+            add("i", pid, 0, one_line(event.event), s="p", ts=ts, cat="ddpctl", args=dict(event.facts))
+    return gzip.compress(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}).encode())
+
+
+def lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, str]]:
+    """Yield each slice and the name of its thread. In each, slices are disjoint or nest.
+
+    A slice that overlaps another one of its thread, as an asynchronous call does, gets a thread of its own.
+    """
+    ends: dict[str, list[float]] = defaultdict(list)
+    for one in sorted(slices, key=lambda one: (one.begin, -one.end)):
+        label = one.thread
+        while True:
+            while ends[label] and ends[label][-1] <= one.begin:
+                ends[label].pop()
+            if not ends[label] or one.end <= ends[label][-1]:
+                break
+            label += " +"
+        ends[label].append(one.end)
+        yield one, label

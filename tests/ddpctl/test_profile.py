@@ -1,0 +1,159 @@
+"""What profile says of ranks, and its trace, from recordings as kineto and ddprun write them. Real ranks: tests/e2e."""
+
+import base64
+import contextlib
+import gzip
+import json
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from ddpctl.profile import RankProfile, Slice, chrome_trace, lanes, read_profile, summarise, summary_table
+from ddpwire.events import Event
+
+NOW = 1_800_000_000.0
+BASE_NS = 1_790_000_000_000_000_000
+TORCH = "/venv/lib/python3.11/site-packages/torch/"
+SLEEP = [["/home/me/train.py", 7, "dawdle"], ["/home/me/train.py", 12, "<module>"]]
+IN_LOADER = [[f"{TORCH}utils/data/dataloader.py", 1400, "_get_data"], ["/home/me/train.py", 11, "<module>"]]
+IN_ALL_REDUCE = [[f"{TORCH}distributed/distributed_c10d.py", 4181, "all_reduce"], ["/home/me/train.py", 12, "main"]]
+
+
+def op(name: str, begin_s: float, end_s: float, *, cat: str = "cpu_op", tid: Any = 7) -> dict[str, Any]:
+    ts = (NOW + begin_s - BASE_NS / 1e9) * 1e6
+    return {"ph": "X", "cat": cat, "name": name, "pid": 7, "tid": tid, "ts": ts, "dur": (end_s - begin_s) * 1e6}
+
+
+def recorded(rank: int, *events: dict[str, Any], stack: list[list[Any]] = SLEEP, late_s: float = 0.0) -> dict[str, Any]:
+    """Ten seconds of a rank, whose clock is ``late_s`` ahead of node 0's."""
+    named = [{"ph": "M", "name": "thread_name", "pid": 7, "tid": 7, "args": {"name": "thread 7 (python)"}}]
+    moved = [event | {"ts": event["ts"] + late_s * 1e6} for event in events]
+    trace = {"baseTimeNanoseconds": BASE_NS, "traceEvents": [*moved, *named]}
+    data = base64.b64encode(gzip.compress(json.dumps(trace).encode())).decode()
+    samples = [(NOW + late_s + second + 0.5, stack) for second in range(10)]
+    return {"rank": rank, "began": NOW + late_s, "ended": NOW + late_s + 10, "samples": samples, "trace": data}
+
+
+def read(*ranks: dict[str, Any], node: int = 0, offset_s: float = 0.0) -> list[RankProfile]:
+    return read_profile(json.dumps({"node": node, "ranks": ranks, "request": "x"}), clock_offset_s=offset_s)
+
+
+def waits(rank: int, **more: Any) -> dict[str, Any]:
+    """A rank that computes for 2 s, communicates for 7 s, of which 1 s while it computes, and then does nothing."""
+    everything = (op("aten::mm", 0, 2), op("aten::inner", 0.5, 1), op("gloo:all_reduce", 1, 8, cat="user_annotation",
+                  tid=9), op("c10d::allreduce_", 8, 9))  # fmt: skip
+    return recorded(rank, *everything, **more)
+
+
+def slow(rank: int, *, stack: list[list[Any]] = SLEEP) -> dict[str, Any]:
+    return recorded(rank, op("aten::mm", 0, 2), op("gloo:all_reduce", 9, 10, cat="user_annotation", tid=9), stack=stack)
+
+
+def test_the_slowest_rank_is_named_with_what_it_does(wording):
+    found = summarise([*read(waits(0), waits(1)), *read(waits(2), slow(3), node=1)])
+    assert (found.seconds, found.slowest) == (10.0, 3)
+    assert found.shares[0] == {"compute": 0.2, "communication": 0.7, "exposed": 0.6, "data": 0.0, "idle": 0.2}
+    assert found.shares[3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
+    wording(found.sentence)
+
+
+@pytest.mark.parametrize(("stack", "share"), [(IN_LOADER, "data"), (IN_ALL_REDUCE, "exposed")])
+def test_a_wait_that_began_before_the_recording_is_known_from_where_the_code_is(stack, share):
+    (only,) = read(recorded(0, stack=stack))
+    shares = summarise([only]).shares[0]
+    assert (shares[share], shares["idle"]) == (0.9, pytest.approx(0.1))
+
+
+def test_what_a_data_loader_computes_in_the_rank_is_data():
+    batch = op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 6, cat="user_annotation")
+    found = summarise(read(recorded(0, batch, op("aten::stack", 3, 5), op("aten::mm", 6, 9))))
+    assert found.shares[0] == {"compute": 0.3, "communication": 0, "exposed": 0, "data": 0.4, "idle": 0.3}
+    assert found.slowest is None
+
+
+def test_with_a_gpu_its_kernels_count():
+    kernels = (
+        op("sgemm", 1, 5, cat="kernel", tid="stream 7"),
+        op("ncclDevKernel_AllReduce", 4, 8, cat="kernel", tid="stream 20"),
+    )
+    batch = op("enumerate(DataLoader)#x", 4, 6, cat="user_annotation")
+    found = summarise(read(recorded(0, *kernels, op("aten::mm", 0, 10), batch)))
+    assert found.shares[0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
+
+
+def test_equal_ranks_and_ranks_without_an_answer(wording):
+    unknown = {"rank": 2, "unknown": "its script runs a profiler of its own, which is left alone"}
+    profiles = read(waits(0), waits(1), unknown)
+    found = summarise(profiles)
+    assert (found.slowest, sorted(found.shares), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
+    wording("\n".join([found.sentence, *summary_table(profiles, found)]))
+    apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
+    assert (apart.seconds, apart.shares, apart.slowest) == (0.0, {}, None)
+
+
+def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
+    """Hold a trace against the format: named processes and threads, one clock, slices that nest. Return its events."""
+    events = json.loads(gzip.decompress(data))["traceEvents"]
+    named = {(event["name"], event["pid"], event["tid"]) for event in events if event["ph"] == "M"}
+    threads = defaultdict(list)
+    for event in events:
+        assert {"ph", "pid", "tid", "name"} <= event.keys()
+        assert event["ph"] in "MXi", "no flows"
+        assert ("process_name", event["pid"], 0) in named
+        if event["ph"] == "X":
+            assert ("thread_name", event["pid"], event["tid"]) in named
+            assert event["dur"] >= 0
+            threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
+        if event["ph"] == "i":
+            assert event["s"] == "p"
+    for slices in threads.values():
+        ends: list[float] = []
+        for ts, minus_dur in sorted(slices):
+            while ends and ends[-1] <= ts + 0.01:
+                ends.pop()
+            assert not ends or ts - minus_dur <= ends[-1] + 0.01
+            ends.append(ts - minus_dur)
+    return events
+
+
+def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
+    events = [
+        Event(event="checkpoint_saved", time=NOW + 4, node=1, rank=2, facts={"bytes": 5}),
+        Event(event="restart", time=NOW + 5, node=1),
+        Event(event="too_old", time=NOW - 5, node=1),
+    ]
+    profiles = [*read(waits(0)), *read(waits(2, late_s=3.5), node=1, offset_s=3.5)]
+    found = check_chrome_trace(chrome_trace(profiles, events))
+    at = {(event["pid"], event["name"]): event["ts"] for event in found if event["ph"] in "Xi"}
+    assert at[0, "gloo:all_reduce"] == at[2, "gloo:all_reduce"] == pytest.approx(1e6, abs=1)
+    assert (at[2, "checkpoint_saved"], at[4, "restart"]) == (4e6, 5e6)
+    assert not any(name == "too_old" for _, name in at)
+    assert summarise(profiles).seconds == pytest.approx(10, abs=0.01)
+
+
+def test_slices_that_overlap_are_shown_apart():
+    draw = random.Random(0)
+    slices = []
+    for number in range(300):
+        begin = draw.randrange(1000) / 1e3
+        slices.append(Slice("thread", NOW + begin, NOW + begin + draw.randrange(200) / 1e3, f"{number}", "cpu_op"))
+    assert sorted(one for one, _ in lanes(slices)) == sorted(slices)
+    rank = RankProfile(rank=0, node=0, began=NOW, ended=NOW + 2, slices=slices)
+    found = check_chrome_trace(chrome_trace([rank]))
+    assert sum(event["ph"] == "X" for event in found) == len(slices)
+    nested = [Slice("thread", NOW, NOW + 3, "a", ""), Slice("thread", NOW + 1, NOW + 2, "b", "")]
+    assert {label for _, label in lanes(nested)} == {"thread"}
+
+
+def test_a_damaged_answer_is_one_kind_of_error():
+    whole = json.dumps({"node": 0, "ranks": [waits(0)], "request": "x"})
+    draw = random.Random(0)
+    damaged = [""]
+    for _ in range(200):
+        place = draw.randrange(len(whole))
+        damaged += [whole[:place], whole[:place] + whole[place + 1 :], whole[:place] + "7" + whole[place + 1 :]]
+    for text in damaged:
+        with contextlib.suppress(ValueError):
+            read_profile(text, clock_offset_s=0.0)

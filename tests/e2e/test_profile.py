@@ -1,0 +1,58 @@
+"""ddpctl profile: all ranks of a run at the same time, while it runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.ddpctl.test_profile import check_chrome_trace
+from tests.e2e.driver import ROOT, SCRIPTS, ddpctl, wait_until
+
+PROFILED = ROOT / "tests/ddprun/scripts/profiled.py"
+EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has its operators
+    "own_first": (["its script runs a profiler of its own, which is left alone", ""], False),
+    "own_second": ([""], True),
+    "fork": ([""], True),
+}
+
+
+def profiled(run: str, folder: Path) -> dict:
+    done = ddpctl("profile", run, "--seconds", "1.5", "-o", str(folder / "trace.json.gz"), "--json", timeout=200)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
+    slow = str(SCRIPTS / "uneven.py")
+    assert ddpctl("launch", "--detach", "--nodes", "2", "--ranks", "2", "--gpus", "2", "--device", "cpu",
+                  "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
+    try:
+        wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
+        wait_until(lambda: profiled("uneven", tmp_path)["slowest"] == 3, "rank 3 to be named", timeout_s=200)
+        found = profiled("uneven", tmp_path)
+        assert (found["slowest"], found["unknown"], sorted(found["shares"])) == (3, [], ["0", "1", "2", "3"])
+        assert "uneven.py:14 (dawdle)" in found["sentence"]
+        assert found["shares"]["3"]["idle"] > 0.5 > found["shares"]["3"]["exposed"]
+        events = check_chrome_trace(Path(found["trace"]).read_bytes())
+        names = {(event["pid"], event["name"]) for event in events if event["ph"] == "X"}
+        assert {(rank, name) for rank in range(4) for name in ("aten::linear", "gloo:all_reduce")} <= names
+        assert json.loads(ddpctl("status", "--json", "uneven").stdout)["state"] == "training"
+    finally:
+        ddpctl("stop", "--kill", "uneven")
+    done = ddpctl("profile", "uneven")
+    assert (done.returncode, "no rank runs" in done.stderr) == (69, True)
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_the_scripts_own_profiler_and_a_fork_end_a_recording(case: str, tmp_path: Path) -> None:
+    argv = [sys.executable, str(PROFILED), case]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert (said["unknown"], said["linear"]) == EXPECTED[case]
+
+
+def test_a_rank_exits_as_if_it_were_not_recorded(tmp_path: Path) -> None:
+    argv = [sys.executable, str(PROFILED), "exit"]
+    assert subprocess.run(argv, capture_output=True, timeout=200, cwd=tmp_path).returncode == 3

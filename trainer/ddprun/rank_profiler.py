@@ -1,0 +1,72 @@
+"""Records what a rank does for some seconds: torch's profiler of all threads, and where the main thread's code is.
+
+torch has one profiler per process, and a second one ends the process with SIGSEGV. So none is started while the
+script's own is prepared or runs. A recording ends early when the script starts a profiler; before a fork, since the
+child would record for ever; and before the process exits.
+"""
+
+import atexit
+import functools
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ddprun import compat
+
+SAMPLE_INTERVAL_S = 0.02
+MAX_FRAMES = 24
+END_TIMEOUT_S = 10.0
+START = str(Path(__file__).with_name("fork_server.py"))  # the frames below it have started the script
+
+_own_thread = threading.local()
+_end, _is_free = threading.Event(), threading.Event()
+_is_free.set()
+
+
+def end_recording() -> None:
+    """End the recording that another thread makes, if any, and wait until torch's profiler is free."""
+    if not hasattr(_own_thread, "records"):
+        _end.set()
+        _is_free.wait(END_TIMEOUT_S)
+
+
+@functools.cache
+def _watch_script() -> None:
+    os.register_at_fork(before=end_recording)
+    atexit.register(end_recording)
+    compat.before_profiler(end_recording)
+
+
+def record(trace: str, seconds: float) -> dict[str, Any]:
+    """Record, write a Chrome trace into the file, and return the time span and the samples, or ``unknown``: a reason.
+
+    Times are in seconds since the epoch; a sample's stack begins with the innermost frame.
+    """
+    _watch_script()
+    _own_thread.records = True
+    _end.clear()
+    _is_free.clear()
+    try:
+        if reason := compat.no_profiler():
+            return {"unknown": reason}
+        began, samples = time.time(), []
+        with compat.profile_all_threads() as recording:
+            while time.time() < began + seconds and not _end.wait(SAMPLE_INTERVAL_S):
+                samples.append((time.time(), _main_stack()))
+            ended = time.time()
+    finally:
+        _is_free.set()
+    recording.export_chrome_trace(trace)
+    return {"began": began, "ended": ended, "samples": samples}
+
+
+def _main_stack() -> list[tuple[str, int, str]]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (it is documented)
+    stack: list[tuple[str, int, str]] = []
+    while frame and len(stack) < MAX_FRAMES and frame.f_code.co_filename != START:
+        stack.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
+        frame = frame.f_back
+    return stack
