@@ -115,7 +115,6 @@ class RankView:
     rank: int
     node: int
     group_at: float | None  # when it created its first process group; None: it has none, or was not forked
-    step: int | None
     read_at: float
     states: tuple[Mapping[str, Any], ...]
     stacks: tuple[tuple[Frame, ...], ...]  # of the main thread; an empty stack: no answer
@@ -253,7 +252,6 @@ def _read_rank(found: Mapping[str, Any], node: int, clock_offset_s: float) -> Ra
         rank=int(found["rank"]),
         node=node,
         group_at=None if found["group_at"] is None else float(found["group_at"]) - clock_offset_s,
-        step=found["step"],
         read_at=float(found["time"]) - clock_offset_s,
         states=tuple(found["samples"]),
         stacks=tuple(_main_stack(one["threads"]) for one in found["samples"]),
@@ -299,31 +297,20 @@ def explain_outcome(
         else:
             sentence += "; no rank is known to have ended before: its connection to another rank was lost"
     return Explanation(
-        cause=cause,
-        sentence=one_line(sentence),
-        fault=outcome.code != 0,
-        rank=rank,
-        node=node,
+        cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node, unknown=unknown,
         evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
-        unknown=unknown,
-    )
+    )  # fmt: skip
 
 
 # Error messages of libraries, each with the cause of the failure and a phrase that explains it to the user.
 KNOWN_WORDS: tuple[tuple[re.Pattern[str], Cause, str], ...] = (
-    (
-        re.compile(r"op\.preamble\.length <= op\.nbytes"),
-        "mismatch",
-        "the ranks called one collective with tensors of different sizes or types, or different collectives",
-    ),
-    (
-        re.compile(r"Expected to have finished reduction in the prior iteration"),
-        "unused_parameters",
-        "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)",
-    ),
+    (re.compile(r"op\.preamble\.length <= op\.nbytes"), "mismatch",
+     "the ranks called one collective with tensors of different sizes or types, or different collectives"),
+    (re.compile(r"Expected to have finished reduction in the prior iteration"), "unused_parameters",
+     "some parameters got no gradient in a step: DistributedDataParallel(..., find_unused_parameters=True)"),
     (re.compile(r"CUDA out of memory|CUBLAS_STATUS_ALLOC_FAILED"), "oom", "the GPU's memory is full"),
     (re.compile(r"No space left on device"), "disk_full", "a disk is full"),
-)
+)  # fmt: skip
 
 
 HEADER = "Traceback (most recent call last):"
@@ -395,16 +382,9 @@ def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, floa
     wait, as the ranks are not sampled at the same time.
     """
     entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
-    found = []
-    for view in ranks:
-        one = view.waits_in
-        if (
-            one
-            and (one.group, one.seq) not in entered
-            and (waited_s := view.read_at - one.at) > max(MIN_WAIT_S, PACES * view.pace_s)
-        ):
-            found.append((view, one, waited_s))
-    return found
+    waits = ((view, view.waits_in) for view in ranks)
+    found = [(view, one, view.read_at - one.at) for view, one in waits if one and (one.group, one.seq) not in entered]
+    return [(view, one, for_s) for view, one, for_s in found if for_s > max(MIN_WAIT_S, PACES * view.pace_s)]
 
 
 def _mismatch(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
@@ -432,11 +412,7 @@ def _signature(one: Collective, *, with_shape: bool) -> tuple[str, ...]:
 
 
 def _count(number: int, verb: str = "are") -> str:
-    return (
-        f"{number} ranks {verb}"
-        if number > 1
-        else f"another rank {'is' if verb == 'are' else verb.replace('have', 'has')}"
-    )
+    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else 'has waited'}"
 
 
 def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
@@ -461,8 +437,7 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
     for_s = f"for which {_count(waiters, 'have waited')} {format_duration(waited_s)}"
     if view.rank in blocked:
-        own = view.waits_in
-        assert own is not None, "it is among those that wait"  # noqa: S101
+        own = next(found for other, found, _ in waiting if other is view)
         text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: the ranks call them in different order"
         return _about(view, "order", text)
     more = f" (nor have {len(roots) - 1} more)" if len(roots) > 1 else ""
@@ -477,11 +452,8 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
 
 def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
     without = [view for view in ranks if view.group_at is None]
-    meeting = [
-        view.read_at - view.group_at
-        for view in ranks
-        if view.group_at is not None and not view.collectives and view.share(COLLECTIVES) == 1
-    ]
+    met = [view for view in ranks if not view.collectives and view.share(COLLECTIVES) == 1]
+    meeting = [view.read_at - view.group_at for view in met if view.group_at is not None]
     if not without or not meeting or len(without) == world_size or max(meeting) < MIN_WAIT_S:
         return None
     view = without[0]

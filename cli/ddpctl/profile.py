@@ -26,7 +26,7 @@ MAX_TRACE_BYTES = 1 << 28
 SLOWER = 0.1  # share of the time for which the others must wait for a rank that is called slow
 GPU_KINDS = ("kernel", "gpu_memcpy", "gpu_memset")
 KINDS = ("cpu_op", "user_annotation", *GPU_KINDS)  # kineto's categories that are read
-COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl):|nccl(Dev)?Kernel")
+COLLECTIVE = re.compile(r"(gloo|nccl|mpi|ucc|xccl|c10d):|nccl(Dev)?Kernel")
 SAMPLED = {"in_loader": "data", "in_collective": "exposed"}  # what lasts longer than a recording has no slice of torch
 SHARES = ("compute", "communication", "exposed", "data", "idle")
 PHRASES = {"compute": "compute", "data": "its data loader", "idle": "neither compute, collectives nor a data loader"}
@@ -88,8 +88,7 @@ def _what(one: Slice, *, on_gpu: bool) -> str:
         return "exposed" if on_gpu == (one.kind == "kernel") else ""
     if one.name.startswith("enumerate(DataLoader)"):
         return "data"
-    computes = one.kind in GPU_KINDS if on_gpu else one.kind == "cpu_op" and not one.name.startswith("c10d::")
-    return "compute" if computes else ""
+    return "compute" if (one.kind in GPU_KINDS if on_gpu else one.kind == "cpu_op") else ""
 
 
 def read_profile(text: str, *, clock_offset_s: float) -> list[RankProfile]:
@@ -129,25 +128,18 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
     return RankProfile(rank=rank, node=node, began=began, ended=ended, slices=slices, samples=samples)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """Shares of the common span, per rank. Exposed is the part of communication during which nothing else is done."""
+def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
+    """Return the common span's ``seconds``, ``shares`` of it per rank, the ``slowest`` rank or None, a ``sentence``.
 
-    seconds: float
-    shares: Mapping[int, Mapping[str, float]]
-    slowest: int | None
-    sentence: str
-
-
-def summarise(profiles: Sequence[RankProfile]) -> Summary:
-    """Return the shares of each recorded rank, and the rank for which the others wait. Needs a recorded rank."""
+    Exposed is the part of communication during which nothing else is done. Needs a recorded rank.
+    """
     known = [one for one in profiles if not one.unknown]
     window = max(one.began for one in known), min(one.ended for one in known)
     if window[0] >= window[1]:
-        return Summary(seconds=0.0, shares={}, slowest=None, sentence="the ranks were not recorded at the same time")
+        return {"seconds": 0.0, "shares": {}, "slowest": None, "sentence": "the ranks were recorded at different times"}
     shares = {one.rank: _shares(one, window) for one in known}
     slowest, sentence = _slowest(known, shares, window)
-    return Summary(seconds=round(window[1] - window[0], 3), shares=shares, slowest=slowest, sentence=sentence)
+    return {"seconds": round(window[1] - window[0], 3), "shares": shares, "slowest": slowest, "sentence": sentence}
 
 
 def _shares(one: RankProfile, window: Window) -> dict[str, float]:
@@ -181,19 +173,20 @@ def _slowest(
     )
 
 
-def summary_table(profiles: Sequence[RankProfile], summary: Summary) -> list[str]:
+def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapping[str, float]]) -> list[str]:
     """Return a line per rank."""
     rows = [("RANK", "NODE", *(what.upper() for what in SHARES))]
     for one in profiles:
-        shares = summary.shares.get(one.rank)
+        shares = all_shares.get(one.rank)
         rows.append((str(one.rank), str(one.node), *(f"{shares[what]:.0%}" if shares else "-" for what in SHARES)))
     return table(rows)
 
 
 def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) -> bytes:
-    """Return a compressed trace in Chrome's format: ranks and nodes as processes, the run's events as instants.
+    """Return a compressed trace in Chrome's format: ranks as processes, the run's events as instants.
 
-    Format: "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began.
+    Format: "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began. A node's events
+    are with its first rank.
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)
@@ -202,10 +195,8 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
     def add(ph: str, pid: int, tid: int, name: str, **more: Any) -> None:
         found.append({"ph": ph, "pid": pid, "tid": tid, "name": name, **more})
 
-    nodes = {one.node: max(one.rank for one in profiles) + 1 + one.node for one in known}
-    for pid, name in [*((one.rank, one.who) for one in known), *((pid, f"node {node}") for node, pid in nodes.items())]:
-        add("M", pid, 0, "process_name", args={"name": name})
     for one in known:
+        add("M", one.rank, 0, "process_name", args={"name": one.who})
         threads: dict[str, int] = {}
         for part, label in lanes(one.slices):
             ts, end = (round((at - began) * 1e6, 1) for at in (part.begin, part.end))
@@ -214,8 +205,9 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
         for label, tid in threads.items():
             add("M", one.rank, tid, "thread_name", args={"name": label})
     for event in events:
-        if began <= event.time <= ended and event.node in nodes:
-            pid, ts = nodes[event.node] if event.rank is None else event.rank, round((event.time - began) * 1e6, 1)
+        pid = next((one.rank for one in known if one.node == event.node and event.rank in (None, one.rank)), None)
+        if began <= event.time <= ended and pid is not None:
+            ts = round((event.time - began) * 1e6, 1)
             add("i", pid, 0, one_line(event.event), s="p", ts=ts, cat="ddpctl", args=dict(event.facts))
     return gzip.compress(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}).encode())
 

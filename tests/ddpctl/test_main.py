@@ -24,6 +24,7 @@ VERBS = (
     "status",
     "logs",
     "explain",
+    "profile",
     "stop",
     "top",
     "report",

@@ -53,24 +53,24 @@ def slow(rank: int, *, stack: list[list[Any]] = SLEEP) -> dict[str, Any]:
 
 def test_the_slowest_rank_is_named_with_what_it_does(wording):
     found = summarise([*read(waits(0), waits(1)), *read(waits(2), slow(3), node=1)])
-    assert (found.seconds, found.slowest) == (10.0, 3)
-    assert found.shares[0] == {"compute": 0.2, "communication": 0.7, "exposed": 0.6, "data": 0.0, "idle": 0.2}
-    assert found.shares[3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
-    wording(found.sentence)
+    assert (found["seconds"], found["slowest"]) == (10.0, 3)
+    assert found["shares"][0] == {"compute": 0.2, "communication": 0.8, "exposed": 0.7, "data": 0.0, "idle": 0.1}
+    assert found["shares"][3] == {"compute": 0.2, "communication": 0.1, "exposed": 0.1, "data": 0.0, "idle": 0.7}
+    wording(found["sentence"])
 
 
 @pytest.mark.parametrize(("stack", "share"), [(IN_LOADER, "data"), (IN_ALL_REDUCE, "exposed")])
 def test_a_wait_that_began_before_the_recording_is_known_from_where_the_code_is(stack, share):
     (only,) = read(recorded(0, stack=stack))
-    shares = summarise([only]).shares[0]
+    shares = summarise([only])["shares"][0]
     assert (shares[share], shares["idle"]) == (0.9, pytest.approx(0.1))
 
 
 def test_what_a_data_loader_computes_in_the_rank_is_data():
     batch = op("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 2, 6, cat="user_annotation")
     found = summarise(read(recorded(0, batch, op("aten::stack", 3, 5), op("aten::mm", 6, 9))))
-    assert found.shares[0] == {"compute": 0.3, "communication": 0, "exposed": 0, "data": 0.4, "idle": 0.3}
-    assert found.slowest is None
+    assert found["shares"][0] == {"compute": 0.3, "communication": 0, "exposed": 0, "data": 0.4, "idle": 0.3}
+    assert found["slowest"] is None
 
 
 def test_with_a_gpu_its_kernels_count():
@@ -80,17 +80,17 @@ def test_with_a_gpu_its_kernels_count():
     )
     batch = op("enumerate(DataLoader)#x", 4, 6, cat="user_annotation")
     found = summarise(read(recorded(0, *kernels, op("aten::mm", 0, 10), batch)))
-    assert found.shares[0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
+    assert found["shares"][0] == {"compute": 0.4, "communication": 0.4, "exposed": 0.2, "data": 0.1, "idle": 0.3}
 
 
 def test_equal_ranks_and_ranks_without_an_answer(wording):
     unknown = {"rank": 2, "unknown": "its script runs a profiler of its own, which is left alone"}
     profiles = read(waits(0), waits(1), unknown)
     found = summarise(profiles)
-    assert (found.slowest, sorted(found.shares), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
-    wording("\n".join([found.sentence, *summary_table(profiles, found)]))
+    assert (found["slowest"], sorted(found["shares"]), profiles[2].unknown) == (None, [0, 1], unknown["unknown"])
+    wording("\n".join([found["sentence"], *summary_table(profiles, found["shares"])]))
     apart = summarise([*read(waits(0)), *read(waits(1), node=1, offset_s=60.0)])
-    assert (apart.seconds, apart.shares, apart.slowest) == (0.0, {}, None)
+    assert (apart["seconds"], apart["shares"], apart["slowest"]) == (0.0, {}, None)
 
 
 def check_chrome_trace(data: bytes) -> list[dict[str, Any]]:
@@ -128,9 +128,9 @@ def test_a_trace_has_one_clock_for_all_nodes_and_the_events_of_the_run():
     found = check_chrome_trace(chrome_trace(profiles, events))
     at = {(event["pid"], event["name"]): event["ts"] for event in found if event["ph"] in "Xi"}
     assert at[0, "gloo:all_reduce"] == at[2, "gloo:all_reduce"] == pytest.approx(1e6, abs=1)
-    assert (at[2, "checkpoint_saved"], at[4, "restart"]) == (4e6, 5e6)
+    assert (at[2, "checkpoint_saved"], at[2, "restart"]) == (4e6, 5e6)
     assert not any(name == "too_old" for _, name in at)
-    assert summarise(profiles).seconds == pytest.approx(10, abs=0.01)
+    assert summarise(profiles)["seconds"] == pytest.approx(10, abs=0.01)
 
 
 def test_slices_that_overlap_are_shown_apart():

@@ -5,15 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from tests.ddpctl.test_profile import check_chrome_trace
 from tests.e2e.driver import ROOT, SCRIPTS, ddpctl, wait_until
 
 PROFILED = ROOT / "tests/ddprun/scripts/profiled.py"
-EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has its operators
-    "own_first": (["its script runs a profiler of its own, which is left alone", ""], False),
-    "own_second": ([""], True),
-    "fork": ([""], True),
+EXPECTED = {  # what the script does → why ddpctl gets no profile, and whether the recording has the script's operators
+    "own_first": ["its script runs a profiler of its own, which is left alone", False],
+    "own_second": ["", True],
+    "fork": ["", True],
 }
 
 
@@ -29,8 +28,9 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
                   "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
     try:
         wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
-        wait_until(lambda: profiled("uneven", tmp_path)["slowest"] == 3, "rank 3 to be named", timeout_s=200)
-        found = profiled("uneven", tmp_path)
+        seen: list[dict] = []
+        wait_until(lambda: seen.append(profiled("uneven", tmp_path)) or seen[-1]["slowest"] == 3, "it", timeout_s=200)
+        found = seen[-1]
         assert (found["slowest"], found["unknown"], sorted(found["shares"])) == (3, [], ["0", "1", "2", "3"])
         assert "uneven.py:14 (dawdle)" in found["sentence"]
         assert found["shares"]["3"]["idle"] > 0.5 > found["shares"]["3"]["exposed"]
@@ -44,15 +44,8 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
     assert (done.returncode, "no rank runs" in done.stderr) == (69, True)
 
 
-@pytest.mark.parametrize("case", EXPECTED)
-def test_the_scripts_own_profiler_and_a_fork_end_a_recording(case: str, tmp_path: Path) -> None:
-    argv = [sys.executable, str(PROFILED), case]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout.splitlines()[-1])
-    assert (said["unknown"], said["linear"]) == EXPECTED[case]
-
-
-def test_a_rank_exits_as_if_it_were_not_recorded(tmp_path: Path) -> None:
-    argv = [sys.executable, str(PROFILED), "exit"]
-    assert subprocess.run(argv, capture_output=True, timeout=200, cwd=tmp_path).returncode == 3
+def test_the_scripts_own_profiler_a_fork_and_an_exit_end_a_recording(tmp_path: Path) -> None:
+    argv = [sys.executable, str(PROFILED)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout) == EXPECTED

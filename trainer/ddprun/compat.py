@@ -12,6 +12,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -98,44 +99,33 @@ def flight_recorder() -> bytes:
     return b"{%s}" % b",".join(found)
 
 
-def no_profiler() -> str:
-    """Return why torch's profiler cannot record all threads of this process now, or an empty string."""
-    try:
-        module: Any = sys.modules["torch.autograd.profiler"]
-        _profile_config()
-        found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
-        in_use = module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
-    except (LookupError, AttributeError, TypeError) as error:
-        return f"its version of torch cannot be profiled from outside: {error}"
-    return "its script runs a profiler of its own, which is left alone" if in_use else ""
-
-
-def _profile_config() -> Any:
-    return sys.modules["torch._C"]._profiler._ExperimentalConfig(profile_all_threads=True)
+def has_profiler() -> bool:
+    """Whether a profiler of torch is prepared or runs in this process."""
+    module: Any = sys.modules["torch.autograd.profiler"]
+    found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
+    return module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
 
 
 def before_profiler(call: Callable[[], None]) -> None:
     """Call ``call`` from now on before a profiler of torch is prepared or started in this process."""
     module: Any = sys.modules.get("torch.autograd.profiler")
 
-    def wrap(function: Any) -> Any:
-        def call_first(*args: Any, **kwargs: Any) -> Any:
-            call()
-            return function(*args, **kwargs)
-
-        return call_first
+    def call_first(function: Any, *args: Any, **kwargs: Any) -> Any:
+        call()
+        return function(*args, **kwargs)
 
     for name in ("_prepare_profiler", "_enable_profiler"):
-        if hasattr(module, name):
-            setattr(module, name, wrap(getattr(module, name)))
+        if function := getattr(module, name, None):
+            setattr(module, name, partial(call_first, function))
 
 
 @contextlib.contextmanager
 def profile_all_threads() -> Iterator[Any]:
     """Run torch's profiler of all threads. It does not use GPUs that the process has not used before."""
-    module, torch = sys.modules["torch.autograd.profiler"], sys.modules["torch"]
+    torch: Any = sys.modules["torch"]
     device = "cuda" if torch.cuda.is_initialized() else None
-    recording = module.profile(use_device=device, use_kineto=True, experimental_config=_profile_config())
+    config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    recording = torch.autograd.profiler.profile(use_device=device, use_kineto=True, experimental_config=config)
     recording._prepare_trace()
     recording._start_trace()
     try:

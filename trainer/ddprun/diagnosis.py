@@ -1,9 +1,9 @@
 """What this node's ranks are doing, as evidence for ``ddpctl explain``: collected on request, and before a kill.
 
 ddpctl writes a unique word into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with that
-word. The request ``profile SECONDS WORD`` has the ranks profiled instead. A rank that hangs or is stopped
-may not answer, so every question has a timeout, and a missing answer is evidence too. The answers are JSON from ranks,
-which are not trusted, so they are read field by field.
+word. The request ``profile SECONDS WORD`` has the ranks profiled instead. A rank that hangs or is stopped may not
+answer, so every question has a timeout, and a missing answer is evidence too. The answers are JSON from ranks, which
+are not trusted, so they are read field by field.
 """
 
 import base64
@@ -258,11 +258,8 @@ def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]
         if trace.stat().st_size > MAX_TRACE_BYTES:
             return {"unknown": f"its trace has more than {MAX_TRACE_BYTES / 1e6:.0f} MB: fewer --seconds"}
         return found | {"trace": base64.b64encode(gzip.compress(read_regular(trace), GZIP_LEVEL)).decode()}
-    except FileNotFoundError:
-        return {"unknown": NO_SERVER}
     except (OSError, ValueError, TypeError) as error:
-        late = f"it gave no answer in {seconds + TRACE_TIMEOUT_S:g} s"
-        return {"unknown": late if isinstance(error, TimeoutError) else f"it cannot be profiled: {error}"}
+        return {"unknown": NO_SERVER if isinstance(error, FileNotFoundError) else f"it cannot be profiled: {error}"}
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:

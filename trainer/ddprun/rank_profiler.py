@@ -7,19 +7,18 @@ child would record for ever; and before the process exits.
 
 import atexit
 import functools
+import itertools
 import os
 import sys
 import threading
 import time
-from pathlib import Path
+import traceback
 from typing import Any
 
 from ddprun import compat
 
-SAMPLE_INTERVAL_S = 0.02
+SAMPLE_INTERVAL_S, END_TIMEOUT_S = 0.02, 10.0
 MAX_FRAMES = 24
-END_TIMEOUT_S = 10.0
-START = str(Path(__file__).with_name("fork_server.py"))  # the frames below it have started the script
 
 _own_thread = threading.local()
 _end, _is_free = threading.Event(), threading.Event()
@@ -50,8 +49,8 @@ def record(trace: str, seconds: float) -> dict[str, Any]:
     _end.clear()
     _is_free.clear()
     try:
-        if reason := compat.no_profiler():
-            return {"unknown": reason}
+        if compat.has_profiler():
+            return {"unknown": "its script runs a profiler of its own, which is left alone"}
         began, samples = time.time(), []
         with compat.profile_all_threads() as recording:
             while time.time() < began + seconds and not _end.wait(SAMPLE_INTERVAL_S):
@@ -65,8 +64,5 @@ def record(trace: str, seconds: float) -> dict[str, Any]:
 
 def _main_stack() -> list[tuple[str, int, str]]:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001 (it is documented)
-    stack: list[tuple[str, int, str]] = []
-    while frame and len(stack) < MAX_FRAMES and frame.f_code.co_filename != START:
-        stack.append((frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name))
-        frame = frame.f_back
-    return stack
+    stack = itertools.islice(traceback.walk_stack(frame), MAX_FRAMES) if frame else ()
+    return [(one.f_code.co_filename, line, one.f_code.co_name) for one, line in stack]

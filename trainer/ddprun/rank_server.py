@@ -31,8 +31,7 @@ STACKS_SIGNAL = getattr(signal, "SIGRTMAX", 64) - 6
 FIRST_DESCRIPTOR = 200  # so that a script gets the same low numbers as without the memory file
 SOCKET_SUFFIX = ".sock"
 SEND_TIMEOUT_S = 5.0
-MAX_REQUEST_BYTES = 4096
-MAX_REPLY_BYTES = 1 << 24
+MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1 << 12, 1 << 24
 
 
 def offer_stacks(env: Mapping[str, str]) -> None:
@@ -95,7 +94,7 @@ def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
         while (block := connection.recv(1 << 20)) and len(data) < MAX_REPLY_BYTES:
             data += block
             if time.monotonic() > deadline:
-                raise TimeoutError
+                raise TimeoutError("timed out")
     return parse_json(data)
 
 

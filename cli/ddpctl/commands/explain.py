@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
-from ddpctl.errors import CannotWriteError, DdpctlError, UnavailableError
+from ddpctl.errors import DdpctlError, UnavailableError
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
@@ -88,10 +88,7 @@ def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[st
 def ask(
     context: "AppContext", run: "Run", request: str, file: str, *, timeout_s: float, max_bytes: int
 ) -> "tuple[ProbeResult, ...]":
-    """Have each node write its answer to a request into a file, and return the answers' last bytes.
-
-    Raises UnavailableError if no node answers in time.
-    """
+    """Have each node answer a request in a file; return the files' ends. Raises UnavailableError if no node answers."""
     from ddpctl.node_probe import Probe
 
     deadline = time.monotonic() + timeout_s
@@ -139,16 +136,13 @@ def profile(
     run: RunName = None,
     task: Task = None,
     seconds: Annotated[float, typer.Option("--seconds", min=0.1, max=30, metavar="S", help="How long.")] = 2.0,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The trace [default: RUN.trace.json.gz here]."),
-    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The trace.")] = Path("trace.json.gz"),
     as_json: Json = False,
 ) -> None:
-    """Record what all ranks of a running run do, for https://ui.perfetto.dev.
+    """Record what all ranks of a run do, as a trace.
 
-    The run continues. A table shows each rank's shares of compute, communication and waiting for data; a sentence
-    names the slowest rank and what it does.
+    The run continues. Open the trace in https://ui.perfetto.dev. A table shows each rank's shares of compute,
+    communication and waiting for data; a sentence names the slowest rank and what it does.
     """
     from ddpctl import launcher
     from ddpctl import profile as profiling
@@ -166,23 +160,17 @@ def profile(
     seen = probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
     profiles, events, unknown = read_profiles(seen, request)
     if all(one.unknown for one in profiles):
-        raise UnavailableError(
-            "\n".join([f"{record.name}: no rank could be profiled", *unknown]),
-            hint=f"ddpctl explain {record.name} shows what is known from outside the ranks",
-        )
-    path = (output or Path(f"{record.name}.trace.json.gz")).absolute()
-    try:
-        path.write_bytes(profiling.chrome_trace(profiles, events))
-    except OSError as error:
-        raise CannotWriteError(f"{path}: {error.strerror}") from None
+        why = "\n".join([f"{record.name}: no rank could be profiled", *unknown])
+        raise UnavailableError(why, hint=f"ddpctl explain {record.name} shows what is known from outside the ranks")
+    output.write_bytes(profiling.chrome_trace(profiles, events))
     found = profiling.summarise(profiles)
     if as_json:
-        print(json.dumps({"run": record.name, "trace": str(path), **asdict(found), "unknown": unknown}, indent=1))
+        print(json.dumps({"run": record.name, "trace": str(output), **found, "unknown": unknown}, indent=1))
         return
-    print(f"{record.name}  {found.sentence}")
-    for line in (*profiling.summary_table(profiles, found), *(f"not known: {line}" for line in unknown)):
+    print(f"{record.name}  {found['sentence']}")
+    for line in (*profiling.summary_table(profiles, found["shares"]), *(f"not known: {line}" for line in unknown)):
         print(f"  {line}")
-    print(f"{found.seconds:.1f} s of all ranks are in {path}: open it in https://ui.perfetto.dev")
+    print(f"{found['seconds']:.1f} s of all ranks are in {output}: open it in https://ui.perfetto.dev")
 
 
 def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[RankProfile], list[Event], list[str]]":
@@ -191,19 +179,15 @@ def read_profiles(seen: "Sequence[ProbeResult]", request: str) -> "tuple[list[Ra
     from ddpwire.events import EVENTS, read_events
     from ddpwire.run_files import PROFILE
 
-    profiles: list[RankProfile] = []
-    events: list[Event] = []
-    unknown = []
+    profiles, events, unknown = [], [], []
     for one in seen:
-        offset_s = clock_offset(one) or 0.0
-        answer = one.files.get(PROFILE, "")
+        offset_s, answer = clock_offset(one) or 0.0, one.files.get(PROFILE, "")
         try:
             profiles += read_profile(answer if request in answer else "", clock_offset_s=offset_s)
         except ValueError:
             unknown.append(f"what node {one.node} did: {one.failure or 'no answer, or a damaged one'}")
         if one.node and clock_offset(one) is None:
             unknown.append(f"how far the clock of node {one.node} is ahead of node 0's")
-        found = read_events(one.files.get(EVENTS, ""))
-        events += [replace(event, time=event.time - offset_s) for event in found]
+        events += [replace(it, time=it.time - offset_s) for it in read_events(one.files.get(EVENTS, ""))]
     unknown += [f"what {one.who} did: {one.unknown}" for one in profiles if one.unknown]
     return sorted(profiles, key=lambda one: one.rank), events, unknown

@@ -1,4 +1,4 @@
-"""Records itself from another thread, as ddpctl profile does, while its main thread does what argv[1] says."""
+"""Records itself from another thread, as ddpctl profile does, while its main thread profiles, forks and exits."""
 
 import json
 import os
@@ -42,26 +42,32 @@ def own(name: str) -> list[str]:
     return [event.name for event in found.events()]
 
 
-if sys.argv[1] == "own_first":
-    assert "aten::linear" in own("own_first")
-    record(0.1).join()  # when the script's profiler has ended, there can be another one
-elif sys.argv[1] == "own_second":
-    recording = record(SECONDS)
-    recording_runs()
-    assert "aten::linear" in own("own_second")
-    recording.join()
-elif sys.argv[1] == "fork":
-    recording = record(SECONDS)
-    recording_runs()
-    child = os.fork()
-    if child == 0:
-        compute()
-        os._exit(torch.autograd.profiler._is_profiler_enabled)
-    assert os.waitpid(child, 0)[1] == 0
-    recording.join()
-elif sys.argv[1] == "exit":
-    record(SECONDS)
-    recording_runs()
-    sys.exit(3)
-names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]} if trace.exists() else set()
-print(json.dumps({"unknown": [reply.get("unknown", "") for reply in replies], "linear": "aten::linear" in names}))
+def recorded() -> list[object]:
+    """Why there is no recording, or an empty string; and whether it has the operators."""
+    trace_text = trace.read_text() if trace.exists() else "{}"
+    trace.unlink(missing_ok=True)
+    names = {event["name"] for event in json.loads(trace_text).get("traceEvents", ())}
+    return [replies.pop().get("unknown", ""), "aten::linear" in names]
+
+
+found = {}
+assert "aten::linear" in own("own_first")
+found["own_first"] = recorded()
+recording = record(SECONDS)
+recording_runs()
+assert "aten::linear" in own("own_second")
+recording.join()
+found["own_second"] = recorded()
+recording = record(SECONDS)
+recording_runs()
+child = os.fork()
+if child == 0:
+    compute()
+    os._exit(torch.autograd.profiler._is_profiler_enabled)
+assert os.waitpid(child, 0)[1] == 0
+recording.join()
+found["fork"] = recorded()
+print(json.dumps(found), flush=True)
+record(SECONDS)
+recording_runs()
+sys.exit(3)
