@@ -28,9 +28,13 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
                   "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
     try:
         wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
-        seen: list[dict] = []
-        wait_until(lambda: seen.append(profiled("uneven", tmp_path)) or seen[-1]["slowest"] == 3, "it", timeout_s=200)
-        found = seen[-1]
+        found: dict = {}
+
+        def is_named() -> bool:
+            found.update(profiled("uneven", tmp_path))
+            return bool(found["slowest"] == 3)
+
+        wait_until(is_named, "rank 3 to be named", timeout_s=200)
         assert (found["slowest"], found["unknown"], sorted(found["shares"])) == (3, [], ["0", "1", "2", "3"])
         assert "uneven.py:14 (dawdle)" in found["sentence"]
         assert found["shares"]["3"]["idle"] > 0.5 > found["shares"]["3"]["exposed"]

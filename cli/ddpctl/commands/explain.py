@@ -160,7 +160,7 @@ def profile(
     seen = probe(context, record, Probe(files=(PROFILE, EVENTS), max_bytes=MAX_PROFILE_BYTES))
     profiles, events, unknown = read_profiles(seen, request)
     if all(one.unknown for one in profiles):
-        why = "\n".join([f"{record.name}: no rank could be profiled", *unknown])
+        why = f"{record.name}: not known: {'; '.join(unknown)}"
         raise UnavailableError(why, hint=f"ddpctl explain {record.name} shows what is known from outside the ranks")
     output.write_bytes(profiling.chrome_trace(profiles, events))
     found = profiling.summarise(profiles)
