@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ddpctl.commands.arguments import Json, RunName, Task
-from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl.errors import DdpctlError, UnavailableError, writing
 
 if TYPE_CHECKING:
     from ddpctl.explain import Explanation, RankView
@@ -162,7 +162,8 @@ def profile(
     if all(one.unknown for one in profiles):
         why = f"{record.name}: not known: {'; '.join(unknown)}"
         raise UnavailableError(why, hint=f"ddpctl explain {record.name} shows what is known from outside the ranks")
-    output.write_bytes(profiling.chrome_trace(profiles, events))
+    with writing(output):
+        output.write_bytes(profiling.chrome_trace(profiles, events))
     found = profiling.summarise(profiles)
     if as_json:
         print(json.dumps({"run": record.name, "trace": str(output), **found, "unknown": unknown}, indent=1))
