@@ -179,7 +179,7 @@ def test_one_that_cannot_be_read_is_read_again_and_keeps_its_name(
         return path.read_bytes()
 
     monkeypatch.setattr(checkpoint_format, "read_regular", read)
-    monkeypatch.setattr("ddptrain.checkpoint_manager.READ_PAUSE_S", 0.0)
+    monkeypatch.setattr("ddptrain.checkpoint_directory.READ_PAUSE_S", 0.0)
     path, warnings = found(directory)
     assert path == directory.path(step)
     assert sorted(file.name for file in tmp_path.glob("step-*.pt*")) == ["step-00000004.pt", "step-00000008.pt"]
@@ -216,7 +216,7 @@ def test_a_folder_that_cannot_be_listed_is_one_error(
         raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
 
     monkeypatch.setattr(CheckpointDirectory, "checkpoints", fails)
-    monkeypatch.setattr("ddptrain.checkpoint_manager.READ_PAUSE_S", 0.0)
+    monkeypatch.setattr("ddptrain.checkpoint_directory.READ_PAUSE_S", 0.0)
     with pytest.raises(TrainError) as refused:
         found(directory)
     assert refused.value.code == 66

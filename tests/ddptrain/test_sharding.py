@@ -1,6 +1,8 @@
 """Sharded trainings and their checkpoints: equal to DDP's, read by every strategy and world size, whole or noticed."""
 
+import errno
 import json
+import os
 import random
 import re
 import subprocess
@@ -15,6 +17,7 @@ import torch
 from tests.ddptrain.conftest import Ended, Start
 from tests.wording import Wording
 
+from ddptrain import checkpoint as checkpoint_format
 from ddptrain.checkpoint import (
     Checkpoint,
     Shard,
@@ -41,8 +44,12 @@ SCRIPT = (str(Path(__file__).parent / "sharded.py"),)
 
 
 def write_shards(folder: Path, step: int) -> Path:
-    """Save a checkpoint of one tensor of 10 rows, and of one that is not sharded, by a thread for each shard."""
+    """Save a checkpoint of one tensor of 10 rows, and of one that is not sharded, by a thread for each shard.
+
+    Raise the first writer's error.
+    """
     path = CheckpointDirectory(folder).path(step)
+    failed: dict[int, OSError] = {}
     values: list[Any] = [None] * NUM_SHARDS
     barrier = threading.Barrier(NUM_SHARDS)
 
@@ -54,17 +61,19 @@ def write_shards(folder: Path, step: int) -> Path:
 
         rows = torch.arange(10.0).view(10, 1).chunk(NUM_SHARDS)[number] + step
         parts = {"model": {"weight": {"rows": rows, "shape": [10, 1]}, "count": torch.tensor(step)}}
-        write_checkpoint(
-            path,
-            Checkpoint(step=step, shaping={}, parts=parts, accuracy=None),
-            shard=Shard(number=number, gather=gather),
-        )
+        checkpoint = Checkpoint(step=step, shaping={}, parts=parts, accuracy=None)
+        try:
+            write_checkpoint(path, checkpoint, shard=Shard(number=number, gather=gather))
+        except OSError as error:
+            failed[number] = error
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(NUM_SHARDS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
+    if 0 in failed:
+        raise failed[0]
     return path
 
 
@@ -77,7 +86,46 @@ def test_a_tensor_in_shards_is_read_whole(tmp_path: Path) -> None:
     found = whole(load_checkpoint(path).parts["model"])
     assert torch.equal(found["weight"], torch.arange(10.0).view(10, 1) + 8)
     assert int(found["count"]) == 8
-    assert {choose_checkpoint(file, best=False) for file in (*data_files(path), manifest_path(path))} == {path}
+    assert {choose_checkpoint(file, best=False)[0] for file in (*data_files(path), manifest_path(path))} == {path}
+
+
+@pytest.mark.parametrize(
+    ("broken", "read_only"),
+    [("pt", False), ("shard-2", False), ("shard-2", True), ("folder", False)],
+    ids=["shard-0", "shard-2", "read-only", "folder"],
+)
+def test_a_write_that_fails_leaves_no_file_and_lets_no_writer_wait(
+    tmp_path: Path, broken: str, read_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_data, unlink = checkpoint_format._write_data, Path.unlink
+
+    def fail(number: int) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    def write(part: Path, *args: Any) -> tuple[int, str]:
+        if part.name == f".step-00000008.{broken}.part":
+            part.write_bytes(b"half")
+            fail(errno.EIO)
+        return write_data(part, *args)
+
+    def unlink_or_fail(file: Path, **options: bool) -> None:
+        if file.suffix == ".part" and file.exists():
+            fail(errno.EROFS)
+        unlink(file, **options)
+
+    monkeypatch.setattr(checkpoint_format, "_write_data", write)
+    if broken == "folder":
+        monkeypatch.setattr(checkpoint_format, "sync_folder", lambda _: fail(errno.EIO))
+    if read_only:
+        monkeypatch.setattr(Path, "unlink", unlink_or_fail)
+    expected = os.strerror(errno.EROFS if read_only else errno.EIO)
+    with pytest.raises(OSError, match=expected):  # not BrokenBarrierError, of one that waited for the others
+        write_shards(tmp_path, 8)
+    if read_only:  # the next start removes them
+        monkeypatch.setattr(Path, "unlink", unlink)
+        (tmp_path / ".lock").unlink()
+        CheckpointDirectory(tmp_path)
+    assert not list(tmp_path.glob("*step-*"))
 
 
 def test_100_corrupt_shards_are_all_noticed(tmp_path: Path) -> None:
@@ -247,3 +295,7 @@ def test_killed_ranks_go_on_to_the_same_weights(
     assert texts[0] == texts[1]
     assert texts[0].startswith(b"7 times")
     assert len(texts[0]) == len(b"7 times") + 20 + 1
+    newest = max((tmp_path / "checkpoints").glob("step-*.shard-1"))
+    newest.write_bytes(b"torn")
+    done = subprocess.run(sample, cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+    assert f"warning: checkpoints/{newest.with_suffix('.pt').name} is skipped" in done.stderr

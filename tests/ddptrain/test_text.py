@@ -1,6 +1,7 @@
 """A text as data: which bytes are seen, what is refused; and the transformer that learns them."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from ddptrain.distributed import RankInfo, World
 from ddptrain.errors import TrainError
 from ddptrain.gpt import generate
 from ddptrain.main import run
+from ddptrain.memory_estimate import LIBRARY_BYTES, warn_if_too_large
 from ddptrain.memory_estimate import main as fit
 from ddptrain.models import build_gpt
 from ddptrain.training_state import build_training_state
@@ -83,15 +85,35 @@ def test_a_position_sees_only_those_before_it() -> None:
 
 
 def test_it_learns_a_text_that_repeats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], wording: Wording
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    # A stand-in for the memory of a GPU. The training runs on the CPU.
+    monkeypatch.setattr("ddptrain.memory_estimate.gpu_memory", lambda _: LIBRARY_BYTES + 256 * 1024)
     (tmp_path / "ab.txt").write_text("ab" * 1000)
     shape = ("--layers=1", "--width=16", "--heads=2", "--context=16", "--batch-size=8", "--lr=0.01", "--epochs=6")
     assert run(parse_options(["--data=text", "--data-dir=ab.txt", *shape], {}), {}, Signals()) == 0
-    out = capfd.readouterr().out
+    out, err = capfd.readouterr()
+    wording(err.splitlines()[0].replace("fp32", "amp"))  # some CPUs compute in bf16
     assert float(re.findall(r"^bits a byte    ([\d.]+)$", out, re.M)[0]) < 0.5
     assert re.search(r"^test accuracy  100.00 % \((\d+) of \1 bytes\)$", out, re.M)
+
+
+def test_a_training_that_does_not_fit_is_warned_of_with_what_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    memory = LIBRARY_BYTES + (3 << 20)  # a stand-in for a GPU's
+    monkeypatch.setattr("ddptrain.memory_estimate.gpu_memory", lambda _: memory)
+    shape = ("--data=text", "--layers=8", "--width=64", "--heads=2", "--context=16", "--precision=fp32")
+    options = parse_options([*shape, "--optimizer=adamw"], {})
+    for rank, strategy, local_size, warned in ((0, "ddp", 4, True), (1, "ddp", 4, False), (0, "fsdp", 2, False)):
+        rank_info = RankInfo(rank=rank, size=4, local_rank=0, local_world_size=local_size)
+        world = World(rank_info=rank_info, device=CPU.device, backend="gloo", data_group=None)
+        warn_if_too_large(replace(options, ranks=replace(options.ranks, strategy=strategy)), world, None, 4)
+        err = capsys.readouterr().err
+        assert bool(err) == warned
+        if warned:
+            wording(err[err.index("it does not fit with ddp") :])
 
 
 def test_what_fit_recommends_is_a_training_that_ddptrain_takes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,23 @@ def test_averaged_weights_are_taken_where_there_are_any(
     assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == 9
 
 
+def test_the_one_before_a_damaged_one_is_taken_with_a_warning(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str], wording: Wording
+) -> None:
+    for step, kind, best, taken in ((9, ".pt", "", 8), (4, ".pt", "--best ", 8), (8, ".json", "", 4)):
+        checkpoints.joinpath(f"step-{step:08d}{kind}").write_bytes(b"torn")
+        if taken == 4:
+            with pytest.raises(TrainError) as error:
+                export.main(["run", "weights.pt"])
+            assert error.value.code == 65
+            wording(re.sub("not [0-9,]+", "not N", str(error.value)))
+            continue
+        assert export.main(f"run {best}weights.pt".split()) == 0
+        wording(capsys.readouterr().err.partition(": it has")[0])
+        assert torch.load("weights.pt", weights_only=True)["weight"][0, 0] == taken
+    assert not list(checkpoints.glob("*.bad"))  # a training may be writing here
+
+
 def test_a_resumed_run_s_folder_says_where_its_checkpoints_are(
     checkpoints: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

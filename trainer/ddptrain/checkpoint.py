@@ -170,27 +170,31 @@ def write_checkpoint(
 ) -> int:
     """Write the data and the manifest, and return the size in bytes.
 
-    Raises OSError. If that happens before the manifest gets its final name, no new file is left.
+    Raises OSError. If that happens before the manifest is on the disk, no new file is left.
     ``on_write`` is called whenever a piece has reached the disk. With a ``shard``, each writer calls this function and
-    writes its file; the first writer also writes the manifest of all files, or no manifest if a writer failed.
+    writes its file; the first writer also writes the manifest of all files. If a writer failed, it removes the files.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
-    part = partial_path(path if shard is None else shard_path(path, shard.number))
+    written: Any
     try:
+        part = partial_path(path if shard is None else shard_path(path, shard.number))
         written = _write_data(part, checkpoint, number, on_write)
-    except BaseException as error:
-        part.unlink(missing_ok=True)
+    except Exception as error:  # the other writers wait for this one's result
+        written = error
         if shard is not None:
-            code = error.errno if isinstance(error, OSError) else None
-            reason = error.strerror if isinstance(error, OSError) else error
-            shard.gather(OSError(code or errno.EIO, f"{reason} (shard {shard.number})"))
-        raise
+            code, reason = getattr(error, "errno", None), getattr(error, "strerror", None)
+            written = OSError(code or errno.EIO, f"{reason or error} (shard {shard.number})")
     files = [written] if shard is None else shard.gather(written)
+    failed = next((one for one in files or [written] if isinstance(one, Exception)), None)
     if files is None:
-        return written[0]
+        if failed is not None:
+            raise failed
+        return int(written[0])
     parts = [partial_path(shard_path(path, index)) for index in range(len(files))]
+    name = manifest_path(path)
+    new_files = [partial_path(name), *parts]
     try:
-        if failed := next((one for one in files if isinstance(one, OSError)), None):
+        if failed is not None:
             raise failed
         manifest = Manifest(
             format=number,
@@ -201,15 +205,15 @@ def write_checkpoint(
             accuracy=checkpoint.accuracy,
             shards=files[1:],
         )
-        name = manifest_path(path)
         with create_file(partial_path(name)) as text:
             text.write(manifest.text().encode())
             text.flush()
             os.fsync(text.fileno())
         partial_path(name).replace(name)
+        new_files.insert(0, name)
         sync_folder(path.parent)
     except BaseException:
-        for unfinished in (*parts, partial_path(manifest_path(path))):
+        for unfinished in new_files:
             unfinished.unlink(missing_ok=True)
         raise
     for index, part in enumerate(parts):

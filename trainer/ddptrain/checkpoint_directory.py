@@ -12,16 +12,32 @@ import struct
 import sys
 import time
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from ddptrain.checkpoint import UnusableCheckpoint, create_file, data_files, finish_write, manifest_path, read_manifest
+from ddptrain.checkpoint import (
+    Checkpoint,
+    CorruptCheckpoint,
+    OtherFormat,
+    UnusableCheckpoint,
+    create_file,
+    data_files,
+    finish_write,
+    load_checkpoint,
+    manifest_path,
+    read_manifest,
+)
 from ddptrain.distributed import RankInfo, agree, broadcast
 from ddptrain.errors import TrainError, config_error
 from ddpwire.exits import Exit
 
+T = TypeVar("T")
 LOCK = ".lock"
 LOCK_WAIT_S = 5.0  # a training that was stopped may need this long to exit
 SUFFIX_BAD = ".bad"
+READ_TRIES, READ_PAUSE_S = 3, 1.0
+PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # of a network file system
 _NAME = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 
@@ -76,7 +92,7 @@ class CheckpointDirectory:
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
-        best = best_checkpoint(paths) if keep_best and old else None
+        best = next(iter(by_accuracy(paths)), None) if keep_best and old else None
         for path in old:
             if path not in (best, written) and not (keep_best and _may_be_best(path)):
                 for file in (*data_files(path), manifest_path(path)):
@@ -103,11 +119,8 @@ class CheckpointDirectory:
                     )
                 time.sleep(0.1)
         except OSError as error:
-            print(
-                f"ddptrain: warning: {self.folder / LOCK} cannot be locked: {error.strerror}; "
-                "no second training may use this folder",
-                file=sys.stderr,
-                flush=True,
+            log_warning(
+                f"{self.folder / LOCK} cannot be locked: {error.strerror}; no second training may use this folder"
             )
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
@@ -179,15 +192,61 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def best_checkpoint(paths: list[Path]) -> Path | None:
-    """Return the checkpoint with the highest accuracy (of equals, the first in ``paths``), or None if none is known."""
-    best, highest = None, -1.0
+def by_accuracy(paths: Sequence[Path]) -> list[Path]:
+    """Return the checkpoints whose accuracy is known, the most accurate first; equals keep their order."""
+    known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
-            accuracy = read_manifest(path).accuracy
-            if accuracy is not None and accuracy > highest:
-                best, highest = path, accuracy
-    return best
+            if (accuracy := read_manifest(path).accuracy) is not None:
+                known.append((accuracy, path))
+    return [path for _, path in sorted(known, key=lambda one: -one[0])]
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint that is whole and of the step in its name. Raises UnusableCheckpoint and OSError."""
+    checkpoint = read_again(lambda: load_checkpoint(path))
+    if step_of(path) not in (None, checkpoint.step):
+        raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
+    return checkpoint
+
+
+def first_whole(
+    paths: Sequence[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
+) -> tuple[tuple[Path, Checkpoint] | None, dict[Path, UnusableCheckpoint]]:
+    """Return the first whole checkpoint, or None, and why those before it cannot be used. Raises TrainError."""
+    bad: dict[Path, UnusableCheckpoint] = {}
+    for path in paths:
+        try:
+            return (path, read(path)), bad
+        except OtherFormat as error:  # it may be whole
+            message = f"{path} cannot be used: {error.message}"
+            hint = "install the version that wrote it, or give another folder"
+            raise config_error(message, hint=hint, path=str(path), format=error.number) from None
+        except UnusableCheckpoint as error:
+            bad[path] = error
+        except OSError as error:
+            bad[path] = UnusableCheckpoint("io", str(error.strerror))
+    return None, bad
+
+
+def read_again(read: Callable[[], T]) -> T:
+    """Call ``read``, and repeat it after an error that may pass. Raises OSError and the other errors of ``read``."""
+    tries = READ_TRIES
+    while True:
+        tries -= 1
+        try:
+            return read()
+        except MemoryError:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+        except OSError as error:
+            if not tries or error.errno not in PASSING_ERRORS:
+                raise
+        time.sleep(READ_PAUSE_S)
+
+
+def log_warning(message: str) -> None:
+    """Print a warning about a checkpoint."""
+    print(f"ddptrain: warning: {message}", file=sys.stderr, flush=True)
 
 
 def _may_be_best(path: Path) -> bool:

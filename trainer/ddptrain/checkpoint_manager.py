@@ -6,14 +6,13 @@ Rank 0 reads and writes the checkpoints; in a sharded training each rank writes 
 import errno
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,20 +20,26 @@ from torch import Tensor
 from ddptrain import compat
 from ddptrain.checkpoint import (
     Checkpoint,
-    CorruptCheckpoint,
-    OtherFormat,
     Shard,
     UnusableCheckpoint,
     data_files,
     first_file,
-    load_checkpoint,
     manifest_path,
     map_tensors,
     parse_checkpoint,
     whole,
     write_checkpoint,
 )
-from ddptrain.checkpoint_directory import SUFFIX_BAD, CheckpointDirectory, checkpoint_path, step_of
+from ddptrain.checkpoint_directory import (
+    SUFFIX_BAD,
+    CheckpointDirectory,
+    checkpoint_path,
+    first_whole,
+    log_warning,
+    read_again,
+    read_checkpoint,
+    step_of,
+)
 from ddptrain.config import CheckpointOptions, shaping_options
 from ddptrain.distributed import agree, broadcast, broadcast_state, gather
 from ddptrain.errors import TrainError, config_error
@@ -48,11 +53,8 @@ from ddpwire.events import EventLog
 from ddpwire.exits import Exit
 from ddpwire.run_files import read_regular
 
-T = TypeVar("T")
 STUCK_S = 45.0  # after this time without progress, the disk counts as stuck
 POLL_S = 0.05
-READ_TRIES, READ_PAUSE_S = 3, 1.0
-PASSING_ERRORS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN)  # of a network file system
 
 
 class CheckpointManager:
@@ -231,7 +233,7 @@ class CheckpointFinder:
 
     def _checkpoints(self) -> list[Path]:
         try:
-            return _read_again(self.directory.checkpoints)
+            return read_again(self.directory.checkpoints)
         except OSError as error:
             message = f"--checkpoint-dir {self.directory.folder} cannot be read: {error.strerror}"
             raise TrainError(Exit.NO_INPUT, message) from None
@@ -241,61 +243,49 @@ class CheckpointFinder:
 
         A checkpoint that cannot be read may be complete, so it keeps its name. If none is complete, all keep theirs.
         """
-        bad: dict[Path, CorruptCheckpoint | OSError] = {}
-        for path in paths:
-            try:
-                checkpoint = self._load(path)
-            except OtherFormat as error:  # resuming from an older checkpoint would later replace it
-                raise _other_format(path, error) from None
-            except (CorruptCheckpoint, OSError) as error:
-                bad[path] = error
-                continue
-            for torn, why in bad.items():
-                how = "is skipped" if isinstance(why, OSError) else self.directory.set_aside(torn)
-                self.warn(f"{torn} {how}: {_reason(why)}")
-                self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
-            return path, checkpoint
+        found, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
-            self.warn(f"{torn} cannot be used: {_reason(why)}")
+            how = "cannot be used"
+            if found is not None:
+                how = "is skipped" if why.reason == "io" else self.directory.set_aside(torn)
+                self.metrics.count(catalogue.CHECKPOINT_FALLBACKS)
+            self.warn(f"{torn} {how}: {why.message}")
         count = len(bad) + self.directory.num_bad()
-        if count:
+        if found is None and count:
             raise TrainError(
                 Exit.DATA,
                 f"none of the {count} checkpoints in {self.directory.folder} is whole: to start at step 0, delete them "
                 f"(also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
             )
-        return None
+        return found
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
         """Return the checkpoint in a file; without a manifest its bytes are not verified. Raises TrainError."""
         if not path.name:
             message = f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
             raise TrainError(Exit.NO_INPUT, message)
-        try:
-            found = parse_checkpoint(read_regular(path)) if not manifest_path(path).exists() else self._load(path)
-        except OtherFormat as error:
-            raise _other_format(path, error) from None
-        except CorruptCheckpoint as error:
-            missing = error.reason == "missing"
-            raise TrainError(Exit.NO_INPUT if missing else Exit.DATA, f"--resume {path}: {error.message}") from None
-        except OSError as error:
-            message = f"--resume {path}: {error.strerror}; expected auto, never or a file"
-            raise TrainError(Exit.NO_INPUT, message) from None
-        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found.step]
+        found, bad = first_whole(
+            [path],
+            lambda path: self._load(path) if manifest_path(path).exists() else parse_checkpoint(read_regular(path)),
+        )
+        if found is None:
+            error = bad[path]
+            code = Exit.NO_INPUT if error.reason in ("io", "missing") else Exit.DATA
+            expected = "; expected auto, never or a file" if error.reason == "io" else ""
+            raise TrainError(code, f"--resume {path}: {error.message}{expected}")
+        newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found[1].step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(
-                f"--resume {path} is of step {found.step}, and {self.directory.folder} holds {newer[0].name}",
+                f"--resume {path} is of step {found[1].step}, and {self.directory.folder} holds {newer[0].name}",
                 hint="give another --checkpoint-dir for the new branch",
             )
-        return path, found
+        return found
 
     def _load(self, path: Path) -> Checkpoint:
         began = time.monotonic()
         try:
-            checkpoint = _read_again(lambda: load_checkpoint(path))
+            checkpoint = read_checkpoint(path)
             written_at, size_bytes = path.stat().st_mtime, sum(file.stat().st_size for file in data_files(path))
-            if step_of(path) not in (None, checkpoint.step):
-                raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
         except (UnusableCheckpoint, OSError) as error:
             reason = error.reason if isinstance(error, UnusableCheckpoint) else "io"
             self.metrics.count(catalogue.CHECKPOINT_FAILURES, "load", reason)
@@ -318,34 +308,6 @@ class CheckpointFinder:
                 hint="give the same options, another --checkpoint-dir, or --allow-changed-config",
             )
         self.warn(f"{path} was trained with {changes}; continuing (--allow-changed-config)")
-
-
-def _read_again(read: Callable[[], T]) -> T:
-    """Call ``read``, and repeat it after an error that may pass. Raises OSError and the other errors of ``read``."""
-    tries = READ_TRIES
-    while True:
-        tries -= 1
-        try:
-            return read()
-        except MemoryError:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
-        except OSError as error:
-            if not tries or error.errno not in PASSING_ERRORS:
-                raise
-        time.sleep(READ_PAUSE_S)
-
-
-def _reason(error: CorruptCheckpoint | OSError) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else error.message
-
-
-def _other_format(path: Path, error: OtherFormat) -> TrainError:
-    return config_error(
-        f"{path} cannot be used: {error.message}",
-        hint="install the version that wrote it, or give another --checkpoint-dir",
-        path=str(path),
-        format=error.number,
-    )
 
 
 class CheckpointSaver:
@@ -494,8 +456,3 @@ class Snapshot:
             kept = torch.empty_like(source, device="cpu", pin_memory=source.is_cuda)
             self._buffers[path] = kept
         return kept
-
-
-def log_warning(message: str) -> None:
-    """Print a warning about a checkpoint."""
-    print(f"ddptrain: warning: {message}", file=sys.stderr, flush=True)

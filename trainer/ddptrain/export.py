@@ -47,8 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.target.suffix not in (".pt", ".safetensors"):
         parser.error(f"{given.target} is neither .pt nor .safetensors")
 
-    path = choose_checkpoint(given.source, best=given.best)
-    name, weights, found = read_part(path, given.part)
+    path, found = choose_checkpoint(given.source, best=given.best)
+    name, weights = read_part(path, found, given.part)
     _write(given.target, weights)
     # If there are averaged weights, the accuracy is theirs.
     accuracy = None if name == "model" and "ema" in found.parts else found.accuracy
@@ -58,46 +58,43 @@ def main(arguments: Sequence[str]) -> int:
     return Exit.OK
 
 
-def read_part(path: Path, part: str) -> tuple[str, dict[str, Any], "Checkpoint"]:
-    """Return the name and the tensors of a part, and the checkpoint. Raises TrainError.
+def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the tensors of a part of a checkpoint, which is at ``path``. Raises TrainError.
 
     ``part``: "auto" selects the averaged weights if there are any, else the model's.
     """
-    from ddptrain import checkpoint  # imports torch
+    from ddptrain.checkpoint import whole  # imports torch
 
-    try:
-        found = checkpoint.load_checkpoint(path)
-    except checkpoint.OtherFormat as error:
-        raise TrainError(Exit.CONFIG, f"{path}: {error.message}", hint="install the version that wrote it") from None
-    except checkpoint.CorruptCheckpoint as error:
-        raise TrainError(Exit.DATA, f"{path}: {error.message}") from None
-    except OSError as error:
-        raise TrainError(Exit.NO_INPUT, f"{path}: {error.strerror}") from None
     name = ("ema" if "ema" in found.parts else "model") if part == "auto" else part
     if name not in found.parts:
         raise TrainError(Exit.CONFIG, f"{path} has no part {name!r}: it has {', '.join(found.parts)}")
-    return name, dict(checkpoint.whole(found.parts[name])), found
+    return name, dict(whole(found.parts[name]))
 
 
-def choose_checkpoint(source: Path, *, best: bool) -> Path:
-    """Return the checkpoint for SOURCE; from a folder, the newest or, with ``best``, the best. Raises TrainError."""
-    from ddptrain.checkpoint import first_file
-    from ddptrain.checkpoint_directory import best_checkpoint, list_checkpoints
+def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
+    """Return the checkpoint for SOURCE; from a folder, the newest whole one or, with ``best``, the most accurate one.
 
-    if source.is_file():
-        return first_file(source)
+    It prints a warning for each checkpoint that would be preferred but cannot be used. Raises TrainError.
+    """
+    from ddptrain.checkpoint import first_file  # imports torch
+    from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
+
     folder = _folder_of_run(source) or source
-    if not folder.is_dir():
+    if not folder.is_dir() and not source.is_file():
         raise TrainError(Exit.NO_INPUT, f"{source}: no such file or folder")
-    paths = list_checkpoints(folder)
+    paths = [first_file(source)] if source.is_file() else list_checkpoints(folder)
     if not paths:
         raise TrainError(Exit.NO_INPUT, f"{folder} holds no checkpoint (step-*.pt)")
-    if not best:
-        return paths[0]
-    chosen = best_checkpoint(paths)
-    if chosen is None:
+    if best and not source.is_file() and not (paths := by_accuracy(paths)):
         raise TrainError(Exit.NO_INPUT, f"no checkpoint in {folder} knows its test accuracy; leave out --best")
-    return chosen
+    found, bad = first_whole(paths)
+    if found is None:
+        path, error = next(iter(bad.items()))
+        hint = "no other checkpoint in this folder can be used either" if len(bad) > 1 else ""
+        raise TrainError(Exit.NO_INPUT if error.reason == "io" else Exit.DATA, f"{path}: {error.message}", hint=hint)
+    for path, error in bad.items():
+        log_warning(f"{path} is skipped: {error.message}")
+    return found
 
 
 def _folder_of_run(source: Path) -> Path | None:

@@ -40,6 +40,7 @@ from ddptrain.distributed import (
 )
 from ddptrain.errors import TrainError
 from ddptrain.goodput import Goodput, lost_before, steps_before
+from ddptrain.memory_estimate import warn_if_too_large
 from ddptrain.metrics import Metrics, TrainingInfo, open_metrics
 from ddptrain.models import fetch_pretrained
 from ddptrain.step_timing import Overlap, Tracer, measure_phases
@@ -127,6 +128,7 @@ def _train(
     options = replace(options, machine=same_precision(options.machine, world))
     options = replace(options, data=agree(rank_info, partial(locate, options.data, environ)))
     data = _load_data(options, rank_info, metrics)
+    warn_if_too_large(options, world, getattr(data, "shape", None), batch_size)
     state = agree(rank_info, lambda: build_training_state(options, world, data, batch_size=batch_size))
     progress = open_progress(first=rank_info.is_first, environ=environ, noun=data.noun)
     progress.log(start_message(state))

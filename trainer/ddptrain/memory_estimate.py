@@ -4,7 +4,10 @@ torch is imported only to measure a model or to read the memory of this machine'
 """
 
 import argparse
+import contextlib
+import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,8 +16,8 @@ from ddptrain.config import (
     MODELS,
     SHARDED,
     TEXT_MODEL,
-    MachineOptions,
     ModelOptions,
+    Options,
     Parser,
     RankOptions,
     image_shape,
@@ -24,7 +27,11 @@ from ddptrain.errors import TrainError
 from ddpwire.exits import Exit
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
+
+    from ddptrain.data.base import ImageShape
+    from ddptrain.distributed import World
 
 GIB = 1 << 30
 OPTIMIZER_MOMENTS = {"adamw": 2, "sgd": 1, "plain-sgd": 0}  # numbers in the optimizer's state per parameter
@@ -183,12 +190,44 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     if (given.params is None) == (given.model is None):
         parser.error("give --params or --model")
-    if given.bucket_view is None:  # the default is ddptrain's for its own models, torch's for any other model
+    if given.bucket_view is None:  # ddptrain's default for its own models, torch's for any other
         given.bucket_view = given.model is not None and RankOptions().bucket_view
-    if given.dtype is None:
-        precision = MachineOptions().precision if given.model is not None else "fp32"
-        given.dtype = "fp32" if precision == "fp32" else "amp"  # auto: 16 bits on a GPU
-    memory = given.memory if given.memory is not None else _gpu_memory()
+    given.dtype = given.dtype or ("fp32" if given.model is None else "amp")
+    memory = given.memory if given.memory is not None else gpu_memory()
+    if memory is None:
+        hint = "give --memory, such as --memory 80GB"
+        raise TrainError(Exit.USAGE, "there is no GPU here to read the memory of", hint=hint)
+    fits, text = _answer(given, memory, _launch_options(given))
+    print(text)
+    return Exit.OK if fits else Exit.CONFIG
+
+
+def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | None", batch_size: int) -> None:
+    """Print the answer on rank 0 if a training does not fit on its GPU. ``shape``: of the images; None: text."""
+    memory, size = gpu_memory(world.device), world.rank_info.size
+    if memory is None or not world.rank_info.is_first or options.machine.precision == "fp64":
+        return
+    fp32, plain = (
+        options.machine.precision == "fp32",
+        options.optimizer.name == "sgd" and not options.optimizer.momentum,
+    )
+    known = {**vars(options.model), "model": options.model.name, "context": options.data.context}
+    known |= {"dtype": "fp32" if fp32 else "amp", "optimizer": "plain-sgd" if plain else options.optimizer.name}
+    known |= {"batch_size": math.ceil(batch_size / size / options.training.accumulate)}
+    known |= {"bucket_view": size == 1 or options.ranks.bucket_view}
+    if shape is not None:
+        known |= {"image": (shape.channels, shape.size_px, shape.size_px), "classes": shape.classes}
+    if size > 1 and options.ranks.strategy in SHARDED:
+        known |= {"strategy": options.ranks.strategy, "ranks": size, "ranks_per_node": world.rank_info.local_world_size}
+    given = _parser().parse_args([], argparse.Namespace(**known))
+    with contextlib.suppress(TrainError, RuntimeError):  # what is wrong with the model is an error when it is built
+        fits, text = _answer(given, memory, "...")
+        if not fits:
+            print(f"ddptrain: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:
+    """Return whether it fits, and the answer; ``options``: for the launch to recommend, None: recommend none."""
     if given.model is not None:
         case, name = _measure_model(given)
     else:
@@ -196,13 +235,11 @@ def main(arguments: Sequence[str]) -> int:
             num_parameters=given.params, optimizer=given.optimizer, dtype=given.dtype, bucket_view=given.bucket_view
         )
         name = f"{given.params:,.0f} parameters"
-    if given.strategy != "ddp":
-        shards = given.ranks if given.strategy == "fsdp" else given.ranks_per_node
-        case = replace(case, shards_all=shards)
+    case = replace(case, shards_all={"ddp": 1, "fsdp": given.ranks, "hybrid": given.ranks_per_node}[given.strategy])
     wrapped = {"ddp": "DistributedDataParallel", "fsdp": "FSDP", "hybrid": "hybrid FSDP"}[given.strategy]
     title = f"{name}, {given.optimizer}, {given.dtype}, {wrapped}"
-    print(estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=_launch_options(given)))
-    return Exit.OK if case.total() <= memory else Exit.CONFIG
+    fits = case.total() <= memory
+    return fits, estimate_message(case, title=title, memory=memory, ranks=given.ranks, options=options)
 
 
 def parse_size(text: str) -> float:
@@ -305,14 +342,13 @@ def _launch_options(given: argparse.Namespace) -> str | None:
     return options + (" --recompute" if given.recompute else "")
 
 
-def _gpu_memory() -> float:
-    """Return the memory of this machine's first GPU. Raises TrainError."""
+def gpu_memory(device: "torch.device | None" = None) -> float | None:
+    """Return the bytes of a GPU, by default of this machine's first one; None for a CPU, or if there is no GPU."""
     import torch
 
-    if not torch.cuda.is_available():
-        hint = "give --memory, such as --memory 80GB"
-        raise TrainError(Exit.USAGE, "there is no GPU here to read the memory of", hint=hint)
-    return float(torch.cuda.get_device_properties(0).total_memory)
+    if not torch.cuda.is_available() or (device is not None and device.type == "cpu"):
+        return None
+    return float(torch.cuda.get_device_properties(device or 0).total_memory)
 
 
 def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:

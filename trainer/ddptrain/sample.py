@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     from ddptrain.gpt import generate  # imports torch
     from ddptrain.models import build_gpt
 
-    path = choose_checkpoint(given.source, best=given.best)
-    _, weights, found = read_part(path, "auto")
+    path, found = choose_checkpoint(given.source, best=given.best)
+    _, weights = read_part(path, found, "auto")
     shaping = found.shaping
     if shaping.get("model") != TEXT_MODEL:
         raise TrainError(Exit.CONFIG, f"{path} holds {shaping.get('model')}", hint="only a gpt writes text")

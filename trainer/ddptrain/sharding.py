@@ -31,15 +31,18 @@ class Sharding:
     mesh: DeviceMesh
     shard: Shard | None
 
-    def apply(self, model: nn.Module, compute: torch.dtype | None) -> None:
-        """Shard a model in place, and move it to the device block by block. Every rank calls this.
+    def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
+        """Shard a model of the meta device in place, and give each rank its rows of the weights. Every rank calls this.
 
+        ``weights``: on rank 0, the complete model, which may be too large for the device; on the others None.
         ``compute``: the dtype of mixed precision, in which weights are gathered; None: the weights' own dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
         for module in (*blocks_of(model), model):
             fully_shard(module, mesh=self.mesh, mp_policy=policy, reshard_after_forward=True)
+        model.to_empty(device=self.world.device)
+        model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
 
     def own_rows(self, state: Any) -> Any:
         """Return a state with each sharded tensor replaced by this rank's rows, as in a checkpoint's shard."""

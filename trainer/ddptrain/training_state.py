@@ -23,7 +23,7 @@ from ddptrain.data.base import ImageDataset, Samples
 from ddptrain.data.loader import make_batch_builder
 from ddptrain.data.sampling import num_batches
 from ddptrain.data.text import TextBatches, TextDataset, Windows, refuse_image_options
-from ddptrain.distributed import RankInfo, WithAutocast, World, compile_model, gather, is_sharded, wrap_model
+from ddptrain.distributed import RankInfo, WithAutocast, World, agree, compile_model, gather, is_sharded, wrap_model
 from ddptrain.errors import TrainError, config_error
 from ddptrain.models import build_gpt, build_model, load_pretrained
 from ddptrain.optimizer import WeightAverage, build_optimizer, learning_rate
@@ -138,7 +138,6 @@ class TrainingState:
     batch_builder: BatchBuilder | TextBatches  # of training images
     precision: Precision
     model: nn.Module
-    fresh: tuple[str, ...]  # the model's modules that pretrained weights did not fill
     ddp: nn.Module
     sharding: "Sharding | None"  # None: every rank has the complete model
     optimizer: torch.optim.Optimizer
@@ -211,22 +210,23 @@ def build_training_state(
 ) -> TrainingState:
     """Build the model, the optimizer and the input on the device; the seed fixes the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
-    torch.manual_seed(options.training.seed)
-    model_options = options.model
-    model = initial_model(options, data)
-    fresh = load_pretrained(model, model_options) if model_options.pretrained else ()
     sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
-    channels_last = options.machine.channels_last and sharding is None  # shards are contiguous
-    memory_format = torch.channels_last if channels_last else torch.preserve_format
-    device = world.device if sharding is None else torch.device("cpu")  # a complete model may not fit on the device
-    model = model.to(device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
-    if model_options.recompute:
+    torch.manual_seed(options.training.seed)
+    if sharding is None:
+        memory_format = torch.channels_last if options.machine.channels_last else torch.preserve_format
+        model = initial_model(options, data)
+        model = model.to(world.device, precision.weights, memory_format=memory_format)  # type: ignore[call-overload]
+    else:  # only rank 0 has the complete weights, on the CPU
+        weights = agree(world.rank_info, lambda: initial_model(options, data) if world.rank_info.is_first else None)
+        with torch.device("meta"):
+            model = initial_model(options, data).to(precision.weights)
+    if options.model.recompute:
         enable_recompute(model)
     average = copy.deepcopy(model).requires_grad_(requires_grad=False) if options.training.ema else None
     if sharding is not None:
-        for one in (model, average):
-            if one is not None:
-                sharding.apply(one, precision.compute if precision.mixed else None)
+        for one in [model] if average is None else [model, average]:
+            sharding.apply(one, weights, precision.compute if precision.mixed else None)
+        del weights
     ema = WeightAverage(model, options.training.ema, average) if average is not None else None
     return TrainingState(
         options=options,
@@ -235,7 +235,6 @@ def build_training_state(
         batch_builder=_make_batches(options, world, data, precision, batch_size=batch_size),
         precision=precision,
         model=model,
-        fresh=fresh,
         sharding=sharding,
         ddp=model
         if sharding is not None
@@ -267,10 +266,13 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
-    """Return the model with its initial weights. Raises TrainError."""
+    """Return the model with its initial weights; without pretrained ones on the meta device. Raises TrainError."""
     if isinstance(data, TextDataset):
         return build_gpt(options.model, context=data.context)
-    return build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
+    model = build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
+    if options.model.pretrained and not next(model.parameters()).is_meta:
+        load_pretrained(model, options.model)
+    return model
 
 
 def _make_batches(
