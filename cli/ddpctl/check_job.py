@@ -6,10 +6,9 @@ The newest result of each target and size is kept beside the runs, so that the n
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -33,6 +32,7 @@ class CheckRun:
     state: RunStatus
     code: int  # the run's exit code: 0 if the check was completed, whatever it found
     result: dict[str, Any] | None
+    lines: tuple[str, ...] = ()  # what rank 0 printed
 
 
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
@@ -61,14 +61,14 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
                 raise error
         except DdpctlError as error:  # no error of the check itself, which is done
             context.emit(f"{run.name} is not removed: {error}")
-    return CheckRun(run=run, state=state, code=code, result=result)
+    return CheckRun(run=run, state=state, code=code, result=result, lines=tuple(output.lines))
 
 
 class _Output:
     """Filters a run's streamed logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
-        self.record: list[str] = []
+        self.record, self.lines = list[str](), list[str]()
         self._show, self._rest = show, b""
         self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not the logs of ddprun and torch
 
@@ -78,27 +78,33 @@ class _Output:
             if log_record.RESULT_LINE.match(line):
                 self.record.append(line)
             elif match := self._of_rank_0.match(line):
-                self._show(line[match.end() :])
+                self.lines.append(line[match.end() :])
+                self._show(self.lines[-1])
         return b""
 
 
-def last_result(context: AppContext, request: Request) -> dict[str, Any] | None:
-    """Return this check's newest result on the same target and size, with its ``time``, or None if there is none."""
-    with suppress(OSError, ValueError):
-        found = parse_json(read_record(_kept(context, request)))
-        return found if isinstance(found, dict) else None
-    return None
+def last_results(context: AppContext, target: str, check: str = "*", size: str = "*") -> list[dict[str, Any]]:
+    """Return the newest results on a target, the newest last, each with its ``time`` and its ``lines`` for a person."""
+    found = []
+    for path in (context.root / CHECKS).glob(_name(check, target, size)):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            result: Any = parse_json(read_record(path))
+            found.append((float(result["time"]), result))
+    return [result for _, result in sorted(found, key=lambda one: one[0])]
 
 
-def keep_result(context: AppContext, request: Request, result: dict[str, Any]) -> None:
-    """Keep the result for the next check. A failure to write it is ignored."""
-    path = _kept(context, request)
+def keep_result(context: AppContext, request: Request, result: dict[str, Any], lines: Sequence[str]) -> None:
+    """Keep the result for the next check and for reports. A failure to write it is ignored."""
+    path = context.root / CHECKS / _name(result["check"], request.target, size_of(request))
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, (json.dumps({**result, "time": time.time()}) + "\n").encode())
+        write_atomic(path, (json.dumps({**result, "time": time.time(), "lines": [*lines]}) + "\n").encode())
 
 
-def _kept(context: AppContext, request: Request) -> Path:
-    job = request.job
-    size = f"{job.nodes.replace(':', '-')}x{job.local_world_size}"
-    return context.root / CHECKS / f"{job.command[2]}-{quote(request.target, safe='')}-{size}.json"
+def size_of(request: Request) -> str:
+    """Return the size of a job as in the name of its result."""
+    return f"{request.job.nodes.replace(':', '-')}x{request.job.local_world_size}"
+
+
+def _name(check: str, target: str, size: str) -> str:
+    return f"{check}+{quote(target, safe='')}+{size}.json"

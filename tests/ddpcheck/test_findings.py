@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck import doctor, network_checks, node_checks, siblings
-from ddpcheck.finding import Finding
+from ddpcheck import network_checks, node_checks, siblings
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -161,12 +160,3 @@ def test_a_path_is_tried_over_real_sockets():
     )
     tcp.close()
     assert network_checks.try_paths(me, [me, peer]).closed == {1: os.strerror(111)}
-
-
-def test_the_table_has_a_column_for_nodes_that_are_alike():
-    findings = [Finding(node=n, check="disk", status="bad" if n == 3 else "ok", value="x") for n in range(64)] + [
-        Finding(node=n, check="Xid", status="not looked at", value="no GPU") for n in range(64)
-    ]
-    lines = [*doctor.table(nodes(64), findings)]
-    assert [line.split() for line in lines[:2]] == [["node", "0-2,4-63", "node", "3"], ["disk", "ok", "BAD"]]
-    assert lines[2:] == ["not looked at on node 0-63: Xid (no GPU)"]

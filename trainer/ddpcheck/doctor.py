@@ -8,13 +8,12 @@ measured, ``report/N`` is its Report; ``over`` ends the check. A text is split: 
 ``KEY/P`` has part P.
 """
 
-import argparse
 import json
 import os
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +26,6 @@ from ddpcheck import gpu_checks, network_checks, node_checks, siblings
 from ddpcheck.finding import ADVICE, Finding
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
-from ddpcheck.result import finish, say
 from ddpwire import clock, names
 from ddpwire.machine import source_address
 
@@ -36,7 +34,6 @@ MEET_S = 120.0  # the ranks are started together, but may import torch from a co
 STAGE_S = 90.0
 TURN_S = 20.0
 REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S
-MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -52,14 +49,10 @@ class Report:
     clock_s: float  # how far it is ahead of node 0's
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add no options: the doctor checks everything that it finds."""
-
-
-def main(options: argparse.Namespace) -> None:
-    """Check this node; on node 0 also collect, judge and print the results of all nodes."""
+def main(_: object) -> dict[str, Any] | None:
+    """Check this node; on node 0 also collect and judge the results of all nodes, and return them."""
     if int(os.environ.get(names.LOCAL_RANK, "0")):
-        return
+        return None
     began = time.monotonic()
     number, count = (int(os.environ.get(name, "0")) for name in (names.GROUP_RANK, names.GROUP_WORLD_SIZE))
     made, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
@@ -70,22 +63,17 @@ def main(options: argparse.Namespace) -> None:
     nodes = _look(store, number, max(count, 1), reports)
     if number:
         _wait(store, "over", REPORT_S)
-        return
+        return None
     for node in nodes:
         if node.node and (text := _get(store, f"report/{node.node}", REPORT_S if len(reports) == 1 else STAGE_S)):
             reports[node.node] = _read_report(text)
-    findings = judge(nodes, reports)
-    for line in table(nodes, findings):
-        say(line)
-    bad = [finding.sentence for finding in findings if finding.status == "bad"]
+    store.set("over", "")
     advice = {check: {"expected": expected, "todo": todo} for check, (expected, todo) in ADVICE.items()}
-    values = {
+    return {
         "nodes": [{"node": node.node, "host": node.host, "address": node.address} for node in nodes],
-        "results": [asdict(finding) | advice[finding.check] for finding in findings],
+        "results": [asdict(finding) | advice[finding.check] for finding in judge(nodes, reports)],
         "seconds": round(time.monotonic() - began, 1),
     }
-    finish(values, check="doctor", findings=bad, record=options.record)
-    store.set("over", "")
 
 
 def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
@@ -169,49 +157,6 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
         found += siblings.compare_speed(check, speeds, unit, loaded=loaded)
     order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
     return sorted(found, key=lambda finding: (order[finding.check], finding.node))
-
-
-def table(nodes: Sequence[Node], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a table with one row per check and one column per group of nodes with the same results.
-
-    Below it is a line for each warning, and for each reason why something was not looked at.
-    """
-    checks = dict.fromkeys(finding.check for finding in findings)
-    marks = {(finding.check, finding.node): MARKS[finding.status] for finding in findings}
-    columns: dict[tuple[str, ...], list[int]] = {}
-    for node in nodes:
-        column = tuple(marks.get((check, node.node), "-") for check in checks)
-        columns.setdefault(column, []).append(node.node)
-    heads = [f"node {_ranges(numbers)}" for numbers in columns.values()]
-    widths = [max(len(head), 4) for head in heads]
-    left = max(map(len, checks))
-    yield f"{'':{left}}  {'  '.join(f'{head:{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
-    for place, check in enumerate(checks):
-        if all(column[place] == MARKS["not looked at"] for column in columns):
-            continue
-        row = "  ".join(f"{column[place]:{width}}" for column, width in zip(columns, widths, strict=True))
-        yield f"{check:{left}}  {row}".rstrip()
-    for finding in findings:
-        if finding.status == "warning":
-            yield finding.sentence
-    unknown: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.status == "not looked at":
-            unknown.setdefault(finding.value, []).append(finding)
-    for why, alike in unknown.items():
-        who = _ranges(sorted({finding.node for finding in alike}))
-        yield f"not looked at on node {who}: {', '.join(dict.fromkeys(one.check for one in alike))} ({why})"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as a text such as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def _read_report(text: str) -> Report:

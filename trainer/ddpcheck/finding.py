@@ -47,9 +47,3 @@ class Finding:
     status: Status
     value: str
     node: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """The complete finding in one line."""
-        expected, todo = ADVICE[self.check]
-        return f"node {self.node}, {self.check}: {self.status}: {self.value}; expected: {expected}; {todo}"

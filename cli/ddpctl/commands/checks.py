@@ -72,13 +72,11 @@ def doctor(
     Exits with 69 if a node is bad: the table names it, the check, and what to do.
     """
     from ddpctl import launcher
-    from ddpctl.doctor import examine
+    from ddpctl.doctor import examine, lines
 
     request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
-    show = (lambda _: None) if as_json else print
-    _, result = examine(launcher.open_context(os.environ), request, show=show)
-    if as_json:
-        print(json.dumps(result, indent=1))
+    result, _ = examine(launcher.open_context(os.environ), request)
+    print(json.dumps(result, indent=1) if as_json else "\n".join(lines(result)))
     raise typer.Exit(result["code"])
 
 
@@ -159,14 +157,14 @@ def run(request: "Request", *, as_json: bool) -> dict[str, Any]:
     from ddpctl.commands.formatting import closing_lines
 
     context = launcher.open_context(os.environ)
-    before = check_job.last_result(context, request)
+    before = check_job.last_results(context, request.target, "bench", check_job.size_of(request))[-1:]
     check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
     if check.result is None:
         for line in closing_lines(check.run, check.state, can_resume=False, code=check.code):
             context.emit(line)
         raise typer.Exit(check.code or 70)
-    check_job.keep_result(context, request, check.result)
-    result = check.result | ({"last": before} if before else {})
+    check_job.keep_result(context, request, check.result, check.lines)
+    result = check.result | ({"last": before[0]} if before else {})
     if as_json:
         print(json.dumps(result, indent=1))
     return result

@@ -59,12 +59,14 @@ class SshTarget(Target):
             "ddpctl launch --dry-run asks them and prints it"
         )
 
-    def without(self, run: Run, nodes: Collection[int]) -> tuple[SshOptions | None, tuple[str, ...]]:
+    def machines(self, run: Run) -> tuple[str, ...]:
         """See Target."""
-        numbers = run.handle.get("hosts", range(run.job.max_nodes))
-        bad = tuple(self.options.hosts[numbers[node]].address for node in nodes)
-        options = replace(self.options, exclude=(*self.options.exclude, *bad))
-        return None if any(options.problems(run.job)) else options, bad
+        return tuple(host.address for host in self._hosts_of(run))
+
+    def without(self, machines: Collection[str], job: JobSpec) -> SshOptions | None:
+        """See Target."""
+        options = replace(self.options, exclude=(*self.options.exclude, *machines))
+        return None if any(options.problems(job)) else options
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
         """Check the hosts, and if enough are ready, start one node on each."""
@@ -140,6 +142,7 @@ class SshTarget(Target):
                 "hosts": choice.numbers,
                 "nodes": asked,
                 "device": "cuda" if choice.cuda else "cpu",
+                **({"machines": choice.machines} if choice.machines else {}),
             },
             note="; ".join(notes),
             table=choice.rows,
