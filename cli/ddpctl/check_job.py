@@ -17,7 +17,9 @@ from ddpctl.errors import DdpctlError
 from ddpctl.launcher import AppContext, Request
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
+from ddpctl.text import one_line
 from ddpwire import log_record
+from ddpwire.exits import Exit
 from ddpwire.run_files import parse_json, read_record, write_atomic
 
 TIME_LIMIT = "30m"  # for the run of a check, including the start of its ranks
@@ -26,13 +28,20 @@ CHECKS = ".checks"  # a folder in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has ended. ``result``: what rank 0 wrote, or None if there is no result."""
+    """A check that has a result: what rank 0 wrote for programs, and the lines that it printed for a person."""
 
     run: Run
-    state: RunStatus
-    code: int  # the run's exit code: 0 if the check was completed, whatever it found
-    result: dict[str, Any] | None
-    lines: tuple[str, ...] = ()  # what rank 0 printed
+    result: dict[str, Any]
+    lines: tuple[str, ...] = ()
+
+
+class NoResultError(DdpctlError):
+    """A check that came to no result. It has the exit code of its run."""
+
+    def __init__(self, run: Run, state: RunStatus, code: int) -> None:
+        kept = "" if state.state == "stopped" else f"ddpctl logs {run.name}"
+        super().__init__(f"{run.name} came to no result: {one_line(state.message)}", hint=kept)
+        self.run, self.outcome, self.code = run, state.outcome, code or Exit.SOFTWARE
 
 
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
@@ -61,7 +70,9 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
                 raise error
         except DdpctlError as error:  # no error of the check itself, which is done
             context.emit(f"{run.name} is not removed: {error}")
-    return CheckRun(run=run, state=state, code=code, result=result, lines=tuple(output.lines))
+    if result is None:
+        raise NoResultError(run, state, code)
+    return CheckRun(run=run, result=result, lines=tuple(output.lines))
 
 
 class _Output:

@@ -7,10 +7,12 @@ from typing import Any
 from ddpctl import check_job, launcher, targets
 from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.launcher import AppContext, Request
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpctl.text import ranges, table
+from ddpctl.text import table
 from ddpwire import names
 from ddpwire.exits import Exit
+from ddpwire.machine import format_ranges
 
 MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 
@@ -31,11 +33,11 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
     which ddprun refuses to start is a finding as well, and the only one.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
-    check = None
     refused: Any = {}  # each machine that the target looked at → (check, why) of each refusal; empty if there is none
+    run, found = None, dict[str, Any](nodes=[], results=[])
     try:
-        check = check_job.run_check(context, request, show=lambda _: None)
-        refused = check.run.handle.get("machines", {})
+        run, found = _run(context, request)
+        refused = run.handle.get("machines", {})
     except DdpctlError as error:
         refused = error.fields.get("machines", {})
         ready = [machine for machine, why in refused.items() if not why]
@@ -43,38 +45,32 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
             raise
         if ready:
             job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)))
-            options = targets.make(request.kind, request.options).without([*{*refused} - {*ready}], job)
-            smaller = replace(request, job=job, options=options)
-            check = check_job.run_check(context, smaller, show=lambda _: None)
-    examined = launcher.target_of(check.run).machines(check.run) if check else ()
+            options = targets.make(request.kind, request.options).without({*refused} - {*ready}, job)
+            run, found = _run(context, replace(request, job=job, options=options))
+    examined = launcher.target_of(run).machines(run) if run else ()
     machines = tuple(refused) or examined
-    found = _result_of(check) if check else {"nodes": [], "results": []}
     for one in (*found["nodes"], *found["results"]) if refused else ():
         one["node"] = machines.index(examined[one["node"]])
-    for machine, why in refused.items():
-        node = machines.index(machine)
+    for node, (machine, why) in enumerate(refused.items()):
         found["nodes"] += [{"node": node, "host": machine, "address": machine}] if why else []
-        found["results"] += [_refusal(node, check_name, text) for check_name, text in why]
+        found["results"] += [_refusal(node, check, text) for check, text in why]
     bad = [sentence(one) for one in found["results"] if one["status"] == "bad"]
-    code = int(Exit.UNAVAILABLE if bad else Exit.OK)
-    result = {"check": "doctor", **found, "code": code, "findings": bad}
+    result = {"check": "doctor", **found, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
     check_job.keep_result(context, request, result, lines(result))
     return result, machines
 
 
-def _result_of(check: check_job.CheckRun) -> dict[str, Any]:
-    """Return the result of a run; if ddprun refused to start because of one node, its message is the result."""
-    if check.result is not None:
-        return check.result
-    outcome = check.state.outcome
-    if outcome is None or outcome.node is None:
-        error = DdpctlError(
-            f"the doctor came to no result: {check.state.message}", hint=f"ddpctl logs {check.run.name}"
-        )
-        error.code = check.code or Exit.SOFTWARE
-        raise error
-    nodes = [{"node": node, "host": "unknown", "address": "unknown"} for node in range(check.run.job.max_nodes)]
-    return {"nodes": nodes, "results": [_refusal(outcome.node, "preflight", outcome.message)]}
+def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
+    """Return the run and its result; if ddprun refused to start because of one node, its message is the result."""
+    try:
+        check = check_job.run_check(context, request, show=lambda _: None)
+    except check_job.NoResultError as error:
+        if error.outcome is None or error.outcome.node is None:
+            raise
+        nodes = [{"node": node, "host": "unknown", "address": "unknown"} for node in range(request.job.max_nodes)]
+        results = [_refusal(error.outcome.node, "preflight", error.outcome.message)]
+        return error.run, {"nodes": nodes, "results": results}
+    return check.run, check.result
 
 
 def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
@@ -100,7 +96,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     columns: dict[tuple[str, ...], list[int]] = {}
     for node in sorted(one["node"] for one in result["nodes"]):
         columns.setdefault(tuple(marks.get((check, node), "-") for check in checks), []).append(node)
-    heads = ("", *(f"node {ranges(nodes)}" for nodes in columns.values()))
+    heads = ("", *(f"node {format_ranges(nodes)}" for nodes in columns.values()))
     unknown: dict[str, list[Mapping[str, Any]]] = {}
     for one in results:
         if one["status"] == "not looked at":
@@ -109,7 +105,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         *table([heads, *((check, *row) for check, *row in zip(checks, *columns, strict=True))]),
         *(sentence(one) for one in results if one["status"] == "warning"),
         *(
-            f"not looked at on node {ranges(sorted({one['node'] for one in alike}))}: "
+            f"not looked at on node {format_ranges({one['node'] for one in alike})}: "
             f"{', '.join(dict.fromkeys(one['check'] for one in alike))} ({why})"
             for why, alike in unknown.items()
         ),
@@ -132,11 +128,14 @@ def only_sound(context: AppContext, request: Request) -> Request:
             if not bad:
                 return request
             left_out = [machines[node] for node in bad] if machines else []
-            options = targets.make(request.kind, request.options).without(left_out, request.job)
+            options = targets.make(request.kind, request.options).without({*left_out}, request.job)
             if options is None:
                 which = f"node{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
                 raise UnavailableError(f"nothing was started: the doctor finds {which} bad (above)", nodes=bad)
-            context.emit(f"{', '.join(left_out)} left out; the doctor looks at the others")
             request = replace(request, options=options)
+            if len(result["nodes"]) - len(bad) >= request.job.max_nodes:  # enough spares were examined with them
+                context.emit(f"{', '.join(left_out)} left out")
+                return request
+            context.emit(f"{', '.join(left_out)} left out; the doctor looks at the others")
     finally:
         checking.executor.close()

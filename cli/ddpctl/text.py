@@ -90,17 +90,6 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def ranges(numbers: Sequence[int], to: str = "-", joint: str = ",") -> str:
-    """Return sorted whole numbers as ``0-7,9``."""
-    runs: list[list[int]] = []
-    for one in numbers:
-        if runs and one == runs[-1][-1] + 1:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    return joint.join(str(run[0]) if len(run) == 1 else f"{run[0]}{to}{run[-1]}" for run in runs)
-
-
 def number(value: float) -> str:
     """Return a loss with four decimals, or in scientific notation if it is very small or large."""
     if not math.isfinite(value):

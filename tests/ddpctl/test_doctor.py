@@ -12,7 +12,7 @@ from tests.ddpctl.kubernetes_judges import faults
 from tests.ddpctl.kubernetes_lab import plan_of, run_of
 
 from ddpctl import check_job, doctor, launcher
-from ddpctl.check_job import CheckRun
+from ddpctl.check_job import CheckRun, NoResultError
 from ddpctl.errors import DdpctlError, UnavailableError
 from ddpctl.launcher import Request
 from ddpctl.run_status import RunStatus
@@ -50,7 +50,9 @@ class Doctor:
     def __call__(self, _: Any, request: Request, **__: Any) -> CheckRun:
         assert (request.name, request.job.local_world_size, request.job.env["DDP_ONE_PORT"]) == (None, 1, "1")
         options = request.options
-        numbers = [n for n, host in enumerate(options.hosts) if host.address not in options.exclude][: request.job.max_nodes]
+        numbers = [n for n, host in enumerate(options.hosts) if host.address not in options.exclude][
+            : request.job.max_nodes
+        ]
         hosts = tuple(options.hosts[number].address for number in numbers)
         self.looked_at.append(hosts)
         if any(self.refused.get(host) for host in hosts):
@@ -58,9 +60,11 @@ class Doctor:
         nodes = [{"node": node, "host": host, "address": host} for node, host in enumerate(hosts)]
         results = [finding(node, self.bad.get(host, "ok")) for node, host in enumerate(hosts)]
         run = replace(run_of("doctor-otter", job=request.job), kind="ssh", options=asdict(options))
-        state = RunStatus(run=run.name, state="failed", message="", outcome=self.outcome)
-        result = None if self.outcome else {"nodes": nodes, "results": results}
-        return CheckRun(run=replace(run, handle={"hosts": numbers}), state=state, code=78, result=result)
+        run = replace(run, handle={"hosts": numbers})
+        if self.outcome:
+            state = RunStatus(run=run.name, state="failed", message="", outcome=self.outcome)
+            raise NoResultError(run, state, 78)
+        return CheckRun(run=run, result={"nodes": nodes, "results": results})
 
 
 @pytest.fixture

@@ -59,13 +59,13 @@ def main(_: object) -> dict[str, Any] | None:
     store = PrefixStore("doctor", made)
     if number == 0:
         clock.answer_requests(store.clone())
-    reports: dict[int, Report] = {}
-    nodes = _look(store, number, max(count, 1), reports)
+    nodes = _look(store, number, max(count, 1))
     if number:
         _wait(store, "over", REPORT_S)
         return None
+    reports: dict[int, Report] = {}
     for node in nodes:
-        if node.node and (text := _get(store, f"report/{node.node}", REPORT_S if len(reports) == 1 else STAGE_S)):
+        if text := _get(store, f"report/{node.node}", STAGE_S if len(reports) > 1 else REPORT_S):
             reports[node.node] = _read_report(text)
     store.set("over", "")
     advice = {check: {"expected": expected, "todo": todo} for check, (expected, todo) in ADVICE.items()}
@@ -76,8 +76,8 @@ def main(_: object) -> dict[str, Any] | None:
     }
 
 
-def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
-    """Run all stages on one node; put its report into the store (node 0: into ``reports``). Return who answered."""
+def _look(store: Store, number: int, count: int) -> list[Node]:
+    """Run all stages on one node, and put its report into the store. Return who answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
@@ -96,9 +96,11 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
     if "driver" in kinds and not num_gpus:
         found.append(Finding("GPU matmul", "warning", "the driver has GPUs, and torch sees none: a build for CPUs?"))
     found += node_checks.check_limits(num_gpus=num_gpus, num_nodes=count)
-    found += node_checks.check_disks(os.environ)
-    found.append(node_checks.check_interfaces(address))
-    found.append(node_checks.check_containers(os.environ, num_gpus=num_gpus))
+    found += (
+        node_checks.check_disk(os.environ),
+        node_checks.check_interfaces(address),
+        node_checks.check_containers(os.environ, num_gpus=num_gpus),
+    )
     libraries = node_checks.mapped_libraries()
     for other in nodes:  # nodes on the same machine measure one after the other
         if other.machine == machine and other.node < number:
@@ -116,10 +118,7 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
         paths=paths,
         clock_s=offset,
     )
-    if number:
-        _put(store, f"report/{number}", json.dumps(asdict(report)))
-    else:
-        reports[0] = report
+    _put(store, f"report/{number}", json.dumps(asdict(report)))
     for other in nodes:  # wait for those that still try this node's ports
         _wait(store, f"tried/{other.node}", STAGE_S)
     return nodes
@@ -130,15 +129,9 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
     if not num_gpus:
         return speeds, []
     try:
-        matmul = gpu_checks.measure_matmul()
+        return speeds | {"GPU matmul": gpu_checks.measure_matmul()}, [gpu_checks.check_clocks()]
     except RuntimeError as error:  # CUDA's error for a GPU that does not work
         return speeds, [Finding("GPU matmul", "bad", str(error).partition("\n")[0])]
-    slowest = min(matmul, key=lambda device: matmul[device])
-    found = [gpu_checks.check_clocks()]
-    if matmul[slowest] < siblings.SLOW * max(matmul.values()):
-        value = f"GPU {slowest} has {matmul[slowest]:.0f} TFLOP/s, another {max(matmul.values()):.0f}"
-        found.append(Finding("GPUs", "warning", value))
-    return speeds | {"GPU matmul": matmul[slowest]}, found
 
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:

@@ -16,10 +16,11 @@ from ddpctl.launch_plan import command_line, title
 from ddpctl.report.svg import Mark, gantt_chart, history_plots, short
 from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
-from ddpctl.text import format_duration, number, one_line, plain, ranges
+from ddpctl.text import format_duration, number, one_line, plain
 from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
+from ddpwire.machine import format_ranges
 
 LAST_LINES, MOST_MARKS = 40, 20
 
@@ -180,7 +181,10 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
     for node, words in sorted(found.items()):
         groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
     hosts = [", ".join(dict.fromkeys(found[node].get("host", "?") for node in nodes)) for nodes in groups.values()]
-    head = "".join(f"<th>node{'s' * (len(nodes) > 1)} {ranges(nodes, ' to ', ', ')}</th>" for nodes in groups.values())
+    head = "".join(
+        f"<th>node{'s' * (len(nodes) > 1)} {format_ranges(nodes, to=' to ', joint=', ')}</th>"
+        for nodes in groups.values()
+    )
     keys = list(dict.fromkeys(key for words in groups for key, _ in words))
     rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(host)}</td>' for host in hosts)}</tr>"]
     for key in keys:

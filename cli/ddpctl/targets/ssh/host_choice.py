@@ -75,7 +75,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 
     facts = yield from look([options.hosts[number] for number in order[: job.max_nodes]])
     found = judged(facts)
-    if found.wrong and len(order) > len(facts):
+    if any(found.wrong) and len(order) > len(facts):
         facts += yield from look([options.hosts[number] for number in order[len(facts) :]])
         found = judged(facts)
     places = range(len(facts))
@@ -97,7 +97,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
         hosts = [found.hosts[place] for place in chosen]
         yield from wait_in_line(options, plan, hosts, [found.facts[place] for place in chosen])
         again = judge(options, job, hosts, (yield from look(hosts)), script, plan.uid)
-        if again.wrong:
+        if any(again.wrong):
             raise again.refusal(need=len(hosts))
         found = replace(found, rows=again.rows)
         facts = tuple(dict(zip(chosen, again.facts, strict=True)).get(place, facts[place]) for place in places)
@@ -108,7 +108,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
         cuda=found.cuda,
         rows=found.rows,
         notes=(*found.clock_warnings(chosen), *notes),
-        machines=found.machines if found.wrong else {},
+        machines=found.machines if any(found.wrong) else {},
     )
 
 

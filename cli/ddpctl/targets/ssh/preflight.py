@@ -33,34 +33,36 @@ class Judgement:
     hosts: tuple[SshHost, ...]
     facts: tuple["Facts", ...]
     cuda: bool  # whether the ranks take GPUs
-    wrong: tuple[tuple[int, Problem], ...]  # with the number of the host
+    wrong: tuple[tuple[Problem, ...], ...]  # of each host
     rows: tuple[str, ...]  # a table
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
         """Return the kinds of errors of one host, or none if it is ready."""
-        return {kind for one, (kind, _, _) in self.wrong if one == number}
+        return {kind for kind, _, _ in self.wrong[number]}
 
     def why(self, number: int) -> str:
         """Return what is wrong with one host, as one line."""
-        return "; ".join(text for one, (_, _, text) in self.wrong if one == number)
+        return "; ".join(text for _, _, text in self.wrong[number])
 
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
         """For each host what was checked and is wrong, and why."""
-        return {
-            host.address: [(check, text) for one, (_, check, text) in self.wrong if one == number]
-            for number, host in enumerate(self.hosts)
-        }
+        return dict(self._found)
+
+    @property
+    def _found(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+        for host, wrong in zip(self.hosts, self.wrong, strict=True):
+            yield host.address, [(check, text) for _, check, text in wrong]
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
-        bad = len({number for number, _ in self.wrong})
-        kind = ConfigError if all(kind is ConfigError for _, (kind, _, _) in self.wrong) else UnavailableError
+        bad = sum(map(bool, self.wrong))
+        kind = ConfigError if all(kind is ConfigError for one in self.wrong for kind, _, _ in one) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
         head += "is not ready" if bad == 1 else "are not ready"
         if need < len(self.hosts):
             head += f", and {need} {'is' if need == 1 else 'are'} needed"
-        sentences = [one_line(f"{self.hosts[number].address}: {text}") for number, (_, _, text) in self.wrong]
+        sentences = [one_line(f"{host}: {text}") for host, wrong in self._found for _, text in wrong]
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
@@ -166,25 +168,22 @@ def judge(
 ) -> Judgement:
     """Find what is wrong with each host. ``uid``: of the launch; its own ticket is no obstacle."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
-    wrong: list[tuple[int, Problem]] = []
-    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
-        found = (
-            _alone(options, job, host, fact, script, cuda, uid)
-            if not fact.failure
-            else [(UnavailableError, "SSH", fact.failure)]
-        )
-        wrong += [(number, problem) for problem in found]
-    if options.runtime != "none":
-        wrong += [(number, (ConfigError, "image", text)) for number, text in _images(job.image, hosts, facts)]
-    rows = table(list(_rows(options, hosts, facts, {number for number, _ in wrong})))
-    wrong.sort(key=lambda one: one[0])
-    return Judgement(hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(wrong), rows=tuple(rows))
+    wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
+    for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
+        wrong[number].append((ConfigError, "image", text))
+    rows = table(list(_rows(options, hosts, facts, wrong)))
+    return Judgement(
+        hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(map(tuple, wrong)), rows=tuple(rows)
+    )
 
 
 def _alone(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
 ) -> Iterator[Problem]:
     """Yield what is wrong with one host, apart from its image."""
+    if fact.failure:
+        yield UnavailableError, "SSH", fact.failure
+        return
     if fact.get("engine_error"):
         what = f"{options.python} there" if options.runtime == "none" else options.runtime
         yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
@@ -268,12 +267,12 @@ def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Ite
 
 
 def _rows(
-    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], bad: set[int]
+    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], wrong: Sequence[Sequence[Problem]]
 ) -> Iterator[tuple[str, ...]]:
     yield ("HOST", "SSH", options.runtime.upper() if options.runtime != "none" else "PYTHON", "IMAGE", "GPUS FREE",
            "DISK FREE", "CLOCK", "STATE")  # fmt: skip
-    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
-        state = "not ready" if number in bad else "ready"
+    for host, fact, problems in zip(hosts, facts, wrong, strict=True):
+        state = "not ready" if problems else "ready"
         if fact.failure:
             yield (host.address, "no", "-", "-", "-", "-", "-", state)
             continue
