@@ -96,12 +96,13 @@ class _Output:
 
 def last_results(context: AppContext, target: str, check: str = "*", size: str = "*") -> list[dict[str, Any]]:
     """Return the newest results on a target, the newest last, each with its ``time`` and its ``lines`` for a person."""
-    found = []
+    found: list[dict[str, Any]] = []
     for path in (context.root / CHECKS).glob(_name(check, target, size)):
         with suppress(OSError, ValueError, KeyError, TypeError):
-            result: Any = parse_json(read_record(path))
-            found.append((float(result["time"]), result))
-    return [result for _, result in sorted(found, key=lambda one: one[0])]
+            one: Any = parse_json(read_record(path))
+            texts = {"check": str(one["check"]), "lines": [*map(str, one["lines"])]}
+            found.append({**one, **texts, "time": float(one["time"])})
+    return sorted(found, key=lambda one: one["time"])
 
 
 def keep_result(context: AppContext, request: Request, result: dict[str, Any], lines: Sequence[str]) -> None:

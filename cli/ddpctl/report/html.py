@@ -64,9 +64,9 @@ def render_page(
     known = tuple(values)
     sections = _sections(found, known, unsought)
     for one in checks:
-        text = secrets.redact_text("\n".join(one["lines"]), known)
-        heading = f"ddpctl {one['check']} of {found.run.target}, {_date(one['time'])}"
-        sections.append((escape(heading), f"<pre>{escape(text)}</pre>"))
+        text = secrets.redact_text(plain("\n".join(one["lines"])), known)
+        heading = one_line(f"ddpctl {one['check']} of {found.run.target}, {_date(one['time'])}")
+        sections.append((heading, f"<pre>{escape(text)}</pre>"))
     run, status = found.run, found.status
     ending = f" (exit code {status.code})" if status.code else ""
     return PAGE.substitute(
