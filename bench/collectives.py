@@ -5,7 +5,7 @@
 In each repeat the loop is measured twice and bench twice, in the order loop, bench, bench, loop. A ratio is of the two
 best, because other work on the machine can only make a call slower. It counts when the loop agrees with itself: the
 best of its first and of its second turns are within 5 %, after at least --repeats and at most 10 times as many. The
-exit code is 1 if such a ratio is more than 10 % off, and 75 if the machine is too busy for one. Wants an idle machine.
+exit code is 1 if such a ratio is more than 10 % off, and 3 if the machine is too busy for one. Wants an idle machine.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 
 CALLS = 20
 STEADY, BAR = 0.05, 0.1
-TOO_BUSY = 75
+TOO_BUSY = 3
 
 
 def by_hand(name: str, size: int) -> float:

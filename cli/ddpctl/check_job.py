@@ -1,6 +1,6 @@
 """Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, removes the run.
 
-The newest result of each target and size is kept beside the runs, so that the next check can be compared with it.
+The newest result of each target is kept beside the runs, so that the next check can be compared with it.
 """
 
 import json
@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -94,29 +95,21 @@ class _Output:
         return b""
 
 
-def last_results(context: AppContext, target: str, check: str = "*", size: str = "*") -> list[dict[str, Any]]:
-    """Return the newest results on a target, the newest last, each with its ``time`` and its ``lines`` for a person."""
-    found: list[dict[str, Any]] = []
-    for path in (context.root / CHECKS).glob(_name(check, target, size)):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            one: Any = parse_json(read_record(path))
-            texts = {"check": str(one["check"]), "lines": [*map(str, one["lines"])]}
-            found.append({**one, **texts, "time": float(one["time"])})
-    return sorted(found, key=lambda one: one["time"])
+def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
+    """Return a check's newest result on a target with its ``time`` and its ``lines`` for a person, or None."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        one: Any = parse_json(read_record(_kept(context, target, check)))
+        return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}
+    return None
 
 
-def keep_result(context: AppContext, request: Request, result: dict[str, Any], lines: Sequence[str]) -> None:
+def keep_result(context: AppContext, target: str, result: dict[str, Any], lines: Sequence[str]) -> None:
     """Keep the result for the next check and for reports. A failure to write it is ignored."""
-    path = context.root / CHECKS / _name(result["check"], request.target, size_of(request))
+    path = _kept(context, target, result["check"])
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
         write_atomic(path, (json.dumps({**result, "time": time.time(), "lines": [*lines]}) + "\n").encode())
 
 
-def size_of(request: Request) -> str:
-    """Return the size of a job as in the name of its result."""
-    return f"{request.job.nodes.replace(':', '-')}x{request.job.local_world_size}"
-
-
-def _name(check: str, target: str, size: str) -> str:
-    return f"{check}+{quote(target, safe='')}+{size}.json"
+def _kept(context: AppContext, target: str, check: str) -> Path:
+    return context.root / CHECKS / f"{check}-{quote(target, safe='')}.json"

@@ -56,7 +56,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
         found["results"] += [_refusal(node, check, text) for check, text in why]
     bad = [sentence(one) for one in found["results"] if one["status"] == "bad"]
     result = {"check": "doctor", **found, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
-    check_job.keep_result(context, request, result, lines(result))
+    check_job.keep_result(context, request.target, result, lines(result))
     return result, machines
 
 

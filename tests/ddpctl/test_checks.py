@@ -30,7 +30,12 @@ def test_what_is_no_size_is_refused(text: str) -> None:
 
 def bench(*rows: tuple[str, int, float], **more: Any) -> dict[str, Any]:
     names = ("collective", "bytes", "busbw")
-    return {"collectives": [dict(zip(names, row, strict=True)) for row in rows], "nodes": ["a", "b"], **more}
+    return {
+        "collectives": [dict(zip(names, row, strict=True)) for row in rows],
+        "nodes": ["a", "b"],
+        "ranks": 2,
+        **more,
+    }
 
 
 NOW = bench(("all_reduce", 1024, 2.0), ("all_reduce", 4096, 4.0), ("broadcast", 1024, 1.0), ("gather", 64, 1.0))
@@ -48,7 +53,8 @@ def test_the_ratio_is_the_median_of_the_collectives_and_a_low_one_is_named() -> 
 @pytest.mark.parametrize(
     "last",
     [{}, {"last": None}, {"last": {"collectives": 3}}, {"last": bench(("all_reduce", 1, 1.0), time=0)},
-     {"last": bench(("all_reduce", 1024, 0.0), time=0)}, {"last": {"collectives": NOW["collectives"]}}],
+     {"last": bench(("all_reduce", 1024, 0.0), time=0)}, {"last": {"collectives": NOW["collectives"]}},
+     {"last": {**NOW, "ranks": 4, "time": 0}}],
 )  # fmt: skip
-def test_without_a_last_bench_of_the_same_sizes_nothing_is_compared(last: dict[str, Any]) -> None:
+def test_without_a_last_bench_of_the_same_sizes_and_ranks_nothing_is_compared(last: dict[str, Any]) -> None:
     assert compared({**NOW, **last}) == []

@@ -50,10 +50,10 @@ def bench(
     if request.job.world_size < 2:
         raise UsageError("bench: a single rank has no other to talk to", hint="--gpus 2, or --nodes 2")
     context = launcher.open_context(os.environ)
-    before = check_job.last_results(context, request.target, "bench", check_job.size_of(request))[-1:]
+    before = check_job.last_result(context, request.target, "bench")
     check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
-    check_job.keep_result(context, request, check.result, check.lines)
-    result = check.result | ({"last": before[0]} if before else {})
+    check_job.keep_result(context, request.target, check.result, check.lines)
+    result = check.result | ({"last": before} if before else {})
     for line in [json.dumps(result, indent=1)] if as_json else compared(result):
         print(line)
     raise typer.Exit(result["code"])
@@ -76,12 +76,13 @@ def doctor(
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since the last bench of this target; nothing if no size occurs in both."""
+    """Return what has changed since the target's last bench; nothing if it had other sizes or ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it
         last = result["last"]
-        old = {(row["collective"], row["bytes"]): row["busbw"] for row in last["collectives"]}
+        rows = last["collectives"] if last["ranks"] == result["ranks"] else ()
+        old = {(row["collective"], row["bytes"]): row["busbw"] for row in rows}
         ratios: dict[str, list[float]] = {}
         for row in result["collectives"]:
             if before := old.get((row["collective"], row["bytes"])):

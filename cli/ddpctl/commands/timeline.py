@@ -122,8 +122,8 @@ def report(
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
-    checks = {one["check"]: one for one in check_job.last_results(context, record.target)}.values()
-    text = render_page(found, values=values.values(), unsought=unsought, checks=checks)
+    checks = (check_job.last_result(context, record.target, check) for check in ("bench", "doctor"))
+    text = render_page(found, values=values.values(), unsought=unsought, checks=filter(None, checks))
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())

@@ -47,12 +47,8 @@ class Judgement:
     @property
     def machines(self) -> dict[str, list[tuple[str, str]]]:
         """For each host what was checked and is wrong, and why."""
-        return dict(self._found)
-
-    @property
-    def _found(self) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-        for host, wrong in zip(self.hosts, self.wrong, strict=True):
-            yield host.address, [(check, text) for _, check, text in wrong]
+        found = zip(self.hosts, self.wrong, strict=True)
+        return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
@@ -62,7 +58,8 @@ class Judgement:
         head += "is not ready" if bad == 1 else "are not ready"
         if need < len(self.hosts):
             head += f", and {need} {'is' if need == 1 else 'are'} needed"
-        sentences = [one_line(f"{host}: {text}") for host, wrong in self._found for _, text in wrong]
+        found = zip(self.hosts, self.wrong, strict=True)
+        sentences = [one_line(f"{host.address}: {text}") for host, wrong in found for _, _, text in wrong]
         return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:

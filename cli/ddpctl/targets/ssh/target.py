@@ -147,7 +147,7 @@ class SshTarget(Target):
             note="; ".join(notes),
             table=choice.rows,
             nodes=job.nodes,
-            checkpoint_dir=checkpoints_shown(options, plan, hosts[0]),
+            checkpoint_dir=f"{hosts[0].address}:{checkpoint_folder(options, plan)}",
         )
 
     def _probe(self, plan: Plan, hosts: Sequence[SshHost]) -> Verb[tuple[Facts, ...]]:
@@ -398,11 +398,6 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
 # Start: a script for each host, from the plan and the host's facts
 
 
-def user_of(fact: Facts) -> str:
-    """Return the user of a host's containers: the one who logs in, or the image's own user if root logs in."""
-    return _OURS if fact.get("id").startswith(_ROOT) else fact.get("id")
-
-
 def work_dir(options: SshOptions, run: str) -> str:
     """Return the folder in which the ranks run on a host without containers."""
     if options.project == "sync":
@@ -428,11 +423,6 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
     return scripts.run_path(options.home, plan.run, CHECKPOINTS)
-
-
-def checkpoints_shown(options: SshOptions, plan: Plan, first: SshHost) -> str:
-    """Return where the checkpoints are, for users and resuming runs: ``box1:~/.ddpctl/runs/night/checkpoints``."""
-    return f"{first.address}:{checkpoint_folder(options, plan)}"
 
 
 def node_scripts(
@@ -491,11 +481,12 @@ def _node_script(
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
     env = {**scripts.DEFAULTS, **own_env, **contract(plan, node=node, addr=address, port=port),
            names.IMAGE: fact.image_id, **job_env.pack(plan.job.env)}  # fmt: skip
+    own_user = _OURS if fact.get("id").startswith(_ROOT) else None
     container = scripts.NodeContainer(
         engine=options.runtime,
         node=node,
         image=fact.image_id,
-        user=user_of(fact),
+        user=own_user or fact.get("id"),
         run_dir=run_dir,
         gpus=gpus,
         network=options.network,
@@ -511,7 +502,7 @@ def _node_script(
         scripts.env_file(env),
         gpus=gpus,
         checkpoints=checkpoints,
-        owner=_OURS if fact.get("id").startswith(_ROOT) else None,
+        owner=own_user,
     )
 
 
