@@ -68,6 +68,7 @@ bench: $(VENV)/.dev  ## benchmarks against a baseline run beside them
 	$(BIN)/python bench/sync.py
 	$(BIN)/python bench/kubernetes.py
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/misconfigured.py --torchrun; else echo "bench/misconfigured.py needs root (network namespaces): skipped"; fi
+	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/doctor.py; else echo "bench/doctor.py needs root (network namespaces): skipped"; fi
 	@if [ "$$(id -u)" = 0 ]; then $(BIN)/python bench/faults.py --torchrun; else echo "bench/faults.py needs root (network namespaces): skipped"; fi
 
 bench-train: $(VENV)/.bench  ## ddptrain against the tutorials' loops and the frameworks, one process and two ranks

@@ -1,12 +1,12 @@
 """Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, removes the run.
 
-The newest result of each target and size is kept beside the runs, so that the next check can be compared with it.
+The newest result of each target is kept beside the runs, so that the next check can be compared with it.
 """
 
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,9 @@ from ddpctl.errors import DdpctlError
 from ddpctl.launcher import AppContext, Request
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import Run
+from ddpctl.text import one_line
 from ddpwire import log_record
+from ddpwire.exits import Exit
 from ddpwire.run_files import parse_json, read_record, write_atomic
 
 TIME_LIMIT = "30m"  # for the run of a check, including the start of its ranks
@@ -27,12 +29,20 @@ CHECKS = ".checks"  # a folder in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has ended. ``result``: what rank 0 wrote, or None if there is no result."""
+    """A check that has a result: what rank 0 wrote for programs, and the lines that it printed for a person."""
 
     run: Run
-    state: RunStatus
-    code: int  # the run's exit code: 0 if the check was completed, whatever it found
-    result: dict[str, Any] | None
+    result: dict[str, Any]
+    lines: tuple[str, ...] = ()
+
+
+class NoResultError(DdpctlError):
+    """A check that came to no result. It has the exit code of its run."""
+
+    def __init__(self, run: Run, state: RunStatus, code: int) -> None:
+        kept = "" if state.state == "stopped" else f"ddpctl logs {run.name}"
+        super().__init__(f"{run.name} came to no result: {one_line(state.message)}", hint=kept)
+        self.run, self.outcome, self.code = run, state.outcome, code or Exit.SOFTWARE
 
 
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
@@ -61,14 +71,16 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
                 raise error
         except DdpctlError as error:  # no error of the check itself, which is done
             context.emit(f"{run.name} is not removed: {error}")
-    return CheckRun(run=run, state=state, code=code, result=result)
+    if result is None:
+        raise NoResultError(run, state, code)
+    return CheckRun(run=run, result=result, lines=tuple(output.lines))
 
 
 class _Output:
     """Filters a run's streamed logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
-        self.record: list[str] = []
+        self.record, self.lines = list[str](), list[str]()
         self._show, self._rest = show, b""
         self._of_rank_0 = re.compile(rf"{prefix}(?!\[node|\[[EWI][0-9]{{4}} )")  # not the logs of ddprun and torch
 
@@ -78,27 +90,26 @@ class _Output:
             if log_record.RESULT_LINE.match(line):
                 self.record.append(line)
             elif match := self._of_rank_0.match(line):
-                self._show(line[match.end() :])
+                self.lines.append(line[match.end() :])
+                self._show(self.lines[-1])
         return b""
 
 
-def last_result(context: AppContext, request: Request) -> dict[str, Any] | None:
-    """Return this check's newest result on the same target and size, with its ``time``, or None if there is none."""
-    with suppress(OSError, ValueError):
-        found = parse_json(read_record(_kept(context, request)))
-        return found if isinstance(found, dict) else None
+def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
+    """Return a check's newest result on a target with its ``time`` and its ``lines`` for a person, or None."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        one: Any = parse_json(read_record(_kept(context, target, check)))
+        return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}
     return None
 
 
-def keep_result(context: AppContext, request: Request, result: dict[str, Any]) -> None:
-    """Keep the result for the next check. A failure to write it is ignored."""
-    path = _kept(context, request)
+def keep_result(context: AppContext, target: str, result: dict[str, Any], lines: Sequence[str]) -> None:
+    """Keep the result for the next check and for reports. A failure to write it is ignored."""
+    path = _kept(context, target, result["check"])
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)
-        write_atomic(path, (json.dumps({**result, "time": time.time()}) + "\n").encode())
+        write_atomic(path, (json.dumps({**result, "time": time.time(), "lines": [*lines]}) + "\n").encode())
 
 
-def _kept(context: AppContext, request: Request) -> Path:
-    job = request.job
-    size = f"{job.nodes.replace(':', '-')}x{job.local_world_size}"
-    return context.root / CHECKS / f"{job.command[2]}-{quote(request.target, safe='')}-{size}.json"
+def _kept(context: AppContext, target: str, check: str) -> Path:
+    return context.root / CHECKS / f"{check}-{quote(target, safe='')}.json"

@@ -1,16 +1,20 @@
 """Runs the doctor (ddpcheck) on a request's target. Returns its findings, or the request for sound machines only."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ddpctl import check_job, launcher
-from ddpctl.check_job import CheckRun
-from ddpctl.errors import DdpctlError, UnavailableError
+from ddpctl import check_job, launcher, targets
+from ddpctl.errors import ConfigError, DdpctlError, UnavailableError
 from ddpctl.launcher import AppContext, Request
+from ddpctl.run_store import Run
 from ddpctl.spec import JobSpec
+from ddpctl.text import table
 from ddpwire import names
 from ddpwire.exits import Exit
+from ddpwire.machine import format_ranges
+
+MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 
 
 def job_of(job: JobSpec) -> JobSpec:
@@ -22,26 +26,91 @@ def job_of(job: JobSpec) -> JobSpec:
     return replace(job, command=("-m", "ddpcheck", "doctor"), ranks=1, env=env)
 
 
-def examine(context: AppContext, request: Request, *, show: Callable[[str], None]) -> tuple[CheckRun, dict[str, Any]]:
-    """Run the doctor on a request's target and nodes; return its run and its result. Raises DdpctlError.
+def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    If ddprun refuses to start because of one node, ddprun's message is the finding.
+    A machine that the target refuses is a finding, and the other machines are examined without it. A node because of
+    which ddprun refuses to start is a finding as well, and the only one.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
-    check = check_job.run_check(context, request, show=show)
-    if check.result is not None:
-        return check, check.result
-    outcome = check.state.outcome
-    if outcome is None or outcome.node is None:
-        error = DdpctlError(
-            f"the doctor came to no result: {check.state.message}", hint=f"ddpctl logs {check.run.name}"
-        )
-        error.code = check.code or Exit.SOFTWARE
-        raise error
-    finding = {"node": outcome.node, "check": "preflight", "status": "bad", "value": outcome.message}
-    line = f"node {outcome.node}, preflight: bad: {outcome.message}"
-    show(line)
-    return check, {"check": "doctor", "code": int(Exit.UNAVAILABLE), "findings": [line], "results": [finding]}
+    refused: Any = {}  # each machine that the target looked at → (check, why) of each refusal; empty if there is none
+    run, found = None, dict[str, Any](nodes=[], results=[])
+    try:
+        run, found = _run(context, request)
+        refused = run.handle.get("machines", {})
+    except DdpctlError as error:
+        refused = error.fields.get("machines", {})
+        ready = [machine for machine, why in refused.items() if not why]
+        if not refused or (not ready and isinstance(error, ConfigError)):
+            raise
+        if ready:
+            job = replace(request.job, nodes=str(min(len(ready), request.job.max_nodes)))
+            options = targets.make(request.kind, request.options).without({*refused} - {*ready}, job)
+            run, found = _run(context, replace(request, job=job, options=options))
+    examined = launcher.target_of(run).machines(run) if run else ()
+    machines = tuple(refused) or examined
+    for one in (*found["nodes"], *found["results"]) if refused else ():
+        one["node"] = machines.index(examined[one["node"]])
+    for node, (machine, why) in enumerate(refused.items()):
+        found["nodes"] += [{"node": node, "host": machine, "address": machine}] if why else []
+        found["results"] += [_refusal(node, check, text) for check, text in why]
+    bad = [sentence(one) for one in found["results"] if one["status"] == "bad"]
+    result = {"check": "doctor", **found, "code": int(Exit.UNAVAILABLE if bad else Exit.OK), "findings": bad}
+    check_job.keep_result(context, request.target, result, lines(result))
+    return result, machines
+
+
+def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
+    """Return the run and its result; if ddprun refused to start because of one node, its message is the result."""
+    try:
+        check = check_job.run_check(context, request, show=lambda _: None)
+    except check_job.NoResultError as error:
+        if error.outcome is None or error.outcome.node is None:
+            raise
+        nodes = [{"node": node, "host": "unknown", "address": "unknown"} for node in range(request.job.max_nodes)]
+        results = [_refusal(error.outcome.node, "preflight", error.outcome.message)]
+        return error.run, {"nodes": nodes, "results": results}
+    return check.run, check.result
+
+
+def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
+    advice = {"expected": "what a launch needs", "todo": "mend it, and run the doctor again"}
+    return {"node": node, "check": check, "status": "bad", "value": why, **advice}
+
+
+def sentence(one: Mapping[str, Any]) -> str:
+    """Return a complete finding in one line."""
+    where = f"node {one['node']}, {one['check']}: {one['status']}"
+    return f"{where}: {one['value']}; expected: {one['expected']}; {one['todo']}"
+
+
+def lines(result: Mapping[str, Any]) -> list[str]:
+    """Return a table with one row per check and one column per group of nodes with the same results.
+
+    Below it is a line for each warning, for each reason why something was not looked at, and for what is bad.
+    """
+    results = result["results"]
+    marks = {(one["check"], one["node"]): MARKS[one["status"]] for one in results}
+    checks = [check for check in dict.fromkeys(check for check, _ in marks)
+              if any(mark != "-" for (other, _), mark in marks.items() if other == check)]  # fmt: skip
+    columns: dict[tuple[str, ...], list[int]] = {}
+    for node in sorted(one["node"] for one in result["nodes"]):
+        columns.setdefault(tuple(marks.get((check, node), "-") for check in checks), []).append(node)
+    heads = ("", *(f"node {format_ranges(nodes)}" for nodes in columns.values()))
+    unknown: dict[str, list[Mapping[str, Any]]] = {}
+    for one in results:
+        if one["status"] == "not looked at":
+            unknown.setdefault(one["value"], []).append(one)
+    return [
+        *table([heads, *((check, *row) for check, *row in zip(checks, *columns, strict=True))]),
+        *(sentence(one) for one in results if one["status"] == "warning"),
+        *(
+            f"not looked at on node {format_ranges({one['node'] for one in alike})}: "
+            f"{', '.join(dict.fromkeys(one['check'] for one in alike))} ({why})"
+            for why, alike in unknown.items()
+        ),
+        *(sentence(one) for one in results if one["status"] == "bad"),
+    ]
 
 
 def only_sound(context: AppContext, request: Request) -> Request:
@@ -52,15 +121,21 @@ def only_sound(context: AppContext, request: Request) -> Request:
     checking = replace(context, executor=context.executor.another())  # a check filters the output of its executor
     try:
         while True:
-            check, result = examine(checking, request, show=context.emit)
+            result, machines = examine(checking, request)
+            for line in lines(result):
+                context.emit(line)
             bad = sorted({one["node"] for one in result["results"] if one["status"] == "bad"})
             if not bad:
                 return request
-            options, left_out = launcher.target_of(check.run).without(check.run, bad)
+            left_out = [machines[node] for node in bad] if machines else []
+            options = targets.make(request.kind, request.options).without({*left_out}, request.job)
             if options is None:
                 which = f"node{'s' * (len(bad) > 1)} {', '.join(map(str, bad))}"
                 raise UnavailableError(f"nothing was started: the doctor finds {which} bad (above)", nodes=bad)
-            context.emit(f"{', '.join(left_out)} left out; the doctor looks at the others")
             request = replace(request, options=options)
+            if len(result["nodes"]) - len(bad) >= request.job.max_nodes:  # enough spares were examined with them
+                context.emit(f"{', '.join(left_out)} left out")
+                return request
+            context.emit(f"{', '.join(left_out)} left out; the doctor looks at the others")
     finally:
         checking.executor.close()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpcheck import doctor, network_checks, node_checks, siblings
-from ddpcheck.finding import Finding
+from ddpcheck import network_checks, node_checks, siblings
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
 
@@ -140,13 +139,13 @@ def test_a_library_that_was_replaced_on_the_disk_is_said(tmp_path):
 
 
 def test_a_disk_that_takes_no_file_and_one_that_does_not_answer(tmp_path, monkeypatch):
-    found = {one.check: one for one in node_checks.check_disks({"DDP_CHECKPOINT_DIR": str(tmp_path / "not/yet")})}
-    assert found["disk"].value.startswith(f"{tmp_path}:")
-    assert found["disk"].status != "bad"
+    found = node_checks.check_disk({"DDP_CHECKPOINT_DIR": str(tmp_path / "not/yet")})
+    assert found.value.startswith(f"{tmp_path}:")
+    assert found.status != "bad"
     never = threading.Event()
     monkeypatch.setattr(node_checks, "DISK_LIMIT_S", 0.01)
     monkeypatch.setattr(node_checks, "_try_disk", lambda *_: never.wait(60))
-    assert {one.status for one in node_checks.check_disks({})} == {"bad"}
+    assert node_checks.check_disk({}).status == "bad"
     never.set()
 
 
@@ -161,12 +160,3 @@ def test_a_path_is_tried_over_real_sockets():
     )
     tcp.close()
     assert network_checks.try_paths(me, [me, peer]).closed == {1: os.strerror(111)}
-
-
-def test_the_table_has_a_column_for_nodes_that_are_alike():
-    findings = [Finding(node=n, check="disk", status="bad" if n == 3 else "ok", value="x") for n in range(64)] + [
-        Finding(node=n, check="Xid", status="not looked at", value="no GPU") for n in range(64)
-    ]
-    lines = [*doctor.table(nodes(64), findings)]
-    assert [line.split() for line in lines[:2]] == [["node", "0-2,4-63", "node", "3"], ["disk", "ok", "BAD"]]
-    assert lines[2:] == ["not looked at on node 0-63: Xid (no GPU)"]

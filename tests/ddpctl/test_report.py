@@ -162,12 +162,15 @@ def test_whatever_a_run_says_is_text(wording: Wording) -> None:
         last_lines_of="rank 0 on node 0",
         environments={0: {"host": HOSTILE}},
     )
-    text = render_page(found)
+    check = {"check": "doctor", "lines": ["node 0  node 1", f"{HOSTILE} s3cret-value"], "time": 140}
+    text = render_page(found, checks=[check], values=["s3cret-value"])
+    assert re.search(r"<h2>ddpctl doctor of [^<]*</h2>\n<pre>node 0  node 1\n", text)
+    assert "s3cret-value" not in text
     parser = Tags()
     parser.feed(text)
     assert "script" not in parser.tags
     assert not parser.links, "nothing is fetched"
-    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 5
+    assert text.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 6
     assert "default-src 'none'; style-src 'unsafe-inline'" in text
     for title in re.findall("<h2>(.*?)</h2>", text)[:2]:
         wording(title)

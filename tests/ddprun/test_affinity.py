@@ -9,6 +9,7 @@ import pytest
 from ddprun import machine as ddprun_machine
 from ddprun import node_config, options, rank_environment
 from ddprun.errors import NodeError
+from ddpwire.machine import format_ranges
 
 # Two sockets of two NUMA nodes each; a node has 4 physical cores of 2 threads, a cache for each 2 of them.
 NUM_NODES, CORES_A_NODE, NUM_CORES = 4, 4, 32
@@ -27,7 +28,7 @@ def machine(folder, gpus):
         (folder / path).write_text(f"{text}\n")
 
     for node in range(NUM_NODES):
-        write(f"devices/system/node/node{node}/cpulist", ddprun_machine.format_cpu_list(cores_of(node)))
+        write(f"devices/system/node/node{node}/cpulist", format_ranges(cores_of(node)))
         for core in cores_of(node):
             physical = core % (NUM_CORES // 2)
             siblings = {physical, physical + NUM_CORES // 2}
@@ -36,8 +37,8 @@ def machine(folder, gpus):
             }
             of_core = f"devices/system/cpu/cpu{core}"
             write(f"{of_core}/topology/physical_package_id", node // 2)
-            write(f"{of_core}/topology/thread_siblings_list", ddprun_machine.format_cpu_list(siblings))
-            write(f"{of_core}/cache/index3/shared_cpu_list", ddprun_machine.format_cpu_list(cache))
+            write(f"{of_core}/topology/thread_siblings_list", format_ranges(siblings))
+            write(f"{of_core}/cache/index3/shared_cpu_list", format_ranges(cache))
     for index, node in enumerate(gpus):
         write(f"bus/pci/devices/0000:{index:02x}:00.0/numa_node", node)
     return tuple(f"0000:{index:02x}:00.0" for index in range(len(gpus)))
@@ -49,7 +50,7 @@ def plan(tmp_path, monkeypatch):
         found = machine(tmp_path, gpus)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*allowed})
         return [
-            ddprun_machine.format_cpu_list(cores)
+            format_ranges(cores)
             for cores in ddprun_machine.plan_affinity(mode, local_world_size, lambda: found, environ or {}, tmp_path)
         ]
 
@@ -143,7 +144,7 @@ def test_threads_are_no_more_than_the_cores_that_a_rank_is_bound_to(tmp_path, mo
 )
 def test_a_list_as_the_kernel_writes_it(ranges, cores):
     assert ddprun_machine.parse_cpu_list(ranges) == cores
-    assert ddprun_machine.format_cpu_list(cores) == ranges
+    assert format_ranges(cores) == ranges
 
 
 def test_a_gpu_s_address_as_the_kernel_writes_it():
@@ -167,7 +168,7 @@ def test_real_ranks_share_the_cores_out(runs, wording, how):
     assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
     lines = "\n".join(node.said())
     for rank, own in enumerate(cores[::2]):
-        listed = f"rank {rank} to cores {ddprun_machine.format_cpu_list(own)}"
+        listed = f"rank {rank} to cores {format_ranges(own)}"
         assert listed in lines
         lines = lines.replace(listed, f"rank {rank} to cores CORES")
     wording(lines)

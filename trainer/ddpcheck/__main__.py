@@ -1,21 +1,22 @@
 """``python -m ddpcheck bench|doctor``: one rank of a check, started as a training script is, by ddprun or torchrun."""
 
 import argparse
+import json
 from importlib import import_module
 
-CHECKS = {"bench": "ddpcheck.bench", "doctor": "ddpcheck.doctor"}  # a module with add_options(parser) and main(options)
+from ddpwire.log_record import pack_result
 
 
 def main() -> None:
-    """Parse the command line and run one check."""
+    """Run one check. Rank 0 prints the result: as JSON, or with ``--record`` as lines that ddpctl reads."""
     parser = argparse.ArgumentParser(prog="ddpcheck", description=__doc__)
-    checks = parser.add_subparsers(dest="check", required=True, metavar="CHECK")
-    for name, module in CHECKS.items():
-        check = checks.add_parser(name)
-        check.add_argument("--record", action="store_true", help="also print the result for programs (ddpctl)")
-        import_module(module).add_options(check)
+    parser.add_argument("check", choices=("bench", "doctor"))
+    parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], help="bytes, as 4096,65536")
+    parser.add_argument("--record", action="store_true", help="print the result for programs")
     options = parser.parse_args()
-    import_module(CHECKS[options.check]).main(options)
+    if result := import_module(f"ddpcheck.{options.check}").main(options.sizes):
+        result = {"check": options.check, **result}
+        print(*(pack_result(result) if options.record else [json.dumps(result, indent=1)]), sep="\n", flush=True)
 
 
 if __name__ == "__main__":

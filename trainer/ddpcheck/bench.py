@@ -1,15 +1,17 @@
 """The check ``bench``: the bandwidth of each collective at several sizes, whether its results are right, slow links."""
 
-import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from ddpcheck import collectives, links, result
+from ddpcheck import collectives, links
 from ddpcheck.ranks import Ranks, join
+from ddpwire.exits import Exit
 
 SIZES = {"cpu": (4 << 10, 64 << 10, 1 << 20, 16 << 20), "cuda": (64 << 10, 1 << 20, 16 << 20, 256 << 20)}
 LONGEST_S = 2.0  # a size whose call would take longer, estimated from the previous size, is left out
@@ -18,21 +20,16 @@ MATRIX = 8  # up to this number of members all links are shown; with more member
 MAX_LINKS = 1000  # in the result, the slowest first
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the check."""
-    parser.add_argument("--sizes", type=lambda text: [int(one) for one in text.split(",")], help="bytes, as 4096,65536")
-
-
-def main(options: argparse.Namespace) -> None:
-    """Run the measurements; rank 0 prints the results."""
+def main(sizes: Sequence[int] | None) -> dict[str, Any] | None:
+    """Run the measurements; rank 0 prints them as they come, and returns the result."""
     ranks = join()
-    say = result.say if ranks.rank == 0 else lambda _="": None
+    say: Callable[..., None] = partial(print, flush=True) if ranks.rank == 0 else lambda *_: None
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
     where = [*dict.fromkeys(map(ranks.node_name, range(ranks.size)))]
     nodes = ", ".join(where) if len(where) <= MATRIX else f"{len(where)} nodes"
     say(f"{ranks.size} ranks, {backend}, torch {torch.__version__}: {nodes}")
     say()
-    rows, findings = _collectives(ranks, options.sizes or SIZES[ranks.device.type], say)
+    rows, findings = _collectives(ranks, sizes or SIZES[ranks.device.type], say)
     members = links.members_of(ranks)
     figures = dict(links.measure(ranks, members, [*links.rounds(len(members))]))
     suspected, note = links.suspected_nodes(figures, len(members))
@@ -44,23 +41,25 @@ def main(options: argparse.Namespace) -> None:
     for line in ("", *link_lines(figures, names), *filter(None, (note, more)), ""):
         say(line)
     findings += [sentence(one, names) for one in again if one.is_slow]
-    if not findings:
-        say("every result is right; no link and no node is named")
-    if ranks.rank == 0:
-        values = {
-            "ranks": ranks.size,
-            "backend": backend,
-            "torch": torch.__version__,
-            "nodes": [ranks.hosts[ranks.nodes.index(node)] for node in sorted({*ranks.nodes})],
-            "collectives": [asdict(row) for row in rows],
-            "members": names,
-            "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
-            "slow": [one.members for one in again if one.is_slow],
-            "suspects": [asdict(one) for one in again],
-        }
-        result.finish(values, check="bench", findings=findings, record=options.record)
+    for line in findings or ["every result is right; no link and no node is named"]:
+        say(line)
     ranks.barrier()
     dist.destroy_process_group()
+    if ranks.rank:
+        return None
+    return {
+        "code": int(Exit.UNAVAILABLE if findings else Exit.OK),
+        "findings": findings,
+        "ranks": ranks.size,
+        "backend": backend,
+        "torch": torch.__version__,
+        "nodes": [ranks.hosts[ranks.nodes.index(node)] for node in sorted({*ranks.nodes})],
+        "collectives": [asdict(row) for row in rows],
+        "members": names,
+        "links": sorted(([*pair, value] for pair, value in figures.items()), key=lambda one: one[2])[:MAX_LINKS],
+        "slow": [one.members for one in again if one.is_slow],
+        "suspects": [asdict(one) for one in again],
+    }
 
 
 def _collectives(

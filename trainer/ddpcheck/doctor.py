@@ -8,13 +8,12 @@ measured, ``report/N`` is its Report; ``over`` ends the check. A text is split: 
 ``KEY/P`` has part P.
 """
 
-import argparse
 import json
 import os
 import platform
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +26,6 @@ from ddpcheck import gpu_checks, network_checks, node_checks, siblings
 from ddpcheck.finding import ADVICE, Finding
 from ddpcheck.network_checks import Node, Paths
 from ddpcheck.node_checks import CpuSpeed
-from ddpcheck.result import finish, say
 from ddpwire import clock, names
 from ddpwire.machine import source_address
 
@@ -36,7 +34,6 @@ MEET_S = 120.0  # the ranks are started together, but may import torch from a co
 STAGE_S = 90.0
 TURN_S = 20.0
 REPORT_S = gpu_checks.DCGM_S + 2 * STAGE_S
-MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -52,44 +49,35 @@ class Report:
     clock_s: float  # how far it is ahead of node 0's
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add no options: the doctor checks everything that it finds."""
-
-
-def main(options: argparse.Namespace) -> None:
-    """Check this node; on node 0 also collect, judge and print the results of all nodes."""
+def main(_: object) -> dict[str, Any] | None:
+    """Check this node; on node 0 also collect and judge the results of all nodes, and return them."""
     if int(os.environ.get(names.LOCAL_RANK, "0")):
-        return
+        return None
     began = time.monotonic()
     number, count = (int(os.environ.get(name, "0")) for name in (names.GROUP_RANK, names.GROUP_WORLD_SIZE))
     made, _, _ = next(iter(rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     store = PrefixStore("doctor", made)
     if number == 0:
         clock.answer_requests(store.clone())
-    reports: dict[int, Report] = {}
-    nodes = _look(store, number, max(count, 1), reports)
+    nodes = _look(store, number, max(count, 1))
     if number:
         _wait(store, "over", REPORT_S)
-        return
+        return None
+    reports: dict[int, Report] = {}
     for node in nodes:
-        if node.node and (text := _get(store, f"report/{node.node}", REPORT_S if len(reports) == 1 else STAGE_S)):
+        if text := _get(store, f"report/{node.node}", STAGE_S if len(reports) > 1 else REPORT_S):
             reports[node.node] = _read_report(text)
-    findings = judge(nodes, reports)
-    for line in table(nodes, findings):
-        say(line)
-    bad = [finding.sentence for finding in findings if finding.status == "bad"]
+    store.set("over", "")
     advice = {check: {"expected": expected, "todo": todo} for check, (expected, todo) in ADVICE.items()}
-    values = {
+    return {
         "nodes": [{"node": node.node, "host": node.host, "address": node.address} for node in nodes],
-        "results": [asdict(finding) | advice[finding.check] for finding in findings],
+        "results": [asdict(finding) | advice[finding.check] for finding in judge(nodes, reports)],
         "seconds": round(time.monotonic() - began, 1),
     }
-    finish(values, check="doctor", findings=bad, record=options.record)
-    store.set("over", "")
 
 
-def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> list[Node]:
-    """Run all stages on one node; put its report into the store (node 0: into ``reports``). Return who answered."""
+def _look(store: Store, number: int, count: int) -> list[Node]:
+    """Run all stages on one node, and put its report into the store. Return who answered."""
     address = source_address(str(socket.getaddrinfo(os.environ[names.MASTER_ADDR], None)[0][4][0]))
     tcp, udp = network_checks.open_ports(address)
     machine = BOOT_ID.read_text().strip() if BOOT_ID.exists() else platform.node()
@@ -108,9 +96,11 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
     if "driver" in kinds and not num_gpus:
         found.append(Finding("GPU matmul", "warning", "the driver has GPUs, and torch sees none: a build for CPUs?"))
     found += node_checks.check_limits(num_gpus=num_gpus, num_nodes=count)
-    found += node_checks.check_disks(os.environ)
-    found.append(node_checks.check_interfaces(address))
-    found.append(node_checks.check_containers(os.environ, num_gpus=num_gpus))
+    found += (
+        node_checks.check_disk(os.environ),
+        node_checks.check_interfaces(address),
+        node_checks.check_containers(os.environ, num_gpus=num_gpus),
+    )
     libraries = node_checks.mapped_libraries()
     for other in nodes:  # nodes on the same machine measure one after the other
         if other.machine == machine and other.node < number:
@@ -128,10 +118,7 @@ def _look(store: Store, number: int, count: int, reports: dict[int, Report]) -> 
         paths=paths,
         clock_s=offset,
     )
-    if number:
-        _put(store, f"report/{number}", json.dumps(asdict(report)))
-    else:
-        reports[0] = report
+    _put(store, f"report/{number}", json.dumps(asdict(report)))
     for other in nodes:  # wait for those that still try this node's ports
         _wait(store, f"tried/{other.node}", STAGE_S)
     return nodes
@@ -142,15 +129,9 @@ def _speeds(speed: CpuSpeed, num_gpus: int) -> tuple[dict[str, float], list[Find
     if not num_gpus:
         return speeds, []
     try:
-        matmul = gpu_checks.measure_matmul()
+        return speeds | {"GPU matmul": gpu_checks.measure_matmul()}, [gpu_checks.check_clocks()]
     except RuntimeError as error:  # CUDA's error for a GPU that does not work
         return speeds, [Finding("GPU matmul", "bad", str(error).partition("\n")[0])]
-    slowest = min(matmul, key=lambda device: matmul[device])
-    found = [gpu_checks.check_clocks()]
-    if matmul[slowest] < siblings.SLOW * max(matmul.values()):
-        value = f"GPU {slowest} has {matmul[slowest]:.0f} TFLOP/s, another {max(matmul.values()):.0f}"
-        found.append(Finding("GPUs", "warning", value))
-    return speeds | {"GPU matmul": matmul[slowest]}, found
 
 
 def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]:
@@ -169,49 +150,6 @@ def judge(nodes: Sequence[Node], reports: Mapping[int, Report]) -> list[Finding]
         found += siblings.compare_speed(check, speeds, unit, loaded=loaded)
     order = {check: place for place, check in enumerate(dict.fromkeys(finding.check for finding in found))}
     return sorted(found, key=lambda finding: (order[finding.check], finding.node))
-
-
-def table(nodes: Sequence[Node], findings: Sequence[Finding]) -> Iterator[str]:
-    """Yield a table with one row per check and one column per group of nodes with the same results.
-
-    Below it is a line for each warning, and for each reason why something was not looked at.
-    """
-    checks = dict.fromkeys(finding.check for finding in findings)
-    marks = {(finding.check, finding.node): MARKS[finding.status] for finding in findings}
-    columns: dict[tuple[str, ...], list[int]] = {}
-    for node in nodes:
-        column = tuple(marks.get((check, node.node), "-") for check in checks)
-        columns.setdefault(column, []).append(node.node)
-    heads = [f"node {_ranges(numbers)}" for numbers in columns.values()]
-    widths = [max(len(head), 4) for head in heads]
-    left = max(map(len, checks))
-    yield f"{'':{left}}  {'  '.join(f'{head:{width}}' for head, width in zip(heads, widths, strict=True))}".rstrip()
-    for place, check in enumerate(checks):
-        if all(column[place] == MARKS["not looked at"] for column in columns):
-            continue
-        row = "  ".join(f"{column[place]:{width}}" for column, width in zip(columns, widths, strict=True))
-        yield f"{check:{left}}  {row}".rstrip()
-    for finding in findings:
-        if finding.status == "warning":
-            yield finding.sentence
-    unknown: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.status == "not looked at":
-            unknown.setdefault(finding.value, []).append(finding)
-    for why, alike in unknown.items():
-        who = _ranges(sorted({finding.node for finding in alike}))
-        yield f"not looked at on node {who}: {', '.join(dict.fromkeys(one.check for one in alike))} ({why})"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return sorted numbers as a text such as ``0-2,5``."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][-1] == number - 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
-    return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
 
 
 def _read_report(text: str) -> Report:

@@ -25,7 +25,6 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),
     "open files": ("1024, and 4 a rank of the run", "ulimit -n, or LimitNOFILE of the service that starts the node"),
     "disk": ("a file can be written, 2 GiB free, 10 MB/s", "make room, or give another checkpoint_dir"),
-    "temporary disk": ("a file can be written, 2 GiB free, 10 MB/s", "make room, or set TMPDIR"),
     "interfaces": ("each in a subnet of its own", "take one down, or name one in NCCL_SOCKET_IFNAME"),
     "container runtime": ("nvidia-ctk where there are GPUs", "install nvidia-container-toolkit"),
     "CPU": ("75 % of a core", "raise the quota (docker --cpus, limits.cpu, CPUQuota), or stop what else runs (top)"),
@@ -47,9 +46,3 @@ class Finding:
     status: Status
     value: str
     node: int = 0
-
-    @property
-    def sentence(self) -> str:
-        """The complete finding in one line."""
-        expected, todo = ADVICE[self.check]
-        return f"node {self.node}, {self.check}: {self.status}: {self.value}; expected: {expected}; {todo}"

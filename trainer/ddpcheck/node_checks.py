@@ -66,28 +66,25 @@ def check_limits(*, num_gpus: int, num_nodes: int) -> Iterator[Finding]:
     yield Finding("open files", "bad" if bad else "warning" if short else "ok", str(files or "unlimited"))
 
 
-def check_disks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the disks of checkpoints and of temporary files: free space, and the speed of writing up to 8 MiB.
+def check_disk(environ: Mapping[str, str]) -> Finding:
+    """Check the disk of the checkpoints: free space, and the speed of writing up to 8 MiB.
 
     Bad: less than 64 MiB free, or a file cannot be written. Warning: less than 2 GiB free, or less than 10 MB/s. Low
     speed is never bad, since a sound disk that is busy is also slow.
     """
-    checkpoints = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
-    for check, wanted in (("disk", checkpoints), ("temporary disk", Path(tempfile.gettempdir()))):
-        folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
-        tried: Future[tuple[int, float]] = Future()
-        Thread(target=_try_disk, args=(folder, tried), daemon=True).start()
-        try:
-            free, speed = tried.result(DISK_LIMIT_S)
-        except TimeoutError:
-            yield Finding(check, "bad", f"{folder}: no answer within {DISK_LIMIT_S:g} s")
-        except OSError as error:
-            yield Finding(check, "bad", f"{folder}: {error.strerror}")
-        else:
-            status: Status = (
-                "bad" if free < BAD_DISK else "warning" if free < LITTLE_DISK or speed < SLOW_DISK else "ok"
-            )
-            yield Finding(check, status, f"{folder}: {free / GIB:.1f} GiB free, {speed / 1e6:.0f} MB/s")
+    wanted = Path(environ.get(names.CHECKPOINT_DIR) or environ.get(names.RUN_DIR) or Path.cwd())
+    folder = next(path for path in (wanted, *wanted.absolute().parents) if path.is_dir())
+    tried: Future[tuple[int, float]] = Future()
+    Thread(target=_try_disk, args=(folder, tried), daemon=True).start()
+    try:
+        free, speed = tried.result(DISK_LIMIT_S)
+    except TimeoutError:
+        return Finding("disk", "bad", f"{folder}: no answer within {DISK_LIMIT_S:g} s")
+    except OSError as error:
+        return Finding("disk", "bad", f"{folder}: {error.strerror}")
+    little = free < LITTLE_DISK or speed < SLOW_DISK
+    value = f"{folder}: {free / GIB:.1f} GiB free, {speed / 1e6:.0f} MB/s"
+    return Finding("disk", "bad" if free < BAD_DISK else "warning" if little else "ok", value)
 
 
 def _try_disk(folder: Path, answer: "Future[tuple[int, float]]") -> None:

@@ -8,7 +8,7 @@ import ipaddress
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -22,6 +22,7 @@ from ddpwire.machine import (
     SHM_DIR,
     SHM_PER_RANK,
     devices_of_rank,
+    format_ranges,
     resource_limit,
     shm_bytes,
     visible_handles,
@@ -164,20 +165,9 @@ def parse_cpu_list(ranges: str) -> Cores:
     return frozenset(core for pair in pairs for core in range(int(pair[0]), int(pair[-1]) + 1))
 
 
-def format_cpu_list(cores: Iterable[int]) -> str:
-    """Format cores in the format that ``parse_cpu_list`` reads."""
-    runs: list[list[int]] = []
-    for core in sorted(cores):
-        if runs and runs[-1][-1] == core - 1:
-            runs[-1][1:] = [core]
-        else:
-            runs.append([core])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
 def describe_affinity(bound: tuple[Cores, ...]) -> str:
     """Describe in one line which rank is bound to which cores."""
-    return "; ".join(f"local rank {rank} to cores {format_cpu_list(cores)}" for rank, cores in enumerate(bound))
+    return "; ".join(f"local rank {rank} to cores {format_ranges(cores)}" for rank, cores in enumerate(bound))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,17 @@ def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
         else partial(nvml.nvmlDeviceGetHandleByUUID, device)
         for device in devices
     }
+
+
+def format_ranges(numbers: Iterable[int], *, to: str = "-", joint: str = ",") -> str:
+    """Format whole numbers as ``0-2,5``, as the kernel does for cores."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return joint.join(to.join(map(str, run)) for run in runs)
 
 
 def resource_limit(which: int) -> int | None:

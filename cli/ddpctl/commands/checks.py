@@ -8,25 +8,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ddpctl.commands.arguments import Json
-from ddpctl.commands.launch import File, Flags, request_of_flags
+from ddpctl.commands.launch import File, Flags, Gpus, Nodes, Target, request_of_flags
 from ddpctl.errors import UsageError
 
-if TYPE_CHECKING:
-    from ddpctl.launcher import Request
-
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target", "-t", metavar="T", help="Where to run, as for launch: a target of the file, or a kind of target."
-    ),
-]
-Nodes = Annotated[str | None, typer.Option("--nodes", "-n", metavar="N", help="Nodes [default: the file's].")]
-Gpus = Annotated[str | None, typer.Option("--gpus", "-g", metavar="G", help="GPUs, or CPU ranks, a node.")]
 DROP = 0.5  # a collective is reported if its busbw is below this share of the last bench's
 SIZE = re.compile(r"([1-9][0-9]{0,5})([KMG]?)i?B?", re.IGNORECASE)
 
@@ -49,6 +38,8 @@ def bench(
 
     Exits with 69 if a result is wrong or a link or node is slow.
     """
+    from ddpctl import check_job, launcher
+
     if show:
         print("\n".join(drawings()))
         return
@@ -58,8 +49,12 @@ def bench(
     )
     if request.job.world_size < 2:
         raise UsageError("bench: a single rank has no other to talk to", hint="--gpus 2, or --nodes 2")
-    result = run(request, as_json=as_json)
-    for line in () if as_json else compared(result):
+    context = launcher.open_context(os.environ)
+    before = check_job.last_result(context, request.target, "bench")
+    check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
+    check_job.keep_result(context, request.target, check.result, check.lines)
+    result = check.result | ({"last": before} if before else {})
+    for line in [json.dumps(result, indent=1)] if as_json else compared(result):
         print(line)
     raise typer.Exit(result["code"])
 
@@ -72,23 +67,22 @@ def doctor(
     Exits with 69 if a node is bad: the table names it, the check, and what to do.
     """
     from ddpctl import launcher
-    from ddpctl.doctor import examine
+    from ddpctl.doctor import examine, lines
 
     request = request_of_flags(Flags(target=target, nodes=nodes, gpus=gpus, file=file))
-    show = (lambda _: None) if as_json else print
-    _, result = examine(launcher.open_context(os.environ), request, show=show)
-    if as_json:
-        print(json.dumps(result, indent=1))
+    result, _ = examine(launcher.open_context(os.environ), request)
+    print(json.dumps(result, indent=1) if as_json else "\n".join(lines(result)))
     raise typer.Exit(result["code"])
 
 
 def compared(result: Mapping[str, Any]) -> list[str]:
-    """Return what has changed since the last bench of this target; nothing if no size occurs in both."""
+    """Return what has changed since the target's last bench; nothing if it had other sizes or ranks."""
     from ddpctl.commands.formatting import ago
 
     with suppress(KeyError, TypeError, AttributeError):  # there is no last result, or another version wrote it
         last = result["last"]
-        old = {(row["collective"], row["bytes"]): row["busbw"] for row in last["collectives"]}
+        rows = last["collectives"] if last["ranks"] == result["ranks"] else ()
+        old = {(row["collective"], row["bytes"]): row["busbw"] for row in rows}
         ratios: dict[str, list[float]] = {}
         for row in result["collectives"]:
             if before := old.get((row["collective"], row["bytes"])):
@@ -104,37 +98,29 @@ def compared(result: Mapping[str, Any]) -> list[str]:
 
 def drawings() -> list[str]:
     """Draw what each collective does with the data of four ranks: rank 0 has A0 to A3, rank 1 has B0 to B3."""
-    ranks, letters = range(4), "ABCD"
-    own = [[f"{letter}{part}" for part in ranks] for letter in letters]
-    sums, parts = [f"S{part}" for part in ranks], [own[rank][rank] for rank in ranks]
-
-    def at_root(cells: list[str]) -> list[list[str]]:
-        return [cells, *([[]] * 3)]
+    ranks, none = range(4), ["."] * 4
+    own = [[f"{letter}{part}" for part in ranks] for letter in "ABCD"]
+    sums, parts, others = [f"S{part}" for part in ranks], [own[rank][rank] for rank in ranks], [none] * 3
 
     def spread(cells: list[str]) -> list[list[str]]:
-        return [[cell if place == rank else "" for place, cell in enumerate(cells)] for rank in ranks]
+        return [[*none[:rank], cell, *none[rank + 1 :]] for rank, cell in enumerate(cells)]
 
     shown = {
         "all_reduce: every rank gets the sum (DDP: gradients)": (own, [sums] * 4),
         "reduce_scatter: each rank gets its part of the sum (FSDP: gradients)": (own, spread(sums)),
         "all_gather: every rank gets the parts of all (FSDP: weights)": (spread(parts), [parts] * 4),
-        "all_to_all: rank r gets part r of every rank (experts)": (
-            own,
-            [list(cells) for cells in zip(*own, strict=True)],
-        ),
-        "broadcast: every rank gets what rank 0 has (DDP: weights at the start)": (at_root(own[0]), own[:1] * 4),
-        "reduce: rank 0 gets the sum": (own, at_root(sums)),
-        "scatter: each rank gets its part of what rank 0 has": (at_root(own[0]), spread(own[0])),
-        "gather: rank 0 gets the parts of all": (spread(parts), at_root(parts)),
+        "all_to_all: rank r gets part r of every rank (experts)": (own, [*map(list, zip(*own, strict=True))]),
+        "broadcast: every rank gets what rank 0 has (DDP: weights at the start)": ([own[0], *others], own[:1] * 4),
+        "reduce: rank 0 gets the sum": (own, [sums, *others]),
+        "scatter: each rank gets its part of what rank 0 has": ([own[0], *others], spread(own[0])),
+        "gather: rank 0 gets the parts of all": (spread(parts), [parts, *others]),
         "send_recv: each rank sends to the next one (pipelines)": (own, [own[rank - 1] for rank in ranks]),
     }
     lines = ["Rank 0 has the parts A0 to A3, rank 1 B0 to B3, and so on; S0 is A0 + B0 + C0 + D0."]
     for title, (before, after) in shown.items():
         lines += ["", title]
         for rank in ranks:
-            left, right = (
-                " ".join(f"{cell or '.':<2}" for cell in (cells or [""] * 4)) for cells in (before[rank], after[rank])
-            )
+            left, right = (" ".join(f"{cell:<2}" for cell in cells[rank]) for cells in (before, after))
             lines.append(f"  rank {rank}   {left}   ->   {right}".rstrip())
     return lines
 
@@ -148,25 +134,3 @@ def read_sizes(text: str) -> list[int]:
             raise UsageError(f"--sizes: {word!r} is no size: whole numbers with K, M or G, up to 64G, such as 64K,16M")
         found.append(size)
     return sorted({*found})
-
-
-def run(request: "Request", *, as_json: bool) -> dict[str, Any]:
-    """Run a check on its target, print its output or its result as JSON, and return the result.
-
-    Exits with the run's code if the check gives no result; otherwise keeps the result for the next check.
-    """
-    from ddpctl import check_job, launcher
-    from ddpctl.commands.formatting import closing_lines
-
-    context = launcher.open_context(os.environ)
-    before = check_job.last_result(context, request)
-    check = check_job.run_check(context, request, show=(lambda _: None) if as_json else partial(print, flush=True))
-    if check.result is None:
-        for line in closing_lines(check.run, check.state, can_resume=False, code=check.code):
-            context.emit(line)
-        raise typer.Exit(check.code or 70)
-    check_job.keep_result(context, request, check.result)
-    result = check.result | ({"last": before} if before else {})
-    if as_json:
-        print(json.dumps(result, indent=1))
-    return result

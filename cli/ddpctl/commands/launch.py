@@ -36,32 +36,34 @@ def _option(flag: str, *short: str, metavar: str, help: str) -> Any:  # noqa: A0
     return typer.Option(flag, *short, envvar=variable, metavar=metavar, help=help)
 
 
+Nodes = Annotated[
+    str | None, _option("--nodes", "-n", metavar="N|MIN:MAX", help="Nodes; MIN:MAX starts with fewer if not all come.")
+]
+Gpus = Annotated[
+    str | None,
+    _option("--gpus", "-g", metavar="G", help="GPUs per node, one rank each; CPU processes where there are no GPUs."),
+]
+Target = Annotated[
+    str | None,
+    _option(
+        "--target",
+        "-t",
+        metavar="T",
+        help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes, kaggle.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flags:
     """The flags of launch and render; None if not given. JobSpec parses the text of the flags in ``JOB_FLAGS``."""
 
-    nodes: Annotated[
-        str | None,
-        _option("--nodes", "-n", metavar="N|MIN:MAX", help="Nodes; MIN:MAX starts with fewer if not all come."),
-    ] = None
-    gpus: Annotated[
-        str | None,
-        _option(
-            "--gpus", "-g", metavar="G", help="GPUs per node, one rank each; CPU processes where there are no GPUs."
-        ),
-    ] = None
+    nodes: Nodes = None
+    gpus: Gpus = None
     ranks: Annotated[
         str | None, _option("--ranks", metavar="R", help="Ranks per node, if not one per GPU: a divisor of --gpus.")
     ] = None
-    target: Annotated[
-        str | None,
-        _option(
-            "--target",
-            "-t",
-            metavar="T",
-            help="Where to run: a target of the file, or a kind: local, ssh, slurm, kubernetes, kaggle.",
-        ),
-    ] = None
+    target: Target = None
     file: File = None
     profile: Annotated[
         str | None, _option("--profile", "-p", metavar="P", help="A profile of the file, laid over its job.")

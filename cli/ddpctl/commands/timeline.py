@@ -109,6 +109,7 @@ def report(
     and what was requested. The file needs no network and runs no script. Secrets stand in it as [REDACTED]: the values
     of the variables that the job names as secrets, and what stands beside a name such as token or password.
     """
+    from ddpctl import check_job
     from ddpctl.launcher import find, open_context
     from ddpctl.report.html import render_page
     from ddpctl.secrets import SHORTEST, can_be_sought
@@ -121,7 +122,8 @@ def report(
     path = (output or Path(f"{record.name}.html")).absolute()
     values = {name: os.environ.get(name, "") for name in record.job.secrets}
     unsought = [name for name, value in values.items() if not can_be_sought(value)]
-    text = render_page(found, values=values.values(), unsought=unsought)
+    checks = (check_job.last_result(context, record.target, check) for check in ("bench", "doctor"))
+    text = render_page(found, values=values.values(), unsought=unsought, checks=filter(None, checks))
     with writing(path):
         write_atomic(path, text.encode(errors="replace"))
         path.chmod(0o666 & ~_umask())

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from html import escape
 from string import Template
+from typing import Any
 
 from ddpctl import secrets
 from ddpctl.launch_plan import command_line, title
@@ -19,6 +20,7 @@ from ddpctl.text import format_duration, number, one_line, plain
 from ddpctl.watch.timeline import BAD, Timeline, describe_event, phase_shares, phase_totals, timeline_events
 from ddpwire import metrics as of_ranks
 from ddpwire.events import Event
+from ddpwire.machine import format_ranges
 
 LAST_LINES, MOST_MARKS = 40, 20
 
@@ -48,10 +50,23 @@ ALWAYS = ("nodes", "gpus", "device")  # fields of a job that are shown even if t
 MOST_EVENTS = 300
 
 
-def render_page(found: Timeline, *, values: Iterable[str] = (), unsought: Sequence[str] = ()) -> str:
-    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that were not looked for."""
+def render_page(
+    found: Timeline,
+    *,
+    values: Iterable[str] = (),
+    unsought: Sequence[str] = (),
+    checks: Iterable[Mapping[str, Any]] = (),
+) -> str:
+    """Return the HTML file. ``values``: secrets to remove; ``unsought``: names of secrets that were not looked for.
+
+    ``checks``: results of bench and doctor on the run's target.
+    """
     known = tuple(values)
     sections = _sections(found, known, unsought)
+    for one in checks:
+        text = secrets.redact_text(plain("\n".join(one["lines"])), known)
+        heading = one_line(f"ddpctl {one['check']} of {found.run.target}, {_date(one['time'])}")
+        sections.append((heading, f"<pre>{escape(text)}</pre>"))
     run, status = found.run, found.status
     ending = f" (exit code {status.code})" if status.code else ""
     return PAGE.substitute(
@@ -166,7 +181,10 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
     for node, words in sorted(found.items()):
         groups.setdefault(tuple((key, value) for key, value in words.items() if key != "host"), []).append(node)
     hosts = [", ".join(dict.fromkeys(found[node].get("host", "?") for node in nodes)) for nodes in groups.values()]
-    head = "".join(f"<th>node{'s' * (len(nodes) > 1)} {_spans(nodes)}</th>" for nodes in groups.values())
+    head = "".join(
+        f"<th>node{'s' * (len(nodes) > 1)} {format_ranges(nodes, to=' to ', joint=', ')}</th>"
+        for nodes in groups.values()
+    )
     keys = list(dict.fromkeys(key for words in groups for key, _ in words))
     rows = [f"<tr><th>host</th>{''.join(f'<td>{escape(host)}</td>' for host in hosts)}</tr>"]
     for key in keys:
@@ -174,17 +192,6 @@ def environments_table(given: Mapping[int, Mapping[str, str]], values: Iterable[
         style = ' class="other"' if len(set(values)) > 1 else ""
         rows.append(f"<tr{style}><th>{escape(key)}</th>{''.join(f'<td>{escape(one)}</td>' for one in values)}</tr>")
     return f'<div class="wide"><table><tr><th></th>{head}</tr>{"".join(rows)}</table></div>'
-
-
-def _spans(nodes: Sequence[int]) -> str:
-    """Return the nodes as ranges: 0 to 7, 9."""
-    runs: list[list[int]] = []
-    for node in nodes:
-        if runs and node == runs[-1][-1] + 1:
-            runs[-1].append(node)
-        else:
-            runs.append([node])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
 
 
 def configuration_table(run: Run, values: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from ddpctl.launch_plan import Plan
 from ddpctl.node_probe import Probe, ProbeResult
 from ddpctl.run_status import RunStatus
 from ddpctl.run_store import DiskUsage, Run
-from ddpctl.spec import fields_of
+from ddpctl.spec import JobSpec, fields_of
 from ddpctl.text import quote
 from ddpwire.run_files import NODE_LOG, rank_log, timed_log
 
@@ -179,12 +179,13 @@ class Target(ABC):
         """Return what each machine has and which runs use it. Needs the capability "hosts"."""
         raise NotImplementedError
 
-    def without(self, run: Run, nodes: Collection[int]) -> tuple[Any, tuple[str, ...]]:
-        """Return options that exclude the machines of these nodes, and those machines. None: too few would be left.
+    def machines(self, run: Run) -> tuple[str, ...]:
+        """Return the machine of each node, as the options name it; empty if the target does not choose machines."""
+        return ()
 
-        A target that does not choose machines itself excludes none.
-        """
-        return None, ()
+    def without(self, machines: Collection[str], job: JobSpec) -> Any:
+        """Return options that exclude these machines, or None if too few would be left, or it does not choose them."""
+        return None
 
     def tasks(self, run: Run) -> tuple[Run, ...]:
         """Return the tasks of an array as separate runs named RUN.task-K, or none if the run is not an array."""

@@ -1,8 +1,9 @@
 """Chooses a launch's hosts: those that are ready, in the target's order. The others are spares. Yields commands."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from typing import Any
 
 from ddpctl.command import Command, Output, Verb
 from ddpctl.errors import ConfigError, UnavailableError
@@ -29,6 +30,7 @@ class Choice:
     cuda: bool
     rows: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    machines: Mapping[str, Any] = field(default_factory=dict)  # if a host was refused, Judgement.machines
 
     def nodes(self, job: JobSpec) -> str:
         """Return the node count as ``N`` or ``MIN:MAX``, where the maximum is the number of hosts."""
@@ -73,7 +75,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
 
     facts = yield from look([options.hosts[number] for number in order[: job.max_nodes]])
     found = judged(facts)
-    if found.wrong and len(order) > len(facts):
+    if any(found.wrong) and len(order) > len(facts):
         facts += yield from look([options.hosts[number] for number in order[len(facts) :]])
         found = judged(facts)
     places = range(len(facts))
@@ -95,7 +97,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
         hosts = [found.hosts[place] for place in chosen]
         yield from wait_in_line(options, plan, hosts, [found.facts[place] for place in chosen])
         again = judge(options, job, hosts, (yield from look(hosts)), script, plan.uid)
-        if again.wrong:
+        if any(again.wrong):
             raise again.refusal(need=len(hosts))
         found = replace(found, rows=again.rows)
         facts = tuple(dict(zip(chosen, again.facts, strict=True)).get(place, facts[place]) for place in places)
@@ -106,6 +108,7 @@ def choose(options: SshOptions, plan: Plan, look: Look, *, dry_run: bool = False
         cuda=found.cuda,
         rows=found.rows,
         notes=(*found.clock_warnings(chosen), *notes),
+        machines=found.machines if any(found.wrong) else {},
     )
 
 

@@ -19,7 +19,7 @@ from ddpwire.exits import Exit
 
 CLOCK_S = 5.0  # a larger offset is reported: it disturbs the order of log lines, but not the training
 GIB = 1 << 30
-Wrong = tuple[int, type[DdpctlError], str]  # the host's number, the kind of error, the sentence
+Problem = tuple[type[DdpctlError], str, str]  # the kind of error, what was checked, the sentence
 
 
 class GpusTakenError(UnavailableError):
@@ -33,27 +33,34 @@ class Judgement:
     hosts: tuple[SshHost, ...]
     facts: tuple["Facts", ...]
     cuda: bool  # whether the ranks take GPUs
-    wrong: tuple[Wrong, ...]
+    wrong: tuple[tuple[Problem, ...], ...]  # of each host
     rows: tuple[str, ...]  # a table
 
     def kinds(self, number: int) -> set[type[DdpctlError]]:
         """Return the kinds of errors of one host, or none if it is ready."""
-        return {kind for one, kind, _ in self.wrong if one == number}
+        return {kind for kind, _, _ in self.wrong[number]}
 
     def why(self, number: int) -> str:
         """Return what is wrong with one host, as one line."""
-        return "; ".join(text for one, _, text in self.wrong if one == number)
+        return "; ".join(text for _, _, text in self.wrong[number])
+
+    @property
+    def machines(self) -> dict[str, list[tuple[str, str]]]:
+        """For each host what was checked and is wrong, and why."""
+        found = zip(self.hosts, self.wrong, strict=True)
+        return {host.address: [(check, text) for _, check, text in wrong] for host, wrong in found}
 
     def refusal(self, *, need: int, dry_run: bool = False) -> DdpctlError:
         """Return one error for all hosts. ``need``: how many hosts are needed; ``dry_run``: whether it is a dry run."""
-        bad = len({number for number, _, _ in self.wrong})
-        kind = ConfigError if all(kind is ConfigError for _, kind, _ in self.wrong) else UnavailableError
+        bad = sum(map(bool, self.wrong))
+        kind = ConfigError if all(kind is ConfigError for one in self.wrong for kind, _, _ in one) else UnavailableError
         head = f"{'' if dry_run else 'nothing was started: '}{bad} of {len(self.hosts)} hosts "
         head += "is not ready" if bad == 1 else "are not ready"
         if need < len(self.hosts):
             head += f", and {need} {'is' if need == 1 else 'are'} needed"
-        sentences = [one_line(f"{self.hosts[number].address}: {text}") for number, _, text in self.wrong]
-        return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]))
+        found = zip(self.hosts, self.wrong, strict=True)
+        sentences = [one_line(f"{host.address}: {text}") for host, wrong in found for _, _, text in wrong]
+        return kind("\n".join([head, *(f"  {row}" for row in self.rows), *sentences]), machines=self.machines)
 
     def clock_warnings(self, chosen: Iterable[int]) -> tuple[str, ...]:
         """Return a line for each of the chosen hosts whose clock is wrong."""
@@ -158,36 +165,35 @@ def judge(
 ) -> Judgement:
     """Find what is wrong with each host. ``uid``: of the launch; its own ticket is no obstacle."""
     cuda = job.device == "cuda" or (job.device == "auto" and any(fact.gpus or fact.get("gpu_error") for fact in facts))
-    wrong: list[Wrong] = []
-    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
-        found = (
-            _alone(options, job, host, fact, script, cuda, uid)
-            if not fact.failure
-            else [(UnavailableError, fact.failure)]
-        )
-        wrong += [(number, kind, text) for kind, text in found]
-    if options.runtime != "none":
-        wrong += [(number, ConfigError, text) for number, text in _images(job.image, hosts, facts)]
-    rows = table(list(_rows(options, hosts, facts, {number for number, _, _ in wrong})))
-    wrong.sort(key=lambda one: one[0])
-    return Judgement(hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(wrong), rows=tuple(rows))
+    wrong = [[*_alone(options, job, host, fact, script, cuda, uid)] for host, fact in zip(hosts, facts, strict=True)]
+    for number, text in _images(job.image, hosts, facts) if options.runtime != "none" else ():
+        wrong[number].append((ConfigError, "image", text))
+    rows = table(list(_rows(options, hosts, facts, wrong)))
+    return Judgement(
+        hosts=tuple(hosts), facts=tuple(facts), cuda=cuda, wrong=tuple(map(tuple, wrong)), rows=tuple(rows)
+    )
 
 
 def _alone(
     options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, script: str | None, cuda: bool, uid: str
-) -> Iterator[tuple[type[DdpctlError], str]]:
+) -> Iterator[Problem]:
     """Yield what is wrong with one host, apart from its image."""
+    if fact.failure:
+        yield UnavailableError, "SSH", fact.failure
+        return
     if fact.get("engine_error"):
         what = f"{options.python} there" if options.runtime == "none" else options.runtime
-        yield UnavailableError, f"{what}: {fact.get('engine_error')}"
+        yield UnavailableError, "container runtime", f"{what}: {fact.get('engine_error')}"
     if not fact.get("flock"):
-        yield UnavailableError, "flock is missing there: install util-linux"
+        yield UnavailableError, "flock", "flock is missing there: install util-linux"
     if not fact.get("writable"):
-        yield UnavailableError, f"{options.home} cannot be written there: set the target's 'home' to a folder that can"
+        text = f"{options.home} cannot be written there: set the target's 'home' to a folder that can"
+        yield UnavailableError, "disk", text
     free = int(fact.get("disk") or 0) * 1024
     if free < size_bytes(options.min_disk):
         yield (
             UnavailableError,
+            "disk",
             f"its disk is full: {free / GIB:.1f} GiB free where runs are kept ({options.home}), "
             f"{size_bytes(options.min_disk) / GIB:g} GiB needed (min_disk)",
         )
@@ -197,33 +203,34 @@ def _alone(
         folder = "the home folder" if options.project == "none" else options.project
         yield (
             ConfigError,
+            "script",
             f"{script}: no such script in {folder} there: give its path, or let 'project: sync' send this folder",
         )
 
 
-def _gpus(
-    options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool, uid: str
-) -> Iterator[tuple[type[DdpctlError], str]]:
+def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: bool, uid: str) -> Iterator[Problem]:
     if not cuda:
         return
     if failure := fact.get("gpu_error"):
-        yield UnavailableError, f"nvidia-smi failed there: {failure}: mend the driver, or --device cpu for CPU ranks"
+        text = f"nvidia-smi failed there: {failure}: mend the driver, or --device cpu for CPU ranks"
+        yield UnavailableError, "GPUs", text
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
     if allowed < job.gpus:
         has = counted(len(fact.gpus), "GPU") + (
             f", of which a run may have {host.gpus}" if host.gpus is not None else ""
         )
-        yield ConfigError, f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
+        yield ConfigError, "GPUs", f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
     elif fact.get("claims_error"):
-        yield UnavailableError, f"who has its GPUs is unknown: {fact.get('claims_error')}"
+        yield UnavailableError, "GPUs", f"who has its GPUs is unknown: {fact.get('claims_error')}"
     elif len(fact.free_gpus) < job.gpus:
-        yield GpusTakenError, _taken(job, fact)
+        yield GpusTakenError, "GPUs", _taken(job, fact)
     elif ahead := fact.ahead(uid):
         waits = "waits" if len(ahead) == 1 else "wait"
-        yield GpusTakenError, f"{', '.join(ahead)} {waits} for its GPUs: --wait 2h takes the next place in line"
+        yield GpusTakenError, "GPUs", f"{', '.join(ahead)} {waits} for its GPUs: --wait 2h takes the next place in line"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
-        yield UnavailableError, "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
+        text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
+        yield UnavailableError, "container runtime", text
 
 
 def _taken(job: JobSpec, fact: Facts) -> str:
@@ -257,12 +264,12 @@ def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Ite
 
 
 def _rows(
-    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], bad: set[int]
+    options: SshOptions, hosts: Sequence[SshHost], facts: Sequence[Facts], wrong: Sequence[Sequence[Problem]]
 ) -> Iterator[tuple[str, ...]]:
     yield ("HOST", "SSH", options.runtime.upper() if options.runtime != "none" else "PYTHON", "IMAGE", "GPUS FREE",
            "DISK FREE", "CLOCK", "STATE")  # fmt: skip
-    for number, (host, fact) in enumerate(zip(hosts, facts, strict=True)):
-        state = "not ready" if number in bad else "ready"
+    for host, fact, problems in zip(hosts, facts, wrong, strict=True):
+        state = "not ready" if problems else "ready"
         if fact.failure:
             yield (host.address, "no", "-", "-", "-", "-", "-", state)
             continue

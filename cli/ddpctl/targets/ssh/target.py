@@ -54,12 +54,14 @@ class SshTarget(Target):
             "ddpctl launch --dry-run asks them and prints it"
         )
 
-    def without(self, run: Run, nodes: Collection[int]) -> tuple[SshOptions | None, tuple[str, ...]]:
+    def machines(self, run: Run) -> tuple[str, ...]:
         """See Target."""
-        numbers = run.handle.get("hosts", range(run.job.max_nodes))
-        bad = tuple(self.options.hosts[numbers[node]].address for node in nodes)
-        options = replace(self.options, exclude=(*self.options.exclude, *bad))
-        return None if any(options.problems(run.job)) else options, bad
+        return tuple(host.address for host in self._hosts_of(run))
+
+    def without(self, machines: Collection[str], job: JobSpec) -> SshOptions | None:
+        """See Target."""
+        options = replace(self.options, exclude=(*self.options.exclude, *machines))
+        return None if any(options.problems(job)) else options
 
     def submit(self, plan: Plan, *, attached: bool) -> Verb[Submission]:  # noqa: ARG002 -- it never ends with ddpctl
         """Check the hosts, and if enough are ready, start one node on each."""
@@ -138,11 +140,12 @@ class SshTarget(Target):
                 "hosts": choice.numbers,
                 "nodes": asked,
                 "device": "cuda" if choice.cuda else "cpu",
+                **({"machines": choice.machines} if choice.machines else {}),
             },
             note="; ".join(notes),
             table=choice.rows,
             nodes=job.nodes,
-            checkpoint_dir=checkpoints_shown(options, plan, hosts[0]),
+            checkpoint_dir=f"{hosts[0].address}:{checkpoint_folder(options, plan)}",
         )
 
     def _secret_command(self, run: str, host: Host) -> Command:
@@ -401,11 +404,6 @@ def assume_facts(options: SshOptions, job: JobSpec, facts: Sequence[Facts]) -> t
 # Start: a script for each host, from the plan and the host's facts
 
 
-def user_of(fact: Facts) -> str:
-    """Return the user of a host's containers: the one who logs in, or the image's own user if root logs in."""
-    return _OURS if fact.get("id").startswith(_ROOT) else fact.get("id")
-
-
 def work_dir(options: SshOptions, run: str) -> str:
     """Return the folder in which the ranks run on a host without containers."""
     if options.project == "sync":
@@ -431,11 +429,6 @@ def checkpoint_folder(options: SshOptions, plan: Plan) -> str:
     if options.checkpoint_dir:
         return f"{options.checkpoint_dir.rstrip('/')}/{plan.run}"
     return scripts.run_path(options.home, plan.run, CHECKPOINTS)
-
-
-def checkpoints_shown(options: SshOptions, plan: Plan, first: SshHost) -> str:
-    """Return where the checkpoints are, for users and resuming runs: ``box1:~/.ddpctl/runs/night/checkpoints``."""
-    return f"{first.address}:{checkpoint_folder(options, plan)}"
 
 
 def node_scripts(
@@ -496,11 +489,12 @@ def _node_script(
     plan = replace(plan, run_dir=inside, checkpoint_dir=f"{inside}/{CHECKPOINTS}" if own else _INSIDE_CHECKPOINTS)
     env = {**scripts.DEFAULTS, **secrets, **device, **contract(plan, node=node, addr=address, port=port),
            names.IMAGE: fact.image_id, **job_env.pack(plan.job.env)}  # fmt: skip
+    own_user = _OURS if fact.get("id").startswith(_ROOT) else None
     container = scripts.NodeContainer(
         engine=options.runtime,
         node=node,
         image=fact.image_id,
-        user=user_of(fact),
+        user=own_user or fact.get("id"),
         run_dir=run_dir,
         gpus=gpus,
         network=options.network,
@@ -517,7 +511,7 @@ def _node_script(
         gpus=gpus,
         checkpoints=checkpoints,
         secret=secret,
-        owner=_OURS if fact.get("id").startswith(_ROOT) else None,
+        owner=own_user,
     )
 
 
