@@ -24,11 +24,13 @@ def main() -> None:
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh)
     path, first, loss = ddp.checkpoint_dir() / "snapshot.pt", 0, torch.tensor(torch.nan)
-    if path.exists():
-        snapshot = torch.load(path, mmap=True, weights_only=True)
-        whole = StateDictOptions(full_state_dict=True)
+    found = rank == 0 and path.exists()  # the other nodes may not see rank 0's folder
+    snapshot = torch.load(path, mmap=True, weights_only=True) if found else {"model": {}, "step": 0}
+    resumed_after = [snapshot["step"]]
+    dist.broadcast_object_list(resumed_after)
+    if first := resumed_after[0]:
+        whole = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, snapshot["model"], options=whole)  # each rank takes its rows
-        first = snapshot["step"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
     def save(step: int) -> None:

@@ -22,8 +22,9 @@ def main() -> None:
     model = DistributedDataParallel(nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     path, first = Path("snapshot.pt"), 0
-    if path.exists():
-        snapshot = torch.load(path)
+    found = [torch.load(path) if rank == 0 and path.exists() else None]
+    dist.broadcast_object_list(found)  # the other nodes may not see rank 0's folder
+    if snapshot := found[0]:
         model.load_state_dict(snapshot["model"])
         first = snapshot["step"]
         print(f"rank {rank} goes on after step {first}", flush=True)

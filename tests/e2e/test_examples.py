@@ -29,6 +29,11 @@ def ddprun(run_dir: Path, *args: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
 def epochs_of(output: str, world_size: int) -> list[tuple[int, int]]:
     """(rank, epoch) of every line that says that one ended."""
     found = re.findall(rf"rank (\d) of {world_size}: epoch (\d)/2 loss \d", output)
@@ -91,6 +96,19 @@ def test_other_kinds_of_parallelism(tmp_path: Path, name: str, ranks: int, expec
         assert (again.returncode, len(re.findall("steps 61 to 70", output))) == (0, 2), output
 
 
+EACH_LOADS_ITS_OWN = """
+import ddpwire.script as ddp
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+first = 20 if (ddp.checkpoint_dir() / "snapshot.pt").exists() else 0
+for step in range(first + 1, first + 4):
+    ddp.progress(step)
+    ddp.should_stop()
+dist.barrier()
+"""
+
+
 def test_six_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Path, wording: Wording) -> None:
     before, after = ((EXAMPLES / f"loop_{when}.py").read_text().splitlines()[4:] for when in ("before", "after"))
     changes = [line for line in ndiff(before, after) if line.strip("+- ") and line[0] in "+-"]
@@ -116,3 +134,32 @@ def test_six_lines_more_and_a_plain_loop_saves_in_time_and_goes_on(tmp_path: Pat
     step = int(re.findall(r"rank 0 goes on after step (\d+)", output)[0])
     assert done * 500 <= step < (done + 1) * 500
     assert re.findall(r"epoch (\d+)/", output) == [str(done + 1)]
+
+
+def test_nodes_that_do_not_share_a_folder_resume_from_rank_0s_checkpoint(tmp_path: Path) -> None:
+    """Each node has a run folder of its own, and so a folder for checkpoints of its own, as on SSH machines."""
+
+    def run(script: str, *arguments: str) -> str:
+        port = str(free_port())
+        nodes = [
+            ddprun(
+                tmp_path / f"node-{node}" / "run",
+                *("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)),
+                *("--master-addr", "127.0.0.1", "--master-port", port, script, *arguments),
+            )
+            for node in (0, 1)
+        ]
+        outputs = [node.communicate(timeout=TIMEOUT_S)[0] for node in nodes]
+        assert [node.returncode for node in nodes] == [0, 0], outputs
+        return "".join(outputs)
+
+    loop = str(EXAMPLES / "loop_after.py")
+    run(loop, "--epochs", "1")
+    assert [bool(list(tmp_path.glob(f"node-{node}/**/snapshot.pt"))) for node in (0, 1)] == [True, False]
+    output = run(loop, "--epochs", "2")
+    assert sorted(re.findall(r"rank (\d) goes on after step (\d+)", output)) == [("0", "20"), ("1", "20")], output
+    assert "different steps" not in output
+
+    script = tmp_path / "own.py"
+    script.write_text(EACH_LOADS_ITS_OWN)
+    assert "the ranks start with different steps, 1 to 21: have they loaded" in run(str(script))

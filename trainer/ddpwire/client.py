@@ -125,6 +125,13 @@ def _agreed(code: int) -> int:
             from ddpwire.vote import Vote
 
             _vote = Vote(dist.new_group(backend="gloo"))  # a group of its own: no GPU waits for it
+            lowest, highest = _vote.steps(_last_step)
+            if lowest < highest and dist.get_rank() == 0:
+                print(
+                    f"ddpwire: the ranks start with different steps, {lowest} to {highest}: have they loaded different "
+                    "checkpoints? Load on rank 0 and broadcast (docs/script.md)",
+                    file=sys.stderr,
+                )
     return code if _vote is None else _vote.ask(code)
 
 

@@ -20,6 +20,12 @@ class Vote:
         self._vote = torch.zeros(1, dtype=torch.int64)
         self._asked: dist.Work | None = None
 
+    def steps(self, step: int) -> tuple[int, int]:
+        """Return the lowest and the highest ``step`` of the ranks that pass one; 0: this rank has reported none."""
+        ends = torch.tensor([-step if step else -_RANKS, step])
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
+        return -int(ends[0]), int(ends[1])
+
     def ask(self, code: int) -> int:
         """Return the highest code that a rank passed in the previous call, the same on every rank; 0: continue."""
         agreed = self.answer()
