@@ -41,7 +41,7 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
         events = check_chrome_trace(Path(found["trace"]).read_bytes())
         names = {(event["pid"], event["name"]) for event in events if event["ph"] == "X"}
         assert {(rank, name) for rank in range(4) for name in ("aten::linear", "gloo:all_reduce")} <= names
-        assert json.loads(ddpctl("status", "--json", "uneven").stdout)["state"] == "training"
+        assert json.loads(ddpctl("status", "--json", "uneven").stdout)["state"] == "running"
     finally:
         ddpctl("stop", "--kill", "uneven")
     done = ddpctl("profile", "uneven")

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddpctl.run_store import Run
     from ddpwire.events import Event
 
+WITH_RANKS = ("running", "training", "stopping")  # the states in which there are ranks to ask
 ANSWER_S = 20.0  # nodes usually answer in about 3 s
 PROFILE_ANSWER_S = 60.0  # beyond the seconds that are recorded
 POLL_S = 0.5
@@ -69,7 +70,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
         found = explaining.explain_outcome(outcome, kept, words, events, run.job.world_size)
         asked_for = state.state == "stopped"
         return replace(found, cause="none", fault=False, rank=None, node=None) if asked_for else found
-    if state.state not in ("running", "training", "stopping"):
+    if state.state not in WITH_RANKS:
         return explaining.Explanation(cause="unknown", sentence=f"no rank runs: {state.message}", fault=False)
     answers = ask(context, run, os.urandom(8).hex(), DIAGNOSIS, timeout_s=ANSWER_S, max_bytes=MAX_BYTES)
     return explaining.explain_ranks(read_answers(answers, DIAGNOSIS), run.job.world_size)
@@ -153,7 +154,7 @@ def profile(
     context = launcher.open_context(os.environ)
     record = launcher.find(context, run, task=task)
     (state,) = launcher.status(context, (record,))
-    if state.state not in ("training", "stopping"):
+    if state.state not in WITH_RANKS:
         raise UnavailableError(f"{record.name}: no rank runs: {state.message}")
     request = f"profile {seconds:.3f} {os.urandom(8).hex()}"
     ask(context, record, request, PROFILE, timeout_s=seconds + PROFILE_ANSWER_S, max_bytes=END_BYTES)
