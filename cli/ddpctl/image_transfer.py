@@ -314,7 +314,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send one blob, from where an earlier ship stopped, and return the number of bytes sent."""
+        """Send one blob, continuing an interrupted transfer, and return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

@@ -1,4 +1,4 @@
-"""Container images as values: what Docker and podman report about them, and the command lines that ask. Pure.
+"""Container images as values: what Docker and podman report about them, and the commands that query them. Pure.
 
 Knows no hosts and no targets: ``image_transfer`` copies images to other machines, and the targets run them.
 """

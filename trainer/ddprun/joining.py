@@ -81,7 +81,7 @@ def format_nodes(nodes: tuple[int, ...]) -> str:
 
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
-    """Return the error for nodes that did not come in time."""
+    """Return the error for nodes that did not join in time."""
     message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
 

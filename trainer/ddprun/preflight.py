@@ -63,7 +63,7 @@ class PreflightReport:
         self._log(f"warning: {line}")
 
     def failed(self, why: str) -> None:
-        """End the present step, if any, with the result "failed"."""
+        """End the current step, if any, with the result "failed"."""
         if self._name:
             self.done(why, "failed")
 

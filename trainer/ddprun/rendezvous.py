@@ -203,7 +203,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. For a thread."""
+        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. Runs in a thread."""
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)

@@ -75,7 +75,7 @@ class TrainingSize:
     recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the lines of the sum."""
+        """Return the items of the estimate."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
         compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]

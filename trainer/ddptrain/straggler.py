@@ -42,7 +42,7 @@ class Skew:
 
 
 def compute_skew(own_s: Sequence[float]) -> Skew:
-    """Return the skew of these times, one per rank. Of an even number of ranks the lower median is used."""
+    """Return the skew of these times, one per rank. For an even number of ranks, the lower median is used."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
     return Skew(

@@ -93,7 +93,7 @@ def up(
 
 @app.command()
 def down(forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False) -> None:
-    """Stop them; what they recorded is kept."""
+    """Stop them; recorded data is kept."""
     from ddpctl.monitoring import stack
 
     context = _context()
@@ -139,7 +139,7 @@ def config(
     exporter: ExporterFlags = None,
     limit: LimitFlags = None,
 ) -> None:
-    """Write the files for those that you have.
+    """Write the files for your own Prometheus and Grafana.
 
     prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
     """

@@ -230,7 +230,7 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with one row per event; of more than ``MOST_EVENTS``, only the first and the last ones."""
+    """Return a table with one row per event; for more than ``MOST_EVENTS``, only the first and last ones."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:

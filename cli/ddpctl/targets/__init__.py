@@ -220,7 +220,7 @@ class Target(ABC):
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Copy here what the timeline and report need, if it would vanish with the nodes. Raises no DdpctlError."""
+        """Fetch the files for timeline and report if they would be deleted with the nodes. Raises no DdpctlError."""
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:

@@ -257,6 +257,6 @@ def misses_runtime(answer: Output) -> bool:
 
 
 def keeps_secrets(answer: Output) -> bool:
-    """Return whether only access to Secrets was refused. A user without that right cannot have made any."""
+    """Return whether only access to Secrets was refused. A user without that right cannot have created any."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
     return bool(lines) and all('resource "secrets"' in line for line in lines)

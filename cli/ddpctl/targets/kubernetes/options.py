@@ -213,7 +213,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield problems that the cluster may accept but that fail when the job runs: the key and a sentence."""
+        """Yield the key and a message for each setting that the cluster accepts but that would make the job fail."""
         return find_problems(job, self)
 
 

@@ -253,7 +253,7 @@ class KubernetesTarget(Target):
         yield from self._patch_suspend(run, "true")
 
     def resume(self, run: Run) -> Verb[None]:
-        """Let a suspended job have pods again."""
+        """Let a suspended job create its pods again."""
         yield from self._patch_suspend(run, "false")
 
     def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
@@ -281,7 +281,7 @@ def _kubectl(run: Run) -> Kubectl:
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """Return the kinds of which the launch with this uid has made an object of that name.
+    """Return the kinds of all objects with this name that the launch with this uid created.
 
     Objects are queried by name, because a deletion by label needs the right to list, and a user who may list Secrets
     may read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.

@@ -217,7 +217,7 @@ _ddp_more=() # in the job's own cgroup, with its limits, where the engine's runt
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts for podman and docker. A pipe ends the container with the task, which is not its parent."""
+    """Return the parts for podman and docker. The task is not the container's parent, so a pipe ends them together."""
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
     each = '_ddp_gpus+=(--device "nvidia.com/gpu=$_ddp_id")' if engine == "podman" else '_ddp_ids+="$_ddp_id,"'

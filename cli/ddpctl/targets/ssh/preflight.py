@@ -80,7 +80,7 @@ class Facts:
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
-        """Return the first value of a word, or an empty text."""
+        """Return the first value of a key, or an empty text."""
         return self.words.get(word, ("",))[0]
 
     @property
