@@ -282,7 +282,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
         if by_hand:
             return f"{outcome.message} (exit code {outcome.code}; logs of this node in {folder})"
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
-        why = why if outcome.node is not None else f"node {reporter}, which says why"
+        why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
         return (
             ""
             if on_one_machine

@@ -198,4 +198,4 @@ def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> 
     who = f"step {step}: rank {event.rank} on {rank_host}"
     if not event.ratio:
         return f"{who} is as fast as the others again"
-    return f"{who} is slow: a step takes it {event.ratio:.1f} times as long as the others"
+    return f"{who} is slow: its steps take {event.ratio:.1f} times as long as those of the others"

@@ -445,7 +445,7 @@ def describe_event(event: Event) -> str:
         case "straggler_gone":
             return f"{who} is as fast as the others again"
         case "signal":
-            return f"{facts.get('signal', 'a signal')} came"
+            return f"{facts.get('signal', 'a signal')} was received"
         case "checkpoint_failed":
             return f"a checkpoint could not be written: {facts.get('message', '')}"
         case "stopping":

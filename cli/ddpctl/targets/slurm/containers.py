@@ -132,7 +132,7 @@ if [[ ! -s $_ddp_image ]]; then
   if [[ ! -s $_ddp_image ]]; then
     if ! "$_ddp_engine" pull "$_ddp_image.$SLURM_JOB_ID" {source}; then
       rm -f "$_ddp_image.$SLURM_JOB_ID"
-      end {Exit.UNAVAILABLE:d} unavailable "${{_ddp_engine##*/}} cannot pull the image: see the lines before this one"
+      end {Exit.UNAVAILABLE:d} unavailable "${{_ddp_engine##*/}} cannot pull the image: see the lines above"
     fi
     mv -f "$_ddp_image.$SLURM_JOB_ID" "$_ddp_image"
   fi
