@@ -63,7 +63,7 @@ def train(ranks: int, *, seconds: float, busy: int, slow_rank: int | None, delay
     stopped = re.search(r"after step (\d+) of", done.stdout)
     if stopped is None:
         raise SystemExit(f"stragglers.py: ddprun exited with {done.returncode}:\n{done.stdout}{done.stderr}")
-    found = re.findall(r"step (\d+): rank (\d+) .* is slow: a step takes it ([\d.]+) times", done.stdout)
+    found = re.findall(r"step (\d+): rank (\d+) .* is slow: its steps take ([\d.]+) times", done.stdout)
     return {
         "ranks": ranks,
         "busy": busy,

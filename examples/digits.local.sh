@@ -37,18 +37,18 @@ else
     6 | 127) ;; # no device, no nvidia-smi
     *)
       echo "nvidia-smi failed: ${_ddp_listed##*$'\n'}: mend the driver," \
-        "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+        "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
       exit 69
       ;;
   esac
 fi
 if [[ 4 -gt 1 && ${_ddp_gpus[*]} == MIG-* ]]; then
-  echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  echo "2 nodes x 2 GPUs: CUDA_VISIBLE_DEVICES names MIG instances, which are not shared out among ranks: export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit 78
 fi
 if ((${#_ddp_gpus[@]} > 0 && ${#_ddp_gpus[@]} < 4)); then
-  echo "2 nodes x 2 GPUs: 4 needed, this machine has ${#_ddp_gpus[@]}:" \
-    "export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  echo "2 nodes x 2 GPUs: 4 needed, but this machine has ${#_ddp_gpus[@]}:" \
+    "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit 78
 fi
 

@@ -24,26 +24,26 @@ CAUSES = (
     (r"No space left on device|No usable temporary directory|ENOSPC", "its disk is full: make room there"),
     (
         r"IDENTIFICATION HAS CHANGED|Host key for \S+ has changed",
-        "its host key has CHANGED: if it was set up again, ssh-keygen -R it; if not, somebody may be in between",
+        "its host key has CHANGED: if reinstalled, run ssh-keygen -R; if not, somebody may intercept the connection",
     ),
     (
         r"Host key verification failed|host key is known",
-        "its host key is not in known_hosts: ssh to it once, and compare the fingerprint before you say yes",
+        "its host key is not in known_hosts: ssh to it once, and compare the fingerprint before you answer yes",
     ),
     (
         r"(\S+): Permission denied \(",
-        r"it refuses every key for \1: ssh-copy-id, or name another user (--login) or the right key",
+        r"it accepts no key for \1: use ssh-copy-id, or give another user (--login) or another key",
     ),
     (
         r"sudo: a password is required|Missing sudo password|not in the sudoers|sudo: not found|may not run sudo",
-        "the user may not become root there: log in as root (--login root), let the user use sudo without a password, "
-        "or have it asked for (ddpctl provision -- --ask-become-pass)",
+        "the user may not become root there: log in as root (--login root), allow sudo without a password, or enter "
+        "it (ddpctl provision -- --ask-become-pass)",
     ),
     (
         r"(?:No package matching '|no available installation candidate for )([\w.+-]+)",
-        r"its packages do not have \1: look at its sources with apt-get update",
+        r"its package sources lack \1: check them with apt-get update",
     ),
-    (r"Could not resolve hostname (\S+): ([^\n\r]+)", r"its name \1 leads to no address (\2): name its address"),
+    (r"Could not resolve hostname (\S+): ([^\n\r]+)", r"its name \1 does not resolve (\2): give its address"),
     (r"connect to host \S+ port \d+: ([^\n\r]+)", r"it does not answer: \1"),
 )
 
@@ -59,7 +59,7 @@ def sentence(result: dict[str, Any], task: str) -> str:
     if result.get("assertion"):
         return parts[0]
     lines = [line.strip() for line in text.splitlines() if line.strip(" \t^~")]
-    return f"{task}: {lines[-1] if lines else 'it does not say why'}"
+    return f"{task}: {lines[-1] if lines else 'no message'}"
 
 
 class CallbackModule(CallbackBase):

@@ -194,7 +194,7 @@ def master_is_another(experiment: Experiment) -> None:
     experiment.job.master = "10.77.0.99"
     experiment.now()
     experiment.job.start(0)
-    what = "10.77.0.99 is not an address of this machine, which must listen there; it has 10.77.0.10 (eth0)"
+    what = "10.77.0.99 is not an address of this machine, but this machine must listen on it; it has 10.77.0.10 (eth0)"
     experiment.fails(what, code=69, nodes=[0])
 
 
@@ -210,7 +210,7 @@ def nodes_differ(what: str, *homes: dict[str, str], image: str = "") -> Callable
                 (job.home(node) / name).write_text(text)
         experiment.now()
         job.start()
-        experiment.fails(f"the nodes do not match: {what}; give all the same", code=78)
+        experiment.fails(f"the nodes do not match: {what}; make all nodes the same", code=78)
 
     return act
 
@@ -220,10 +220,10 @@ def rank_eats(experiment: Experiment) -> None:
         experiment.job.enter[1] = enter
         experiment.job.start()
         experiment.now()
-        what = f"its cgroup has {EATER_BYTES / (1 << 30):.3g} GiB"
+        what = f"the limit of its cgroup is {EATER_BYTES / (1 << 30):.3g} GiB"
         experiment.fails(
             f"rank 2 on node 1 ran out of memory and was killed: {what}; "
-            "give the job more, or each rank less to do (again)",
+            "give the job more memory, or each rank less work; a restart did not help",
             code=137,
         )
     outcomes = [experiment.job.outcome(node) for node in BOTH]

@@ -120,7 +120,7 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
             continue
         if option not in fields_of(options.__class__):
             able = tuple(other for other in kinds if option in fields_of(kinds[other]()))
-            lines.append(one_line(f"{flag}: a target of kind {kind} does not take it; {either(able)} does"))
+            lines.append(one_line(f"{flag}: not allowed with a target of kind {kind}, only with {either(able)}"))
             continue
         required = {name: asdict(options)[name] for name in _required(options.__class__)}
         values, problems = validate(options.__class__, {**required, option: text})
@@ -143,7 +143,7 @@ def _choose_target(
         raise ValueError(unknown(name, "target", [*targets, *alone]))
     of_kind = [one for one, target in targets.items() if target and target[0] == name and name != HERE]
     if len(of_kind) > 1:
-        raise ValueError(f"{name}: several targets are of this kind: write {either(tuple(of_kind))}")
+        raise ValueError(f"{name}: several targets are of this kind: choose {either(tuple(of_kind))}")
     if of_kind:
         return of_kind[0], f": the only target of kind {name}", targets[of_kind[0]]
     if name != HERE and None in targets.values():  # a target with an error may be the one that is meant

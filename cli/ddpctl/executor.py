@@ -135,7 +135,7 @@ class Executor:
         self._started.clear()
 
     def reap(self) -> None:
-        """Forget the background processes that have ended. This is for a ddpctl process that outlives many runs."""
+        """Forget the background processes that have ended. Needed if one ddpctl process launches many runs."""
         for pid in tuple(self._started):
             with suppress(OSError):
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):

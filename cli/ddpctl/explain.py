@@ -35,7 +35,7 @@ Cause = Literal[
 ]
 HANG_S = 30.0  # a shorter wait may be an evaluation or a checkpoint
 LOG_LINES = 5  # how many last lines of the failed rank's log are shown
-NOT_YET = f"; less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
+NOT_YET = f"; a wait of less than {HANG_S:g} s may be a download, an evaluation or a checkpoint"
 MIN_WAIT_S, PACES = 2.0, 5  # a wait counts if it exceeds this time, and this multiple of the usual time
 STRAGGLER_SHARE, STRAGGLER_LAST, MIN_COLLECTIVES = 0.2, 0.8, 10
 MOSTLY = 0.5  # share of the samples
@@ -50,16 +50,16 @@ BUSY_CORES = 0.5
 TICKS_PER_S = 100
 # The kernel functions in which a process waits, and what they mean.
 WAITS = (
-    (re.compile(r"nanosleep"), "sleeps"),
-    (re.compile(r"futex"), "waits for a lock"),
-    (re.compile(r"flock|lock_file|locks_"), "waits for the lock of a file"),
-    (re.compile(r"pipe_read|pipe_wait"), "reads from a pipe"),
-    (re.compile(r"wait_for_partner"), "waits for the other end of a pipe"),
-    (re.compile(r"wait_woken|n_tty"), "waits for the network or a terminal"),
-    (re.compile(r"do_wait|kernel_wait"), "waits for a process that it has started"),
-    (re.compile(r"sk_wait|tcp|inet|skb|unix_|accept"), "waits for the network"),
-    (re.compile(r"poll|select|ep_"), "waits for a pipe or the network"),
-    (re.compile(r"nfs|rpc|io_schedule|folio|balance_dirty|jbd2|xfs|fuse|request_wait"), "waits for a file system"),
+    (re.compile(r"nanosleep"), "is sleeping"),
+    (re.compile(r"futex"), "is waiting for a lock"),
+    (re.compile(r"flock|lock_file|locks_"), "is waiting for a file lock"),
+    (re.compile(r"pipe_read|pipe_wait"), "is reading from a pipe"),
+    (re.compile(r"wait_for_partner"), "is waiting for the other end of a pipe"),
+    (re.compile(r"wait_woken|n_tty"), "is waiting for the network or a terminal"),
+    (re.compile(r"do_wait|kernel_wait"), "is waiting for a process that it started"),
+    (re.compile(r"sk_wait|tcp|inet|skb|unix_|accept"), "is waiting for the network"),
+    (re.compile(r"poll|select|ep_"), "is waiting for a pipe or the network"),
+    (re.compile(r"nfs|rpc|io_schedule|folio|balance_dirty|jbd2|xfs|fuse|request_wait"), "is waiting for a file system"),
 )
 
 
@@ -183,24 +183,24 @@ class RankView:
         stack = self.stacks[-1] if self.stacks else ()
         place = place_of(stack)
         if [frame[2] for frame in stack] == ["_shutdown"]:  # in threading.py
-            return "it is at the end of its script, and waits for a thread that it has started"
+            return "it has reached the end of its script, and is waiting for a thread that it started"
         what = self._activity(stack)
-        text = f"it {what} in {place}" if place else f"it {what}; where in its code is not known"
+        text = f"it {what} at {place}" if place else f"it {what}; where in its code is unknown"
         if self.share(LOADER) and (found := self._worker()):
             text += f", and a worker of its data loader {found}"
         return text
 
     def _activity(self, stack: Sequence[Frame]) -> str:
         if self.saves:
-            return "saves"
+            return "is saving"
         library = stack[: next((n for n, frame in enumerate(stack) if not LIBRARY.search(frame[0])), len(stack))]
         for file, _, function in library:
             if file.endswith(COLLECTIVES):
                 return f"is in {function}"
             if file.endswith(LOADER):
-                return "waits for its data loader"
+                return "is waiting for its data loader"
         if self.waits_in and "futex" in str(self.states[-1].get("wchan")):
-            return "waits"  # the lock is torch's own
+            return "is waiting"  # the lock is torch's own
         return kernel_wait(self.states[-1], busy=self.busy)
 
     def _worker(self) -> str:
@@ -210,7 +210,7 @@ class RankView:
                 return "is stopped (SIGSTOP)"
             inner = next((n for n, frame in enumerate(stack) if frame[0].endswith(READING)), None)
             if inner and (place := place_of(stack[:inner])):
-                return f"{kernel_wait(state, busy=state.get('state') == 'R')} in {place}"
+                return f"{kernel_wait(state, busy=state.get('state') == 'R')} at {place}"
         return ""
 
 
@@ -224,8 +224,8 @@ def kernel_wait(state: Mapping[str, Any], *, busy: bool) -> str:
     wchan = str(state.get("wchan", ""))
     found = next((words for pattern, words in WAITS if pattern.search(wchan)), "")
     if state.get("state") == "D":
-        return "waits for a disk or a network file system"
-    return "computes" if busy else found or "is"
+        return "is waiting for a disk or a network file system"
+    return "is computing" if busy else found or "is"
 
 
 def place_of(stack: Sequence[Frame]) -> str:
@@ -280,7 +280,7 @@ def explain_outcome(
         unknown = ("why it hung: " + found.sentence, *found.unknown)
         return replace(found, cause="unknown", sentence=outcome.message, fault=True, unknown=unknown)
     cause: Cause = "none" if outcome.code == 0 else "oom" if outcome.cause == "oom" else "failed"
-    unknown = ("what its ranks did when it hung: nothing was kept",) if outcome.cause == "hang" else ()
+    unknown = ("what its ranks did when it hung was not recorded",) if outcome.cause == "hang" else ()
     sentence, rank = outcome.message, outcome.rank
     node = outcome.node
     words = f"{outcome.message}\n{last_error(log)}"
@@ -293,9 +293,9 @@ def explain_outcome(
     elif cause == "failed" and LOST_PEER.search(outcome.message):
         if early := _ended_before(events, outcome):
             cause, rank, node = "ended_early", early.rank, early.node
-            sentence = f"rank {rank} on node {node} ended with 0 while others waited for it: {sentence}"
+            sentence = f"rank {rank} on node {node} exited with 0 while others waited for it: {sentence}"
         else:
-            sentence += "; no rank is known to have ended before: its connection to another rank was lost"
+            sentence += "; its connection to another rank was lost, but no other rank is known to have ended before"
     return Explanation(
         cause=cause, sentence=one_line(sentence), fault=outcome.code != 0, rank=rank, node=node, unknown=unknown,
         evidence=tuple(map(one_line, log.splitlines()[-LOG_LINES:])) if outcome.code else (),
@@ -352,21 +352,21 @@ def explain_ranks(ranks: Sequence[RankView], world_size: int) -> Explanation:
     if found is None:
         seen = [view for view in ranks if any(view.stacks)]  # a rank that is only known to be busy may hang
         moves = any(len({*view.stacks}) > 1 or view.busy or view.moved_lately for view in seen)
-        what = "the ranks continue, and none keeps the others waiting" if moves else "nothing that blocks them is found"
+        what = "the ranks make progress, and none delays the others" if moves else "nothing that blocks them is found"
         found = Explanation(cause="none" if moves else "unknown", sentence=what, fault=False)
     return replace(found, evidence=tuple(map(_line, ranks)), unknown=tuple(unknown))
 
 
 def _line(view: RankView) -> str:
     waits = view.waits_in
-    since = f", in {waits.name} for {format_duration(max(0.0, view.read_at - waits.at))}" if waits else ""
+    since = f"; it has been in {waits.name} for {format_duration(max(0.0, view.read_at - waits.at))}" if waits else ""
     return f"{view.who}: {view.doing()}{since}"
 
 
 def _stopped(ranks: Sequence[RankView], world_size: int) -> Explanation | None:  # noqa: ARG001
     if stopped := [view for view in ranks if {one.get("state") for one in view.states} in ({"T"}, {"t"})]:
         names, more = stopped[0].who, f", and {len(stopped) - 1} more" if len(stopped) > 1 else ""
-        how = "by a signal (SIGSTOP): kill -CONT lets it continue" if stopped[0].state == "T" else "by a debugger"
+        how = "by a signal (SIGSTOP): continue it with kill -CONT" if stopped[0].state == "T" else "by a debugger"
         return _about(stopped[0], "stopped_process", f"{names}{more} is stopped {how}")
     return None
 
@@ -435,10 +435,10 @@ def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     view, (one, waited_s) = views[roots[0]], absent[roots[0]]
     waiters = sum(other is not view and found.name == one.name for other, found, _ in waiting)
-    for_s = f"for which {_count(waiters, 'have waited')} {format_duration(waited_s)}"
+    for_s = f"for which {_count(waiters, 'have been waiting')} for {format_duration(waited_s)}"
     if view.rank in blocked:
         own = next(found for other, found, _ in waiting if other is view)
-        text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: the ranks call them in different order"
+        text = f"{view.who} is in {own.name}, but not in {one.name}, {for_s}: their order differs between the ranks"
         return _about(view, "order", text)
     more = f" (nor have {len(roots) - 1} more)" if len(roots) > 1 else ""
     text = f"{view.who} has not entered {one.name} ({one.shape}){more}, {for_s}; {view.doing()}"
@@ -458,7 +458,7 @@ def _no_group(ranks: Sequence[RankView], world_size: int) -> Explanation | None:
         return None
     view = without[0]
     more = f", nor have {len(without) - 1} more" if len(without) > 1 else ""
-    waits = f"{_count(len(meeting), 'have waited')} {format_duration(max(meeting))}"
+    waits = f"{_count(len(meeting), 'have been waiting')} for {format_duration(max(meeting))}"
     text = f"{view.who} has not called init_process_group{more}, in which {waits}; {view.doing()}"
     fault = not view.state or max(meeting) >= HANG_S
     cause: Cause = "no_group" if view.state else "ended_early"
@@ -485,10 +485,10 @@ def _straggler(ranks: Sequence[RankView], world_size: int) -> Explanation | None
     places = Counter(place for stack in view.stacks if (place := place_of(stack)))
     where = ", ".join(f"{place} in {count} of {len(view.stacks)} samples" for place, count in places.most_common(2))
     cause: Cause = "data_loader" if view.share(LOADER) > MOSTLY else "straggler"
-    loads = "; it waits for its data loader" if cause == "data_loader" else ""
+    loads = "; it was waiting for its data loader" if cause == "data_loader" else ""
     text = (
-        f"{view.who} is slow: it came last to {times} of the last {len(whole)} collectives, and the others waited for "
-        f"it {100 * share:.0f} % of the time{loads}; it was in {where or 'code that is not known'}"
+        f"{view.who} is slow: it was last in {times} of {len(whole)} collectives, and the others waited for "
+        f"it {100 * share:.0f} % of the time{loads}; it was at {where or 'a place that is not known'}"
     )
     return _about(view, cause, text)
 

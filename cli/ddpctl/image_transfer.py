@@ -105,8 +105,8 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
     if done.returncode:
         reason = done.last_line(SILENT)
         if not re.search("no such (image|object)|image not known", reason, re.IGNORECASE):
-            raise UnavailableError(f"{engine} here cannot be asked for {reference}: {reason}")
-        raise UnavailableError(f"{reference}: {reason}: ddpctl image build makes one, {engine} pull gets one")
+            raise UnavailableError(f"cannot inspect image {reference} with {engine} on this machine: {reason}")
+        raise UnavailableError(f"{reference}: {reason}: run ddpctl image build or {engine} pull")
     return read_inspect(reference, done.stdout)
 
 
@@ -178,7 +178,7 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
         (manifest,) = json.loads(text)
         return manifest["Config"], tuple(manifest["Layers"])
     except (KeyError, TypeError, ValueError) as error:
-        raise DdpctlError(f"the saved image has no manifest that can be read: {error}") from None
+        raise DdpctlError(f"the saved image has no readable manifest: {error}") from None
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
@@ -188,7 +188,7 @@ def send(host: Host, blob: Blob, start: int) -> Verb[int]:
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
     (done,) = yield (Command(argv=argv, host=host, part=part, timeout_s=LONG_S),)
     if done.returncode:
-        raise UnavailableError(f"{done.last_line(SILENT)}: ship again, it resumes where it stopped")
+        raise UnavailableError(f"{done.last_line(SILENT)}: ship again to resume where it stopped")
     return start + length
 
 
@@ -197,8 +197,8 @@ def check(host: Host, blob: Blob) -> Verb[None]:
     argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
-        why = "it arrived corrupted" if done.returncode == Exit.DATA else done.last_line(SILENT)
-        raise UnavailableError(f"{blob.name[:12]}: {why}: it was removed there: ship again")
+        why = "arrived corrupted" if done.returncode == Exit.DATA else done.last_line(SILENT)
+        raise UnavailableError(f"layer {blob.name[:12]} was removed there ({why}): ship again")
 
 
 def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[str, ...]) -> Verb[Image]:
@@ -274,7 +274,7 @@ class Shipper:
         missing = frozenset(digest for digest in digests for survey in surveys if not survey.blob_of(digest))
         codec = self.executor.perform(choose_codec(surveys))
         if codec == "gz":
-            self.emit("gzip compresses: zstd, which is quicker and smaller, is not on all machines")
+            self.emit("compressing with gzip, because zstd (faster and smaller) is not on all machines")
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             scratch = TemporaryDirectory(dir=self.folder, prefix="ship-")
@@ -314,7 +314,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send one blob, from where an earlier ship stopped, and return the number of bytes sent."""
+        """Send one blob, continuing an interrupted transfer, and return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

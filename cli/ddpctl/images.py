@@ -1,4 +1,4 @@
-"""Container images as values: what Docker and podman report about them, and the command lines that ask. Pure.
+"""Container images as values: what Docker and podman report about them, and the commands that query them. Pure.
 
 Knows no hosts and no targets: ``image_transfer`` copies images to other machines, and the targets run them.
 """
@@ -56,7 +56,7 @@ def read_inspect(reference: str, stdout: str) -> Image:
             labels=dict(config.get("Labels") or {}),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"no answer of an image inspect: {error}") from None
+        raise ValueError(f"cannot read the output of image inspect: {error}") from None
 
 
 def digest_of(reference: str) -> str | None:
@@ -74,7 +74,7 @@ def difference(wanted: Image, found: Image) -> str:
     digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
     if wanted.id == found.id or digests:
         return ""
-    return f"{found.reference} is {pin(found)} there, but {pin(wanted)} is wanted"
+    return f"{found.reference} is {pin(found)} there, but {pin(wanted)} is expected"
 
 
 def pin(image: Image) -> str:

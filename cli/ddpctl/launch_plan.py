@@ -85,8 +85,8 @@ def unused_gpus(job: JobSpec) -> str:
     """Return a line if our own trainer leaves GPUs unused; empty if it uses all, or for another script."""
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
-    used = f"{job.local_world_size} of a node's {job.gpus} GPUs"
-    return f"ddptrain uses one GPU per rank: {used}; leave ranks out to use all"
+    used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
+    return f"ddptrain uses one GPU per rank: {used}; leave out ranks to use all of them"
 
 
 def command_line(job: JobSpec) -> str:

@@ -102,7 +102,7 @@ def find(context: AppContext, name: str | None, *, task: int | None = None) -> R
     found = next((one for one in tasks if one.name == f"{run.name}.task-{task}"), None)
     if found is None:
         known = ", ".join(one.name.rpartition("-")[2] for one in tasks)
-        raise NoInputError(f"--task {task}: {run.name} {f'has the tasks {known}' if tasks else 'is not an array'}")
+        raise NoInputError(f"--task {task}: run '{run.name}' {f'has tasks {known}' if tasks else 'is not an array'}")
     return found
 
 
@@ -150,10 +150,10 @@ def check_alone(context: AppContext, old: Run) -> None:
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
-            raise UnavailableError(f"--resume: {old.name} does not answer whether it has ended: {state.message}")
+            raise UnavailableError(f"--resume: whether run '{old.name}' has ended is unknown: {state.message}")
         if not state.ended and state.state != "unknown":
             raise UsageError(
-                f"--resume: {state.run} has not ended, and two trainings in its checkpoints would mix: stop it first"
+                f"--resume: run '{state.run}' has not ended, and two trainings cannot share checkpoints: stop it first"
             )
 
 
@@ -272,7 +272,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
                 return state, code
             except KeyboardInterrupt as error:  # between two commands
                 if not stopper.handles(error):
-                    context.emit(f"{run.name} keeps running; ddpctl attach {run.name} follows it")
+                    context.emit(f"run '{run.name}' keeps running; ddpctl attach {run.name} follows it")
                     raise
                 stopper(error)
 
@@ -280,7 +280,7 @@ def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: 
 def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus, int]:
     state = _see_the_end(context, run, stopper)
     if state.state == "unknown":
-        context.emit(f"{run.name} does not answer any more; it may still run: ddpctl attach {run.name}")
+        context.emit(f"run '{run.name}' no longer answers; it may still be running: try ddpctl attach {run.name}")
         return state, Exit.UNAVAILABLE
     if stopper.times:
         return state, stopper.code
@@ -293,7 +293,7 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
     if state.alive:
-        context.emit(f"the log cannot be printed any further; {run.name} keeps running, and Ctrl-C stops it")
+        context.emit(f"the log can no longer be printed; run '{run.name}' keeps running, and Ctrl-C stops it")
     while state.alive:
         try:
             time.sleep(POLL_S)
@@ -337,12 +337,12 @@ class Stopper:
         kill = self.times > 1
         signal: StopSignal = "KILL" if kill else asked
         if kill:
-            self._context.emit(f"killing {run.name}")
+            self._context.emit(f"killing run '{run.name}'")
         else:
             only = ""
             if signal == "INT" and "interrupt" not in target.capabilities:
                 signal, only = "TERM", f" (SIGTERM: {run.kind} can send no other signal)"
-            self._context.emit(f"stopping {run.name}: its ranks have {run.job.grace:g} s to save{only}; {again}")
+            self._context.emit(f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save{only}; {again}")
         try:
             self._context.executor.perform(target.stop(run, signal=signal, wait=kill))
         except UnavailableError as error:  # some machines do not answer; the run may continue on others
@@ -358,7 +358,7 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
     context.executor.perform(target.keep(run))
     if not kill:
         context.emit(
-            f"stopping {run.name}: its ranks have {run.job.grace:g} s to save; "
+            f"stopping run '{run.name}': its ranks have {run.job.grace:g} s to save; "
             f"ddpctl stop --kill {run.name} ends them at once"
         )
         context.executor.perform(target.stop(run, signal="TERM", wait=False))
@@ -366,9 +366,9 @@ def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
         if state.ended:
             return state
         if state.alive:
-            context.emit(f"{run.name} did not stop within its grace: killing it")
+            context.emit(f"run '{run.name}' did not stop within its grace period: killing it")
     if not context.executor.perform(target.stop(run, signal="KILL")):
-        raise DdpctlError(f"{run.name} is still alive after it was killed: see ddpctl status {run.name}")
+        raise DdpctlError(f"run '{run.name}' is still alive after it was killed: see ddpctl status {run.name}")
     return _wait_until_ended(context, run, SETTLE_S)
 
 
@@ -378,13 +378,13 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
     Raises UnavailableError if that ddpctl is on another machine, or does not end.
     """
     if launch.host != os.uname().nodename:
-        raise UnavailableError(f"{run.name} is being launched by {launch}", hint="stop it there, or wait")
+        raise UnavailableError(f"run '{run.name}' is being launched by {launch}", hint="stop it there, or wait")
     with suppress(ProcessLookupError):
         os.kill(launch.pid, signals.SIGTERM)
     deadline = time.monotonic() + LAUNCH_STOP_S
     while (left := run_store.unfinished_launch(run)) and left.going:
         if time.monotonic() > deadline:
-            raise UnavailableError(f"the launch of {run.name} by {launch} has not ended in {LAUNCH_STOP_S:g} s")
+            raise UnavailableError(f"the launch of run '{run.name}' by {launch} has not ended in {LAUNCH_STOP_S:g} s")
         time.sleep(POLL_S)
     if Path(run.folder).exists():
         return None
@@ -395,7 +395,7 @@ def clear(context: AppContext, run: Run) -> None:
     """Remove what a run that has ended has left where it ran."""
     context.executor.perform(target_of(run).keep(run))
     if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
-        raise DdpctlError(f"something of {run.name} is left: see ddpctl status {run.name}")
+        raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
 
 
 def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatus:
@@ -405,7 +405,7 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
             break
         if now - reported_at >= PROGRESS_S:
             reported_at = now
-            context.emit(f"  waiting for {run.name}: {now - started:.0f} of {limit_s:g} s, {state.message}")
+            context.emit(f"  waiting for run '{run.name}': {now - started:.0f} of {limit_s:g} s, {state.message}")
         time.sleep(POLL_S)
     return state
 
@@ -423,7 +423,7 @@ def is_unplaced(run: Run) -> bool:
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
     """Run a command where a node of the run is. Raises NoInputError if there is no such node."""
     if not 0 <= node < run.job.max_nodes:
-        raise NoInputError(f"--node {node}: the nodes of {run.name} are 0 to {run.job.max_nodes - 1}")
+        raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_nodes - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
 
 
@@ -434,18 +434,18 @@ def pull(context: AppContext, run: Run, into: Path | None = None, *, best: bool 
     UnavailableError if a machine of the run does not answer or another pull is running.
     """
     if "pull" in targets.capabilities(run.kind) and is_unplaced(run):
-        raise NoInputError(f"{run.name} has written nothing yet: {status(context, (run,))[0].message}")
+        raise NoInputError(f"run '{run.name}' has written nothing yet: {status(context, (run,))[0].message}")
     folder = (into or Path(run.folder, run_store.PULLED)).absolute()
     verb = target_of(run).pull(run, str(folder), best=best)
     with Path(run.folder, "pull.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UnavailableError(f"another ddpctl pull of {run.name} is running", hint="wait for its end") from None
+            raise UnavailableError(f"another ddpctl pull of run '{run.name}' is running", hint="wait for it") from None
         missing = context.executor.perform(verb)
-    context.emit(f"what {run.name} has written is in {folder}")
+    context.emit(f"the files of run '{run.name}' are in {folder}")
     if missing:
-        raise UnavailableError("\n".join(["not all of it could be fetched", *missing]))
+        raise UnavailableError("\n".join(["some files could not be fetched", *missing]))
     return folder
 
 
@@ -498,7 +498,7 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
     gone = state.is_absent or state.state in ("stopped", "lost")
     if by and gone and (outcome is None or outcome.cause == "stopped"):
         at = outcome if outcome and outcome.rank is not None else None
-        who = f": rank {at.rank} on node {at.node} ended with {at.code}" if at else ""
+        who = f": rank {at.rank} on node {at.node} exited with {at.code}" if at else ""
         code = int(Exit.SAVED_TERM) if state.code is None else state.code
         return replace(state, state="stopped", code=code, message=f"stopped by {by}{who}")
     if launch is None or state.outcome or not (state.ended or state.state in ("starting", "unknown")):
@@ -515,11 +515,11 @@ def _as_asked(run: Run, state: RunStatus) -> RunStatus:
 def target_of(run: Run) -> targets.Target:
     """Return the target that a run was started on. Raises ConfigError if this version does not know it."""
     if run.kind not in targets.kinds():
-        raise ConfigError(f"{run.name}: {_strange(run)}")
+        raise ConfigError(f"run '{run.name}': {_strange(run)}")
     try:
         return targets.make(run.kind, targets.fill_options(run.kind, run.options))
     except ConfigError as error:
-        raise ConfigError(f"{run.name}: {error}") from None
+        raise ConfigError(f"run '{run.name}': {error}") from None
 
 
 def _strange(run: Run) -> str:

@@ -114,7 +114,7 @@ def _meant(error: OSError) -> tuple[str, Exit]:
     try:
         Path.cwd()
     except OSError:
-        return "the current folder is gone: cd to one that is there", Exit.NO_INPUT
+        return "the current folder no longer exists: cd to another one", Exit.NO_INPUT
     return f"cannot write the output: {error.strerror}", Exit.CANNOT_WRITE
 
 
@@ -132,7 +132,7 @@ def main() -> None:
             raise
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "ddpctl"
-        hint = ", and what is your program's own goes after --" if path in ("ddpctl launch", "ddpctl render") else ""
-        print(f"ddpctl: {message()} ({path} --help lists the options{hint})", file=sys.stderr)
+        hint = "; options of your own program go after --" if path in ("ddpctl launch", "ddpctl render") else ""
+        print(f"ddpctl: {message()} (see {path} --help{hint})", file=sys.stderr)
         code = Exit.USAGE
     sys.exit(code)

@@ -59,13 +59,13 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
     """The inventory of a target's hosts. Raises ConfigError."""
     hosts = {host.address: _variables(host, site) for host in options.hosts}
     if len(hosts) < len(options.hosts):
-        raise ConfigError("provision: two hosts with one address are one machine: list it once")
+        raise ConfigError("provision: two hosts have the same address: list each machine once")
     for host in options.hosts:
         _check_name(host.address)
         if len(hosts) > 1 and _loopback(host.peer or host.address):
             raise ConfigError(
-                f"provision: {host.peer or host.address} means the same machine everywhere: give an "
-                "address at which the others reach this one (`peer`)"
+                f"provision: {host.peer or host.address} means a different machine on each host: give an address at "
+                "which the others reach this one (`peer`)"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():
@@ -85,11 +85,11 @@ def _check_name(address: str) -> None:
     """Check that Ansible takes the address for one machine. Raises ConfigError."""
     if address in _TAKEN:
         raise ConfigError(
-            f"provision: {address} is the name of an Ansible group and cannot name a host: use the machine's "
+            f"provision: '{address}' is the name of an Ansible group and cannot name a host: use the machine's "
             "address or full name"
         )
     if ":" in address and _ip(address) is None:
-        raise ConfigError(f"provision: {address!r} is neither a host name nor an IP address: a port has its own key")
+        raise ConfigError(f"provision: {address!r} is neither a host name nor an IP address: set the port with `port`")
 
 
 def _loopback(address: str) -> bool:
@@ -152,6 +152,6 @@ def _play(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Verb[
         raise KeyboardInterrupt
     if recap.returncode:
         raise UnavailableError(
-            f"ansible-playbook ended with {played.returncode} before it came to a machine: see its output above"
+            f"ansible-playbook exited with {played.returncode} before it reached a machine: see its output above"
         )
     return {host: HostResult(**fared) for host, fared in json.loads(recap.stdout).items()}

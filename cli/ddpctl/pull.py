@@ -181,7 +181,7 @@ def _fetch(
 
 
 def _part(into: str, path: str) -> str:
-    """Return the path of a file until it is complete."""
+    """Return the temporary path of a file that is not yet complete."""
     return str(Path(into, path).with_name(f".{Path(path).name}.part"))
 
 

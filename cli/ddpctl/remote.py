@@ -41,7 +41,7 @@ class Remote:
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
-        """Import what connections need, in one thread, as imports race. Takes 0.3 s, for remote targets only.
+        """Import the modules for connections in one thread, because imports race. Only remote targets need these 0.3 s.
 
         ``num_streams``: how many commands will be streamed in parallel.
         """

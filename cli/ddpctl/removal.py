@@ -53,9 +53,8 @@ def choose_removals(context: AppContext, asked: tuple[Run, ...]) -> tuple[tuple[
             named = sorted(users[one.run.name] - going)
             refused.append(
                 UsageError(
-                    f"{', '.join(named)} {'continues' if len(named) == 1 else 'continue'} from the checkpoints of "
-                    f"{one.run.name}, which was not removed: ddpctl rm {' '.join([one.run.name, *named])} "
-                    "removes all of them"
+                    f"run '{one.run.name}' was not removed: its checkpoints are used by {', '.join(named)}; "
+                    f"ddpctl rm {' '.join([one.run.name, *named])} removes these runs"
                 )
             )
     return tuple(removals), tuple(refused)
@@ -73,12 +72,12 @@ def _check_ended(run: Run, state: RunStatus) -> None:
     """Raise UsageError if the run has not ended, or UnavailableError if this is unknown."""
     if state.state == "unknown":
         raise UnavailableError(
-            f"{run.name} does not answer whether it has ended, and was not removed: {state.message}; "
-            f"if what it ran on is gone for good, delete its record: {run.folder}"
+            f"run '{run.name}' was not removed, because it is unknown whether it has ended: {state.message}; "
+            f"if its machines no longer exist, delete its record: {run.folder}"
         )
     if not state.ended:
         raise UsageError(
-            f"{run.name} has not ended ({state.state}), and was not removed: ddpctl stop {run.name} ends it"
+            f"run '{run.name}' has not ended ({state.state}) and was not removed: stop it with ddpctl stop {run.name}"
         )
 
 

@@ -55,7 +55,7 @@ def without_guess(run: Run, status: RunStatus) -> RunStatus:
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
-    message = f"it left no outcome, and whether it lives can be seen on {', '.join(away)} only"
+    message = f"it wrote no outcome; check on {', '.join(away)} whether it is still running"
     return replace(status, state="unknown", message=message, code=None)
 
 

@@ -115,7 +115,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
     if given := environ.get("XDG_STATE_HOME"):
         return Path(given).absolute() / "ddpctl" / "runs"
     if not (home := environ.get("HOME")):
-        raise CannotWriteError("no HOME to keep runs in: set DDPCTL_STATE_DIR to a folder that can be written")
+        raise CannotWriteError("HOME is not set, so runs have no folder: set DDPCTL_STATE_DIR to a writable folder")
     return Path(home).absolute() / ".local" / "state" / "ddpctl" / "runs"
 
 
@@ -161,11 +161,11 @@ def check_free(root: Path, name: str) -> None:
     _remove_torn_launch(root / name)
     if (root / name).is_dir():
         raise UsageError(
-            f"--name: a run named {name} already exists: choose another name, "
+            f"--name: a run named '{name}' already exists: choose another name, "
             f"or continue from its last checkpoint with --resume {name}"
         )
     if os.path.lexists(root / name) or (root.exists() and not root.is_dir()):
-        raise CannotWriteError(f"cannot keep runs in {root}: a file is in the way")
+        raise CannotWriteError(f"cannot keep runs in {root}: a file with this name exists")
 
 
 def _remove_torn_launch(folder: Path) -> None:
@@ -193,8 +193,7 @@ def create(root: Path, name: str, *, resumes: bool = False) -> Path:
         raise
     except OSError as error:
         raise CannotWriteError(
-            f"cannot keep the run's record in {root}: {error.strerror}: "
-            "set DDPCTL_STATE_DIR to a folder that can be written"
+            f"cannot keep the run's record in {root}: {error.strerror}: set DDPCTL_STATE_DIR to a writable folder"
         ) from None
     return folder
 
@@ -352,16 +351,16 @@ def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, .
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     """Return the run of that name or, unless ``whole``, the only run whose name begins with it. None: the newest."""
     if name == "":
-        raise NoInputError("the run's name is empty: name a run (ddpctl ps lists them)")
+        raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")
     if name and "/" in name:
         raise NoInputError(
-            f"{name} is a folder, and a run's name is asked for here (ddpctl ps lists them)",
+            f"{name} is a folder, but a run's name is expected here (ddpctl ps lists the runs)",
             hint="status, logs, top, timeline and report take the folder of a run that was started by hand",
         )
     if name and (run := read(root / name)):
         return run
     if name and (record := root / name / RECORD).exists():
-        raise NoInputError(f"the record of {name} cannot be read: {record} is corrupt, or not a run's record")
+        raise NoInputError(f"the record of run '{name}' cannot be read: {record} is corrupt, or not a run's record")
     runs = load_all(root)
     if not runs:
         raise NoInputError(f"no run yet in {root}: start one with ddpctl launch")
@@ -371,9 +370,9 @@ def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise NoInputError(f"{name} may be {', '.join(sorted(run.name for run in matches))}: give more of the name")
+        raise NoInputError(f"{name!r} is ambiguous: {', '.join(sorted(run.name for run in matches))}")
     known = ", ".join(run.name for run in runs[:5])
-    raise NoInputError(f"no run named {name}; the newest are {known} (all: ddpctl ps)")
+    raise NoInputError(f"no run named '{name}'; the newest are {known} (ddpctl ps lists all)")
 
 
 def _folders(root: Path) -> Iterator[Path]:

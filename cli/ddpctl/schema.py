@@ -196,7 +196,7 @@ def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
         if error["type"] == "model_type":
             return Problem(place, f"{entry} takes keys and values, not {kind_of(error['input'])}")
     if error["type"] == "missing":
-        return Problem((), f"{owner} needs {quote(name)}: {field.type_words}")
+        return Problem((), f"{owner} needs {quote(name)} ({field.type_words})")
     text = _words(error, field)
     if inner and not field.record:
         text = f"{quote(inner[0]) if field.kind == 'table' else f'item {inner[0] + 1}'} {text}"
@@ -216,7 +216,7 @@ def _words(error: Any, field: Field) -> str:
         case "less_than_equal":
             return f"{value} is too large: expected {field.bounds}"
         case "finite_number":
-            return f"{value} is not finite; write a number"
+            return f"{value} is not a finite number"
         case "literal_error":
             return f"{quote(value)} is not one of {', '.join(field.choices)}"
     if isinstance(value, Text | list | dict):

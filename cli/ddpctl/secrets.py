@@ -43,7 +43,7 @@ def exposed(job: JobSpec) -> str | None:
         return None
     return (
         f"env: the value of {', '.join(names)} is visible in specs and records: "
-        f"secrets: [{', '.join(names)}] passes it from your environment instead"
+        f"set secrets: [{', '.join(names)}] to pass it from your environment"
     )
 
 
@@ -55,7 +55,7 @@ def exposed_arguments(job: JobSpec) -> str | None:
     variables = ", ".join(re.sub("[-.]", "_", name.strip("-")).upper() for name in names)
     return (
         f"the value of {', '.join(names)} is visible in specs, records and process lists: "
-        f"secrets: [{variables}] passes it from your environment instead"
+        f"set secrets: [{variables}] to pass it from your environment"
     )
 
 

@@ -169,7 +169,7 @@ def check_nodes(nodes: str) -> str:
     """Check for ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
     match = NODES_PATTERN.fullmatch(nodes)
     if not match or (match[2] and int(match[2]) < int(match[1])):
-        raise ValueError("a number of nodes from 1, or MIN:MAX such as 1:4")
+        raise ValueError("expected a number of nodes, or MIN:MAX such as 1:4")
     return nodes
 
 
@@ -177,9 +177,9 @@ def check_env(env: Mapping[str, str]) -> Mapping[str, str]:
     """Check for names that a shell accepts and ddpctl does not set, and values without NUL. Raises ValueError."""
     for name, value in env.items():
         if not VARIABLE_PATTERN.fullmatch(name):
-            raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', and no digit first")
+            raise ValueError(f"'{name}' is not a variable name: use letters, digits and '_', not starting with a digit")
         if name in OURS or name.startswith("PET_"):
-            raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
+            raise ValueError(f"{name} cannot be set: ddpctl and ddprun set it for each node and rank")
         if "\0" in value:
             raise ValueError(f"the value of {name} holds a NUL byte")
     return env
@@ -195,14 +195,14 @@ MAX_PORT = 65535
 def check_size(size: str) -> str:
     """Check for a size such as ``64Gi``, in units of Kubernetes, which are powers of 1024. Raises ValueError."""
     if not SIZE_PATTERN.fullmatch(size):
-        raise ValueError("a whole number and Mi, Gi or Ti, such as 64Gi")
+        raise ValueError("expected a whole number and Mi, Gi or Ti, such as 64Gi")
     return size
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
     """Check for a duration such as ``12h`` or ``2h30m``. Raises ValueError."""
     if not TIME_PATTERN.fullmatch(text):
-        raise ValueError(f"whole numbers with d, h, m or s, such as {example} or 2h30m")
+        raise ValueError(f"expected whole numbers with d, h, m or s, such as {example} or 2h30m")
     return text
 
 
@@ -241,14 +241,14 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
         if name in OF_SHELLS:
             raise ValueError(f"{name} is a variable that shells set themselves: give the secret another name")
         if name in OURS or name.startswith("PET_"):
-            raise ValueError(f"{name} is set by ddpctl and ddprun for each node and rank")
+            raise ValueError(f"{name} cannot be set: ddpctl and ddprun set it for each node and rank")
     return secrets
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
     """Check for arguments that a process can take, with a script or module that has a name. Raises ValueError."""
     if any("\0" in word for word in command):
-        raise ValueError("no NUL byte")
+        raise ValueError("a NUL byte is not allowed")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
     if program[:1] == ("",) or program[:2] == ("-m", ""):
         raise ValueError("the script's name is empty")
@@ -323,7 +323,7 @@ class JobSpec:
     image: Annotated[
         str,
         Doc("The container image of every node; the target local, and a runtime 'none', run without one."),
-        matching(IMAGE, "an image is REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
+        matching(IMAGE, "expected REGISTRY/NAME:TAG or REGISTRY/NAME@sha256:DIGEST"),
     ] = DEFAULT_IMAGE
     cpus: Annotated[
         int | None, Doc("CPU cores per node; null: as the target has it, where it asks at all."), Ge(1), Le(1024)
@@ -372,7 +372,7 @@ class JobSpec:
             yield (
                 "job.ranks",
                 f"gpus ({self.gpus}) is not divisible by {self.ranks}: the ranks of a node share its GPUs evenly; "
-                "give a divisor, or leave ranks out for one rank per GPU",
+                "give a divisor, or leave out ranks to get one rank per GPU",
             )
 
     @property

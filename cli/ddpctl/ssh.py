@@ -107,10 +107,10 @@ def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
         )
     except FileNotFoundError:
         raise ConfigError(
-            f"{what} is read by {argv[0]}, which is not installed here: install OpenSSH's client"
+            f"{what} is read by {argv[0]}, which is not installed here: install the OpenSSH client"
         ) from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"{what}: {argv[0]} has not read it within {CONFIG_S:g} s (a Match with exec?)") from None
+        raise ConfigError(f"{what}: {argv[0]} did not read it within {CONFIG_S:g} s (a Match with exec?)") from None
     if done.returncode not in (0, none):
         raise ConfigError(f"{what}: {(done.stderr.strip().splitlines() or ['it cannot be read'])[0]}")
     return done.stdout
@@ -189,8 +189,8 @@ def _refusal(host: str, name: str, known: KnownKeys, key: PKey) -> str:
         )
     had = ", ".join(f"{_kind(other)} {other.fingerprint}" for other in known.keys)
     return (
-        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was set up again, or somebody "
-        f"is in between; if you know that it was set up again: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
+        f"its host key has CHANGED: known_hosts has {had}, it shows {shown}: the machine was reinstalled, or somebody "
+        f"intercepts the connection; if it was reinstalled: ssh-keygen -R {shlex.quote(name)}, then ssh {host}"
     )
 
 
@@ -370,6 +370,6 @@ def _refused_keys(hop: _Hop) -> str:
     tried = ", ".join(hop.connection.connect_kwargs["key_filename"])
     keys = f"the agent's and {tried}" if tried else "the agent's; ~/.ssh has none"
     return (
-        f"it refuses every key of {hop.connection.user} ({keys}): put one there with "
+        f"it accepts no key of {hop.connection.user} ({keys}): put one there with "
         f"ssh-copy-id {_typed(hop.host)}, or name the right one as key"
     )

@@ -17,17 +17,17 @@ pytestmark = pytest.mark.skipif(
 )
 SAID = {
     "the master's address is not node 0's": (
-        "10.77.0.99 is not an address of this machine, which must listen there; it has 10.77.0.10 (eth0)",
+        "10.77.0.99 is not an address of this machine, but this machine must listen on it; it has 10.77.0.10 (eth0)",
         69,
     ),
     "node 0's machine is down": (
-        "node 0 of 2 did not join within 2 s (node-1 (10.77.0.11): 10.77.0.99:61234 cannot be reached: "
-        "that machine is down, its link is, or a router sends it back)",
+        "node 0 of 2 did not join within 2 s (node-1 (10.77.0.11): 10.77.0.99:61234 cannot be reached: that machine "
+        "or its link is down, or a router rejects the connection)",
         142,
     ),
     "another image": (
         "the nodes do not match: image is train:1@sha256:b2 on node 1, but train:2@sha256:a1 on node 0; "
-        "give all the same",
+        "make all nodes the same",
         78,
     ),
     "the script is given something else": (

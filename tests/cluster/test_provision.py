@@ -70,11 +70,11 @@ def test_what_is_broken_is_said_and_the_others_are_done(site: Site) -> None:
                     code=69)  # fmt: skip
     (mebibytes,) = re.findall(r"its disk is full: (\d+) MiB", said.splitlines()[-2])
     assert said.splitlines()[-5:] == [
-        f"{wrong.address}: it refuses every key for root@{wrong.address}: ssh-copy-id, or name another user (--login) "
-        "or the right key",
+        f"{wrong.address}: it accepts no key for root@{wrong.address}: use ssh-copy-id, or give another user "
+        "(--login) or another key",
         f"{powerless.address}: eve may not become root there: log in as root (--login root), let the user use sudo "
         "without a password, or have it asked for (ddpctl provision -- --ask-become-pass)",
-        f"{dockerless.address}: its packages do not have docker.io: look at its sources with apt-get update",
+        f"{dockerless.address}: its package sources lack docker.io: check them with apt-get update",
         f"{full.address}: its disk is full: {mebibytes} MiB are free on /, and 2048 MiB are needed: make room there",
         f"ddpctl: 4 of 5 hosts are not ready: {', '.join(box.address for box in site.boxes[2:])}",
     ]

@@ -132,9 +132,9 @@ def test_a_runs_life_from_the_queue_to_a_stop(site: Site) -> None:
         for node, report in enumerate(status["node_reports"])
     ]
     followed = site.start("logs", "-f", "night")
-    assert "run next stopped" in site.ddpctl("stop", "next")
+    assert "run 'next' stopped" in site.ddpctl("stop", "next")
     # Slurm and ddprun both signal the ranks: which of the two a rank heard first is not said.
-    assert "run night stopped, exit code 143: " in site.ddpctl("stop", "night")
+    assert "run 'night' stopped, exit code 143: " in site.ddpctl("stop", "night")
     assert followed.wait(30) == 0
     assert "slurm: stopped on request: the ranks save\n" in (site.folder / "logs.txt").read_text()
     assert list((site.folder / "state" / ".targets").iterdir()) == []
@@ -179,9 +179,9 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank_and_no_requeue(site: Sit
     launched.send_signal(signal.SIGINT)
     assert launched.wait(60) == 130
     said = (site.folder / "logs.txt").read_text()
-    assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "stopping run 'night': its ranks have 30 s to save; Ctrl-C again kills them\n" in said
     assert "slurm: interrupted: the ranks get SIGINT\n" in said
-    assert "run night stopped, exit code 130" in said
+    assert "run 'night' stopped, exit code 130" in said
     for rank in range(4):
         log = (site.folder / "state" / "night" / f"node-{rank // 2}" / f"rank-{rank}.log").read_text()
         if rank in (0, 3):
@@ -254,7 +254,7 @@ def test_an_array_runs_four(site: Site) -> None:
     script.write_text("import os\nprint('task', os.environ['SLURM_ARRAY_TASK_ID'], 'rank', os.environ['RANK'])\n")
     said = site.ddpctl("launch", "-f", FILE, "--name", "four", "--nodes", "1", "--gpus", "1", "--array", "0-3%2",
                        "--", "task.py")  # fmt: skip
-    assert "run four succeeded" in said
+    assert "run 'four' succeeded" in said
     for task in range(4):
         assert f"[task {task}] task {task} rank 0\n" in said
     folder = site.folder / "state" / "four"
@@ -296,7 +296,7 @@ def test_a_folder_that_the_nodes_do_not_share_is_named(site: Site) -> None:
         subprocess.run(["/usr/bin/nsenter", "-t", slurmd, "-m", "/usr/bin/umount", str(mine)], check=True, timeout=10)
     lines = (site.folder / "job.log").read_text().splitlines()
     assert f"node-1: {mine} is not the head node's: set RUN_DIR to a folder that all nodes share" in lines
-    assert lines[-1] == "slurm: not every node can run this: see the lines before this one"
+    assert lines[-1] == "slurm: not every node can run this: see the lines above"
     assert json.loads((mine / "node-0" / "outcome.json").read_text())["code"] == 66
 
 
@@ -321,7 +321,7 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     until(lambda: "continuing at step" in site.log("lost"), 90, lambda: site.log("lost"))
     again = int(re.findall(r"continuing at step (\d+) of", site.log("lost"))[-1])
     assert again > reached
-    assert "run lost stopped" in site.ddpctl("stop", "lost")
+    assert "run 'lost' stopped" in site.ddpctl("stop", "lost")
     spent = json.loads(site.ddpctl("timeline", "lost", "--json"))
     assert spent["restarts"] == 1
     seen = [span["phase"] for span in spent["spans"]]

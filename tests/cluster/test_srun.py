@@ -134,7 +134,7 @@ def test_nodes_that_do_not_match(launch: Launch) -> None:
     other = f"export DDP_IMAGE=train:$SLURM_NODEID; {TASK}"
     job = launch(ONE_A_NODE, "--nproc-per-node=1", str(ACT), task=other)
     assert (job.end(), job.codes()) == (78, {"0.0": 78, "1.0": 78})
-    message = "the nodes do not match: image is train:1 on node 1, but train:0 on node 0; give all the same"
+    message = "the nodes do not match: image is train:1 on node 1, but train:0 on node 0; make all nodes the same"
     assert [outcome.message for outcome in job.outcomes()] == [message] * 2
 
 

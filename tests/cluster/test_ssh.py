@@ -130,13 +130,13 @@ def test_every_host_is_judged_and_nothing_is_started(lab: Lab) -> None:
     ]
     key = lab.person.home / ".ssh/id_ed25519"
     assert rows[9:-1] == [
-        f"{second.address}: it refuses every key of nobody (the agent's and {key}): put one there with "
+        f"{second.address}: it accepts no key of nobody (the agent's and {key}): put one there with "
         f"ssh-copy-id -p 22 nobody@{second.address}, or name the right one as key",
         f"{stranger}: its host key ED25519 {unknown} is not in known_hosts: compare it on the machine itself "
         f"(ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub), then trust it with: ssh {stranger}",
         f"{impostor}: its host key has CHANGED: known_hosts has ED25519 {fingerprint(other)}, it shows "
-        f"ED25519 {fingerprint(bad.host_key)}: the machine was set up again, or somebody is in between; "
-        f"if you know that it was set up again: ssh-keygen -R {impostor}, then ssh {impostor}",
+        f"ED25519 {fingerprint(bad.host_key)}: the machine was reinstalled, or somebody intercepts the connection; if "
+        f"it was reinstalled: ssh-keygen -R {impostor}, then ssh {impostor}",
         "10.77.0.99: 10.77.0.99:22: no route to host: is sshd running there?",
         f"{lab.laptop.address}: {lab.laptop.address}:22: connection refused: is sshd running there?",
     ]
@@ -154,8 +154,8 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     launched.wait(35 + 20)
     said = lab.said()
     assert launched.returncode == 130
-    assert "stopping night: its ranks have 30 s to save; Ctrl-C again kills them\n" in said
-    assert "run night stopped, exit code 130" in said
+    assert "stopping run 'night': its ranks have 30 s to save; Ctrl-C again kills them\n" in said
+    assert "run 'night' stopped, exit code 130" in said
     assert list((lab.boxes[0].home / ".ddpctl/runs/night/checkpoints").iterdir())
     assert lab.alive("night") == {}
 
@@ -194,7 +194,7 @@ def test_ctrl_c_is_one_keyboard_interrupt_for_each_rank(lab: Lab, verb: str) -> 
     launched.wait(60)
     said = lab.said()
     assert launched.returncode == 130
-    assert "run night stopped, exit code 130" in said
+    assert "run 'night' stopped, exit code 130" in said
     for rank in range(4):
         path = lab.boxes[rank // 2].home / f".ddpctl/runs/night/node-{rank // 2}/rank-{rank}.log"
         last = "saved\n" if rank in (0, 3) else "\nKeyboardInterrupt\n"

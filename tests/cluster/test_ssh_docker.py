@@ -145,7 +145,7 @@ def test_a_run_goes_on_and_is_stopped_and_is_listed(lab: Lab) -> None:
     assert runs_there(lab) == [["long"], ["long"]]
     stopped = lab.ddpctl("stop", "long")
     assert stopped.returncode == 0, stopped.stderr
-    assert "run long stopped, exit code 143" in stopped.stderr
+    assert "run 'long' stopped, exit code 143" in stopped.stderr
     assert lab.containers() == ""
     assert runs_there(lab) == [[], []]
     assert list((lab.docks[0].box.home / ".ddpctl/runs/long/checkpoints").iterdir())
@@ -185,7 +185,7 @@ def test_ctrl_c_is_a_keyboard_interrupt_in_containers(lab: Lab) -> None:
     launched.send_signal(signal.SIGINT)
     said, _ = launched.communicate(timeout=120)
     assert launched.returncode == 130, said
-    assert "run interrupted stopped, exit code 130" in said
+    assert "run 'interrupted' stopped, exit code 130" in said
     assert lab.containers() == ""
     for rank in range(4):
         run = lab.docks[rank // 2].box.home / ".ddpctl/runs/interrupted"

@@ -126,7 +126,7 @@ def test_lost_hosts_are_replaced(lab: Lab) -> None:
         wait_until(lambda: re.search(r"epoch +1/", lab.log("night")), "the first epoch", timeout_s=180)
         lab.machines[1].cut()
         lab.machines[1].kill()
-        spare = f"node 1 was on {lab.boxes[1].address}, which is lost, and starts on {lab.boxes[2].address}"
+        spare = f"node 1 was on {lab.boxes[1].address}, which is lost, and starts again on {lab.boxes[2].address}"
         wait_until(lambda: spare in lab.said(), "the spare", timeout_s=180)
         wait_until(lambda: "ranks 0 to 1 of 4 started (attempt 2)" in lab.log("night"), "the ranks", timeout_s=180)
         lab.machines[0].cut()

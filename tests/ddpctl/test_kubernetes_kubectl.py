@@ -146,7 +146,7 @@ def test_pods_that_have_succeeded_before_their_job_says_so(wording: Wording) -> 
     one = fold(run, PYTORCHJOB, running, pods, [], now=RECORDED)
     assert (one.state, one.message) == (
         "stopping",
-        "1 of 2 pods have ended with exit code 0; the PyTorchJob has not yet",
+        "1 of 2 pods have ended with exit code 0; the PyTorchJob has not ended yet",
     )
 
 

@@ -209,9 +209,9 @@ def test_gpus_have_columns_where_it_is_known_whose_they_are() -> None:
 
 
 def test_before_and_after() -> None:
-    waits = empty_snapshot(replace(TRAINING, state="pending", message="job 7 waits (Priority)"), 1000)
-    assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 waits (Priority)"]
-    assert line(waits) == "night  pending: job 7 waits (Priority)"
+    waits = empty_snapshot(replace(TRAINING, state="pending", message="job 7 is waiting (Priority)"), 1000)
+    assert shown(waits, 80) == ["night  pending  2 nodes x 2 ranks of ddptrain on local", "job 7 is waiting (Priority)"]
+    assert line(waits) == "night  pending: job 7 is waiting (Priority)"
     ended = replace(TRAINING, state="failed", message="rank 1 on node 0 was killed (SIGKILL)", code=137)
     view = replace(empty_snapshot(ended, 1000), step=450, loss=0.25, losses=(1.0, 0.25))
     assert shown(view, 80) == [

@@ -11,7 +11,7 @@ from ddpwire.run_files import Outcome
 RAISED = Outcome(code=1, cause="error", message="rank 3 on node 1 exited with 1: ValueError: bad", node=1, rank=3)
 STOPPED = Outcome(code=143, cause="stopped", message="rank 3 received SIGTERM, and all ranks stopped", rank=3)
 LOST = Outcome(code=137, cause="node_lost", message="node 1 was lost: its ddprun stopped responding", node=1)
-HEAD_LOST = Outcome(code=137, cause="node_lost", message="node 0 was lost: its store is gone", node=0)
+HEAD_LOST = Outcome(code=137, cause="node_lost", message="node 0 was lost: its store no longer answers", node=0)
 ABSENT = Outcome(code=142, cause="absent", message="node 2 of 3 did not join within 1 s")
 
 

@@ -131,7 +131,9 @@ def test_choose(failures, silent_s, settled, chosen):
             id="stopped-before-the-start",
         ),
         pytest.param(Failure(node=0, rank=0, status=-11), 139, "killed", False, id="sigsegv"),
-        pytest.param(Failure(node=0, rank=1, status=-9, oom="its cgroup has 2 GiB"), 137, "oom", True, id="oom"),
+        pytest.param(
+            Failure(node=0, rank=1, status=-9, oom="the limit of its cgroup is 2 GiB"), 137, "oom", True, id="oom"
+        ),
         pytest.param(Failure(node=0, rank=1, status=-9, hung="no heartbeat"), 144, "hang", True, id="hang"),
         pytest.param(Failure(node=0, rank=None, status=-9), 137, "node_lost", True, id="node-0-lost"),
         pytest.param(Failure(node=2, rank=None, status=-9), 137, "node_lost", True, id="node-2-lost"),

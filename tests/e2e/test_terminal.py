@@ -36,7 +36,7 @@ def test_breakpoint_in_an_attached_launch_of_one_rank(tmp_path: Path) -> None:
         os.write(terminal, b"x += 1\n")
         read_until(terminal, "(Pdb) ")
         os.write(terminal, b"continue\n")
-        assert "x is 42" in read_until(terminal, "run night succeeded")
+        assert "x is 42" in read_until(terminal, "run 'night' succeeded")
     finally:
         os.kill(child, signal.SIGTERM)
         os.waitpid(child, 0)

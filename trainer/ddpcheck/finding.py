@@ -19,7 +19,7 @@ ADVICE: dict[str, tuple[str, str]] = {  # what is expected, what to do
     "Xid": ("none of the hardware", RESET),
     "DCGM": ("diag -r 1 passes", "dcgmi diag -r 2 says more"),
     "GPU matmul": SPEED,
-    "GPUs and driver": ("what most nodes have", "give all the same"),
+    "GPUs and driver": ("what most nodes have", "make all nodes the same"),
     "libraries": ("what most nodes have", "install the same build on all nodes"),
     SHM_DIR: ("1 GiB, and 256 MiB a GPU", "docker run --shm-size, in Kubernetes an emptyDir of medium Memory"),
     "memlock": ("unlimited", "ulimit -l unlimited before the container starts: else NCCL leaves InfiniBand for TCP"),

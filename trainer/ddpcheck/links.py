@@ -62,7 +62,7 @@ def members_of(ranks: Ranks) -> tuple[int, ...]:
 
 
 def rounds(number: int) -> Iterator[tuple[Pair, ...]]:
-    """Yield the rounds of a round-robin tournament (circle method): each pair meets once, a round's are disjoint."""
+    """Yield the rounds of a round-robin tournament (circle method): each pair meets once; no rank twice in a round."""
     order: list[int | None] = [*range(number), *([None] if number % 2 else [])]
     half = len(order) // 2
     for _ in range(len(order) - 1):
@@ -123,7 +123,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that look slow, slowest first, and a line if too many do; skips the links of ``slow`` nodes."""
+    """Return the links that look slow, slowest first, and a line if too many do; skip the links of ``slow`` nodes."""
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []

@@ -51,7 +51,7 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def node_name(self, rank: int) -> str:
-        """Return ``node 2 (box3)``, without the host's name if several nodes have the same one."""
+        """Return ``node 2 (box3)``, without the host's name if several nodes share it."""
         node, host = self.nodes[rank], self.hosts[rank]
         alone = {other for other, name in zip(self.nodes, self.hosts, strict=True) if name == host} == {node}
         return f"node {node} ({host})" if alone else f"node {node}"

@@ -131,8 +131,8 @@ class NodeAgent(SimpleElasticAgent):
         rendezvous.on_join = self._join
         node.workers.log = log = node.journal.log
         node.workers.gives_up_start = self._gives_up_start
-        node.workers.on_exec_fallback = lambda why: log(f"ranks are executed, which takes longer than a fork: {why}")
-        node.workers.on_supervisor_lost = lambda: log("the supervisor of the ranks was killed, and they with it")
+        node.workers.on_exec_fallback = lambda why: log(f"ranks are started with exec, slower than a fork: {why}")
+        node.workers.on_supervisor_lost = lambda: log("the supervisor of the ranks was killed, and the ranks with it")
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         began = time.monotonic()
@@ -293,7 +293,7 @@ class NodeAgent(SimpleElasticAgent):
         in_order = self._node.logs.in_order
         error = last_error(self._node.node_dir, rank, status, in_order=in_order) if status > 0 else ""
         if NO_STDIN.search(error) and not self._node.config.reads_stdin(rank):
-            error += f" (this rank has no stdin: ddprun --debug-rank {rank} gives it this one's)"
+            error += f" (this rank has no stdin: give it this terminal's with ddprun --debug-rank {rank})"
         return Failure(
             node=self._node.config.node_rank,
             rank=rank,

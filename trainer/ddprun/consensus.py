@@ -285,7 +285,7 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect a node 0 that vanished without closing its connections (power cut, cable): then every call blocks.
+        """Detect that node 0 vanished without closing its connections (power cut, cable): every call then blocks.
 
         This loop counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
         """

@@ -92,7 +92,7 @@ class Diagnosis:
             self._thread.start()
 
     def keep(self) -> None:
-        """Save the evidence of the present attempt, before its ranks are killed for a hang."""
+        """Save the evidence of the current attempt, before its ranks are killed because of a hang."""
         self._write(diagnosis_file(self._attempt), num_samples=2)
 
     def _write(self, name: str, request: str = "", num_samples: int = NUM_SAMPLES) -> None:

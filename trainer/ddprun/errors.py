@@ -46,4 +46,4 @@ def config_error(message: str, *, hint: str = "", **fields: Any) -> NodeError:
 
 def store_lost_error() -> NodeError:
     """Return the error for a node 0 that ended, or is silent, while others need its store."""
-    return node_error(Exit.KILLED, "node_lost", "node 0 was lost: its store is gone", node=0)
+    return node_error(Exit.KILLED, "node_lost", "node 0 was lost: its store no longer answers", node=0)

@@ -137,7 +137,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]
     if {*options} - {*HARMLESS_OPTIONS}:
-        return f"ddprun's Python was started with options of its own ({' '.join(options)})"
+        return f"ddprun's Python was started with options ({' '.join(options)})"
     if threading.active_count() > 1:
         return f"an import has started threads ({', '.join(thread.name for thread in threading.enumerate()[1:])})"
     if any(path.startswith("/dev/nvidia") for path in _open_files()):
@@ -150,7 +150,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
         for path in sorted(folder.iterdir()):
             module = sys.modules.get(path.name.partition(".")[0])
             if module and module is not sys.modules["__main__"] and _is_module(path) and not _is_from(folder, module):
-                return f"{path} would hide a module that is already imported"
+                return f"{path} has the name of a module that is already imported"
     return ""
 
 

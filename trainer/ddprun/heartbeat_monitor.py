@@ -147,7 +147,7 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Describe the symptoms of the hang."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
-    what = "is stopped (SIGSTOP)" if status.stopped else "takes CPU time" if status.busy else "takes no CPU time"
+    what = "is stopped (SIGSTOP)" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
@@ -165,7 +165,7 @@ class SpawnWatch:
         self._cpu_s = 0.0
 
     def find(self) -> str:
-        """Return a sentence about such ranks, or an empty string if none are known. Checks every SPAWN_PROBE_S."""
+        """Return a message that names such ranks, or an empty string. Checks once every SPAWN_PROBE_S."""
         now, before_s = time.monotonic(), self._cpu_s
         since_s = now - self._probed_at
         if since_s < SPAWN_PROBE_S:

@@ -81,7 +81,7 @@ def format_nodes(nodes: tuple[int, ...]) -> str:
 
 
 def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") -> NodeError:
-    """Return the error for nodes that did not come in time."""
+    """Return the error for nodes that did not join in time."""
     message = f"{format_nodes(missing)} of {config.max_nodes} did not join within {config.join_timeout_s:g} s"
     return node_error(Exit.ABSENT, "absent", f"{message} ({why})" if why else message, node=missing[0])
 
@@ -156,7 +156,7 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
             reason = reason or f"{route.address}:{config.master_port} closed the connection"
         elif not said_full:
             said_full = True
-            log(f"the run has all of its {config.max_nodes} nodes: this one waits to replace a lost node")
+            log(f"all {config.max_nodes} nodes of the run are there: this node waits to replace a lost one")
         if reason and said_full:  # as a new node 0, this node would start the same training again
             raise _full_error(config)
         if wait.is_over((0,) if reason else (), reason, key="" if reason else "full"):
@@ -176,8 +176,8 @@ def _becomes_host(config: NodeConfig, route: Route) -> bool:
 
 
 def _full_error(config: NodeConfig) -> NodeError:
-    message = f"the run has all of its {config.max_nodes} nodes, and this is one more"
-    return config_error(message, hint="start fewer, or give all of them a larger --nnodes")
+    message = f"all {config.max_nodes} nodes of the run are there, and this is one more"
+    return config_error(message, hint="start fewer nodes, or give all of them a larger --nnodes")
 
 
 def _address_on_network(config: NodeConfig) -> str:

@@ -82,7 +82,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
         if (not host or endpoint.endswith("]")) and lookup("rdzv_backend")[1] == C10D:
             host, port = endpoint, C10D_PORT
         if not host:
-            raise config_error(f"{source} is {endpoint!r}: HOST:PORT is what it takes")
+            raise config_error(f"{source} is {endpoint!r}: expected HOST:PORT")
         settings |= {"master_addr": (source, host.strip("[]")), "master_port": (source, port)}
     for setting, name in TORCHRUN_NAMES.items():
         source, text = lookup(name)
@@ -92,7 +92,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
     source, alone = lookup("standalone")
     if alone and alone != "0":
         if settings.get("nnodes", ("", "1"))[1] not in ("1", "1:1"):
-            raise config_error(f"{source} is one node, but {' is '.join(settings['nnodes'])}: give one of the two")
+            raise config_error(f"{source} means one node, but {' is '.join(settings['nnodes'])}: give only one")
         place: Settings = {"nnodes": (source, "1"), "node_rank": (source, "0")}
         settings = place | {"master_addr": (source, "127.0.0.1"), "master_port": (source, "0")} | settings
     return settings
@@ -105,7 +105,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
         if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
             if known.get("node_rank", ("", "0"))[1] != "0":
                 raise config_error(
-                    f"{source} says is_host, but {' is '.join(known['node_rank'])}: node 0 is the host, give one"
+                    f"{source} has is_host, but {' is '.join(known['node_rank'])} and the host is node 0: give only one"
                 )
             settings["node_rank"] = (f"{source} is_host", "0")
         elif key == "is_host":
@@ -126,8 +126,8 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
     if slurm_number(environ, "SLURM_STEP_ID", SLURM_NO_SRUN) >= SLURM_NO_SRUN:
         if nnodes != "1" and "node_rank" not in known:
             raise config_error(
-                f"a Slurm job of {nnodes} nodes, but srun did not start this ddprun: "
-                f"srun --ntasks-per-node=1 ddprun ..., or --nnodes 1 for this node alone"
+                f"the Slurm job has {nnodes} nodes, but srun did not start this ddprun: use srun --ntasks-per-node=1 "
+                "ddprun ..., or --nnodes 1 for this node alone"
             )
         return _slurm_local_world_size(environ, 1)
     node = slurm_number(environ, "SLURM_NODEID", 0)
@@ -138,13 +138,13 @@ def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
         if "SLURM_GPUS_PER_TASK" in environ:
             raise config_error(
                 f"Slurm started {num_tasks} tasks on this node and SLURM_GPUS_PER_TASK hides their GPUs from each "
-                f"other: srun --ntasks-per-node=1 --gpus-per-node={num_tasks} is what ddprun needs"
+                f"other: start ddprun with srun --ntasks-per-node=1 --gpus-per-node={num_tasks}"
             )
         if environ.get("SLURM_LOCALID", "0") != "0":
             raise node_error(
                 Exit.OK,
                 "ok",
-                f"Slurm started {num_tasks} tasks on this node: the first of them brings up all ranks, this one ends",
+                f"Slurm started {num_tasks} tasks on this node: the first one starts all ranks, so this one ends",
             )
     settings |= {"nnodes": ("SLURM_NNODES", nnodes), "node_rank": ("SLURM_NODEID", str(node))}
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_NODELIST") or environ.get("SLURM_JOB_NODELIST")

@@ -30,10 +30,10 @@ class View:
         """Take what the rank has written; empty data means the end of the stream."""
 
     def tick(self, now: float) -> None:
-        """Show what has waited long enough at the time ``now``."""
+        """Show the lines that have been held long enough at the time ``now``."""
 
     def due(self, now: float) -> float | None:
-        """Return in how many seconds to call ``tick``, or None to wait for the next ``accept``."""
+        """Return the seconds until ``tick`` must be called, or None if only ``accept`` can change something."""
 
     def suppress(self) -> None:
         """Show no more, because all that follows results from another rank's failure."""

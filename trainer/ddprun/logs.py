@@ -94,7 +94,7 @@ class RankLogs:
             terminal.copy_size(stream.target, stream.descriptor)
 
     def catch_up(self, rank: int) -> None:
-        """Wait until all that a rank has written so far is in its file, at most for ``CATCH_UP_S``."""
+        """Wait until a rank's output so far is in its file, for at most ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
         while time.monotonic() < deadline and self._have_data(streams):
@@ -246,7 +246,7 @@ class Stream:
         return bool(data)
 
     def tick(self, now: float) -> None:
-        """Pass on what has waited long enough at the time ``now``."""
+        """Print the lines that have been held long enough at the time ``now``."""
         if now >= self._rest_since + UNFINISHED_S:
             self.flush()
         self.view.tick(now)

@@ -167,7 +167,7 @@ def parse_cpu_list(ranges: str) -> Cores:
 
 def describe_affinity(bound: tuple[Cores, ...]) -> str:
     """Describe in one line which rank is bound to which cores."""
-    return "; ".join(f"local rank {rank} to cores {format_ranges(cores)}" for rank, cores in enumerate(bound))
+    return "; ".join(f"local rank {rank} on cores {format_ranges(cores)}" for rank, cores in enumerate(bound))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,27 +197,27 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
     if machine.shm_bytes is not None and machine.shm_bytes < shm:
         yield (
             f"{SHM_DIR} has {machine.shm_bytes // MIB} MiB, and DataLoader workers die when it is full: "
-            f"{shm // MIB} MiB is right for {local_world_size} rank{'s' * (local_world_size > 1)} "
+            f"{shm // MIB} MiB is enough for {local_world_size} rank{'s' * (local_world_size > 1)} "
             f"(docker run --shm-size, or in Kubernetes an emptyDir with medium: Memory)"
         )
     open_files = max(MIN_OPEN_FILES, local_world_size * num_nodes * OPEN_FILES_PER_RANK)
     if machine.open_files is not None and machine.open_files < open_files:
-        yield f"{machine.open_files} open files are allowed, {open_files} may be needed: ulimit -n {open_files}"
+        yield f"{machine.open_files} open files are allowed, but {open_files} may be needed: set ulimit -n {open_files}"
     if machine.num_gpus and num_nodes > 1 and machine.memlock_bytes is not None and machine.memlock_bytes < MIN_MEMLOCK:
         yield (
-            f"{machine.memlock_bytes // 1024} KiB may be locked in memory, and without more NCCL leaves InfiniBand "
-            f"for TCP: ulimit -l unlimited, before the container starts"
+            f"{machine.memlock_bytes // 1024} KiB of memory may be locked, so NCCL uses TCP instead of InfiniBand: "
+            "set ulimit -l unlimited before the container starts"
         )
     if device == "cuda" and machine.num_gpus < local_world_size:
         gpus = f"{machine.num_gpus} GPU{'s' * (machine.num_gpus != 1)}"
-        yield f"{local_world_size} ranks on CUDA, but {gpus}: ranks will share, or fail"
+        yield f"{local_world_size} CUDA ranks, but {gpus}: the ranks will share it, or fail"
     for gpu in machine.gpus:
         if gpu.error:
-            yield f"GPU {gpu.index} cannot be read: {gpu.error} (nvidia-smi; dmesg names its Xid errors)"
+            yield f"GPU {gpu.index} cannot be read: {gpu.error} (see nvidia-smi, and dmesg for its Xid errors)"
         if gpu.ecc_errors:
             yield f"GPU {gpu.index} has had {gpu.ecc_errors} uncorrected ECC errors: see nvidia-smi -q -d ECC"
         if gpu.pids:
-            yield f"GPU {gpu.index} is used by others too: pid {', '.join(map(str, gpu.pids))}"
+            yield f"GPU {gpu.index} is also used by other processes: pid {', '.join(map(str, gpu.pids))}"
 
 
 def read_health(num_gpus: int) -> MachineHealth:

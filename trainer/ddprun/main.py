@@ -193,7 +193,7 @@ def end_without_disk(error: NodeError, workers: Workers, console: Console) -> No
 
 
 def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
-    """End a node that has no folder yet. ``reports``: its settings are wrong, which is reported to node 0."""
+    """End a node that has no folder yet. ``reports``: report its wrong settings to node 0."""
     print(f"ddprun: {error}", file=sys.stderr, flush=True)
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
     if reports:
@@ -282,7 +282,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
         if by_hand:
             return f"{outcome.message} (exit code {outcome.code}; logs of this node in {folder})"
         why = f"rank {outcome.rank} on node {reporter}" if outcome.rank is not None else f"node {outcome.node}"
-        why = why if outcome.node is not None else f"node {reporter}, which says why"
+        why = why if outcome.node is not None else f"node {reporter}, whose log shows why"
         return (
             ""
             if on_one_machine

@@ -362,14 +362,14 @@ class NodeMetrics:
             log(f"no metrics: {host} cannot be bound: {error.strerror}")
             return
         if config.metrics_port not in (0, port):
-            log(f"port {config.metrics_port} is taken: the metrics are on {port} instead")
+            log(f"port {config.metrics_port} is in use: the metrics are on port {port}")
         url = f"http://{own if host in ANY_ADDRESS else host}:{port}/metrics"
         log(f"metrics at {url}")
         self._journal.update(metrics=url)
         try:
             registration.register(config, url)
         except OSError as error:
-            log(f"Prometheus is not told where the metrics are: {error.filename}: {error.strerror}")
+            log(f"the file for Prometheus cannot be written: {error.filename}: {error.strerror}")
 
     def write_snapshot(self, node_dir: Path) -> None:
         """Write the final values, including the ranks' gauges, for readers that come too late for a scrape."""

@@ -24,9 +24,9 @@ INCOMPLETE_ENTRY = "0x0"  # the flags of an entry whose address has not answered
 # What each error of a failed connection means. Linux distinguishes these.
 ERROR_MEANINGS = {
     errno.ECONNREFUSED: "refused the connection: nothing listens there yet, or a firewall resets it",
-    errno.ECONNRESET: "took the connection and reset it: a proxy, or a firewall, is in between",
+    errno.ECONNRESET: "accepted the connection and reset it: a proxy or a firewall may be in between",
     errno.ETIMEDOUT: "does not answer: a firewall drops packets, or the address is on another network",
-    errno.EHOSTUNREACH: "cannot be reached: that machine is down, its link is, or a router sends it back",
+    errno.EHOSTUNREACH: "cannot be reached: that machine or its link is down, or a router rejects the connection",
     errno.ENETUNREACH: "cannot be reached: no route leads there from this machine",
     errno.EADDRNOTAVAIL: "cannot be reached: no address of this machine fits it",
     errno.EACCES: "cannot be reached: a rule of this machine forbids it",
@@ -94,7 +94,7 @@ def describe_error(error: OSError, address: str, port: int | None = None) -> str
     number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
     meaning = ERROR_MEANINGS.get(number or 0) or f"cannot be reached: {(error.strerror or str(error)).lower()}"
     if number == errno.ECONNREFUSED and ipaddress.ip_address(address).is_loopback:
-        meaning = "refused the connection: nothing listens there yet, and it is this machine itself"
+        meaning = "refused the connection: nothing listens on this port of this machine yet"
     return f"{where} {meaning}"
 
 
@@ -178,7 +178,7 @@ def describe_taken_port(host: str, port: int, error: OSError) -> str:
     if isinstance(error, socket.gaierror):
         return describe_unresolved(host, error)
     if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is not an address of this machine, which must listen there"
+        return f"{host} is not an address of this machine, but this machine must listen on it"
     reason = os.strerror(error.errno) if error.errno else str(error)
     return f"port {port} on {host} is not available: {reason[0].lower() + reason[1:]}{port_holder(port)}"
 

@@ -286,7 +286,7 @@ def check_program(config: NodeConfig, *, alone: bool = False) -> None:
     except ValueError:  # the module is loaded, but does not record where from
         return
     if found is None:
-        raise _no_program(f"-m {command[2]}: no module {name} is installed, or in {Path.cwd()}")
+        raise _no_program(f"-m {command[2]}: no module {name} is installed or in {Path.cwd()}")
 
 
 def _no_program(message: str) -> NodeError:
@@ -308,8 +308,8 @@ def _node_rank(settings: Settings, max_nodes: int) -> int:
     if "node_rank" not in settings and max_nodes > 1:
         if settings.get("backend", ("", ""))[1] == launchers.C10D:
             return UNNUMBERED
-        hint = f"give --node-rank or {names.NODE_RANK}, 0 to {max_nodes - 1}, or --rdzv-backend=c10d on all nodes"
-        raise config_error(f"{max_nodes} nodes, and this node's number was not given", hint=hint)
+        hint = f"give --node-rank or {names.NODE_RANK} (0 to {max_nodes - 1}), or --rdzv-backend=c10d on all nodes"
+        raise config_error(f"{max_nodes} nodes, but the number of this node is not set", hint=hint)
     rank = _number(settings, "node_rank", 0)
     if rank >= max_nodes:
         raise config_error(
@@ -325,15 +325,15 @@ def _master(settings: Settings, max_nodes: int) -> tuple[str, int]:
         return "127.0.0.1", 0  # MASTER_* variables left over in a shell do not matter to a single node
     for setting, flag, variable, what in (
         ("master_addr", "--master-addr", names.NODE_MASTER_ADDR, "the address of node 0"),
-        ("master_port", "--master-port", names.NODE_MASTER_PORT, "a free port of node 0"),
+        ("master_port", "--master-port", names.NODE_MASTER_PORT, "the port of node 0"),
     ):
         if setting not in settings and max_nodes > 1:
             hint = f"give {flag} or {variable}, the same on every node"
-            raise config_error(f"{max_nodes} nodes, and {what} was not given", hint=hint)
+            raise config_error(f"{max_nodes} nodes, but {what} is not set", hint=hint)
     port = _port(*settings.get("master_port", ("", "0")))
     if port == 0 and max_nodes > 1:
         source = settings["master_port"][0]
-        raise config_error(f"{source} is 0, but {max_nodes} nodes must know the port: 1 to {MAX_PORT}")
+        raise config_error(f"{source} is 0, but the {max_nodes} nodes must know the port: expected 1 to {MAX_PORT}")
     return settings.get("master_addr", ("", "127.0.0.1"))[1], port
 
 
@@ -409,7 +409,7 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
 
 
 def _debug_rank(text: str | None, world_size: int) -> int | None:
-    allowed = f"a rank of this run, {_numbers_below(world_size)}"
+    allowed = f"a rank of this run ({_numbers_below(world_size)})"
     return None if text is None else _whole("--debug-rank", text, allowed, most=world_size - 1)
 
 

@@ -104,8 +104,8 @@ def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
         lock_fd = process_discovery.take_lock(path)
         if lock_fd is None:
             raise config_error(
-                f"{path} belongs to another ddprun that is still alive: "
-                f"give each node its own --node-rank, or this run its own --run-dir"
+                f"{path} is used by another running ddprun: give "
+                "each node its own --node-rank, or this run its own --run-dir"
             )
         previous_run = read_previous_run(path, config.run_id)
         state.write(path)

@@ -327,7 +327,7 @@ def _signal(node_dir: Path, number: int) -> bool:
 def port(args: argparse.Namespace) -> int:
     """Print a free port."""
     if not 0 <= args.want <= MAX_PORT:
-        print(f"port {args.want} is out of range: 1 to {MAX_PORT}, or 0 for any", file=sys.stderr)
+        print(f"port {args.want} is out of range: expected 1 to {MAX_PORT}, or 0 for a free port", file=sys.stderr)
         return Exit.USAGE
     try:
         listener = network.listen(args.host, args.want) if args.want else network.listen_on_free_port(args.host)

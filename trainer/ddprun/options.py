@@ -12,20 +12,20 @@ from PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and so on, from Slurm or Kuberne
 
 # torchrun's flags that are accepted and change nothing, each with the reason.
 ACCEPTED = {
-    "monitor_interval": "a rank's end is noticed at once",
-    "start_method": "the ranks are started as ddprun does it",
+    "monitor_interval": "the end of a rank is noticed at once",
+    "start_method": "ddprun chooses how the ranks are started",
     "event_log_handler": "what happens stands in node.log and outcome.json",
-    "tee": "every rank's output goes to the console and to a log of its own",
-    "duplicate_stdout_filters": "every line is in the log of its rank",
-    "duplicate_stderr_filters": "every line is in the log of its rank",
-    "logs_specs": "ddprun has its own logs, and loads no other's",
+    "tee": "the output of each rank goes to the console and to its own log",
+    "duplicate_stdout_filters": "the log of each rank has all of its lines",
+    "duplicate_stderr_filters": "the log of each rank has all of its lines",
+    "logs_specs": "ddprun writes its own logs, and loads no plug-in for logs",
     "log_line_prefix_template": "a line begins with its node and rank",
     "signals_to_handle": "all signals that ask for a stop are handed on to the ranks",
 }
 
 # The variables of torchrun's agent that ddprun does not use.
 ACCEPTED_VARIABLES = {
-    "TORCHELASTIC_ENABLE_FILE_TIMER": "a rank that hangs is found by its heartbeat, see --hang-timeout",
+    "TORCHELASTIC_ENABLE_FILE_TIMER": "a hanging rank is found by its heartbeat (see --hang-timeout)",
     "TORCHELASTIC_HEALTH_CHECK_PORT": "python -m ddprun.healthcheck is this node's health check",
     "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ACCEPTED["log_line_prefix_template"],
 }
@@ -183,7 +183,7 @@ def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[s
     if options.rdzv_backend not in (None, "static", "c10d"):
         given["rdzv_backend"] = "the nodes meet at node 0, as with static"
     if any(one[-1:] in ("1", "2") for one in (options.redirects or "").split(",")):
-        given["redirects"] = "only 3, both streams, keeps a rank's output from the console"
+        given["redirects"] = "only the value 3 (both streams) keeps a rank's output off the console"
     lines = {f"--{name.replace('_', '-')}": why for name, why in given.items()}
     lines |= {name: why for name, why in ACCEPTED_VARIABLES.items() if environ.get(name)}
-    return tuple(f"{name} changes nothing here: {why}" for name, why in lines.items())
+    return tuple(f"{name} has no effect: {why}" for name, why in lines.items())

@@ -94,7 +94,7 @@ class PeerChecks:
     def _compare_facts(self, node_0: Mapping[str, str]) -> None:
         node = self._config.node_rank
         if differences := node_facts.differences(self._facts, node_0, node):
-            message = f"the nodes do not match: {differences}; give all the same"
+            message = f"the nodes do not match: {differences}; make all nodes the same"
             raise node_error(Exit.CONFIG, "config", message, node=node)
 
     def _set_clock_offset(self, offset_s: float) -> None:

@@ -63,7 +63,7 @@ class PreflightReport:
         self._log(f"warning: {line}")
 
     def failed(self, why: str) -> None:
-        """End the present step, if any, with the result "failed"."""
+        """End the current step, if any, with the result "failed"."""
         if self._name:
             self.done(why, "failed")
 
@@ -107,7 +107,7 @@ def find_route(config: NodeConfig, report: PreflightReport) -> Route:
     )
     interface = network.interface_of(own)
     if interface is None and config.local_addr:
-        raise config_error(f"--local-addr is {own}, but this machine has {network.local_addresses()}")
+        raise config_error(f"--local-addr is {own}, but the addresses of this machine are {network.local_addresses()}")
     report.done(f"{own} on {interface}")
     if config.node_rank:
         return Route(address=address, own=own, interface=interface, listener=None)
@@ -152,7 +152,7 @@ def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSErr
 
 
 def _loopback_message(host: str, address: str) -> str:
-    here = f"here {host} is {address}, which other machines cannot reach"
+    here = f"the name {host} means {address} here, which other machines cannot reach"
     if address == "127.0.1.1":
         here += f" (Debian's line '127.0.1.1 {host}' in /etc/hosts)"
     return (

@@ -84,8 +84,8 @@ class RankPlace:
         first, second = sorted((self.rank, other), key=int)
         if os.getpid() == self.pid:
             return (
-                f"ranks {first} and {second} both call init_process_group as {place}: leave rank and world_size out, "
-                f"the environment says them ({GUIDE})"
+                f"ranks {first} and {second} both call init_process_group as {place}: leave out rank and world_size, "
+                f"which the environment sets ({GUIDE})"
             )
         return (
             f"ranks {first} and {second} both start ranks of their own: {AS_ONE_RANK}; "

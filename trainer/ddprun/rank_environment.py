@@ -54,7 +54,7 @@ def describe_allocation(config: NodeConfig, resources: ResourceAllocation) -> st
     why = "there are fewer cores than ranks, or this machine does not tell its NUMA nodes"
     if config.nodes_here > 1:
         why = f"{config.nodes_here} nodes share this machine's cores"
-    return f"--numa-binding {asked} changes nothing here: {why}"
+    return f"--numa-binding {asked} has no effect: {why}"
 
 
 # This node's own settings: a launcher that the script starts must not use them.

@@ -101,7 +101,7 @@ class Recovery:
         self.reached(step)
 
     def reached(self, step: int | None) -> None:
-        """Take a step that ranks of the run have reached; it may be the highest."""
+        """Record a step that ranks of the run have reached, if it is the highest so far."""
         if step is not None:
             self.best = step if self.best is None else max(self.best, step)
 

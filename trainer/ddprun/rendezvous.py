@@ -70,7 +70,7 @@ class NodeClaim:
             if len(heartbeats) > MAX_LATE_HEARTBEATS:
                 if self._value["token"] != joining.TOKEN:
                     raise self._replaced_error()
-                message = f"another node says that it is node {self._node}: give each node its own --node-rank"
+                message = f"another node is also node {self._node}: give each node its own --node-rank"
                 raise config_error(message)
             if is_over("another ddprun was in this place, and is not given up yet"):
                 message = f"another ddprun is in the place of node {self._node}: it is silent, but was not given up"
@@ -203,7 +203,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return False
 
     def _watch_name(self) -> None:
-        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. For a thread."""
+        """Raise NodeError, which ends this node, as soon as another node 0 takes over its name. Runs in a thread."""
         config = self._config
         while True:
             time.sleep(NAME_INTERVAL_S)

@@ -99,21 +99,21 @@ def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
             message = "node 0 was lost, and with it the store of the run: start the run again"
     elif failure.hung or failure.refused:
         cause = "hang" if failure.hung else "error"
-        message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was ended: {failure.refused}"
+        message = f"{who} hung: {failure.hung}" if failure.hung else f"{who} was stopped: {failure.refused}"
     elif failure.unstarted or failure.killed_here:
         cause, message = "stopped", f"{stopped}{_how_stopped(failure, who)}"
     elif _was_requested(failure):
         why = f"{message}: {failure.error}" if failure.error and failure.code not in STOP_CODES else message
         cause, message = "stopped", f"{stopped}: {why}"
     elif failure.status in STOP_CODES:
-        cause, message = ("stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this code")
+        cause, message = ("stopped", f"{message}: it received {STOP_CODES[failure.status]}, or chose this exit code")
         if failure.stopped_for is not None:
             node, rank = None if failure.stopped_for != rank else node, failure.stopped_for
             message = f"rank {rank} received {STOP_CODES[failure.status]}, and all ranks stopped"
     elif failure.oom:
         cause, message = (
             "oom",
-            f"{who} ran out of memory and was killed: {failure.oom}; give the job more, or each rank less to do",
+            f"{who} ran out of memory and was killed: {failure.oom}; give the job more memory, or each rank less work",
         )
     elif failure.status < 0:
         cause = "killed"
@@ -217,7 +217,7 @@ def decide(
     if not may_restart(outcome, leaves=leaves):
         return Decision(outcome=outcome)
     if sum(attempt.outcome.cause == "oom" for attempt in attempts) > MAX_OOM_RESTARTS and outcome.cause == "oom":
-        return Decision(outcome=replace(outcome, message=f"{outcome.message} (again)", retry=False))
+        return Decision(outcome=replace(outcome, message=f"{outcome.message}; a restart did not help", retry=False))
     without_progress = attempts[len(attempts) - num_without_progress(attempts) :]
     if len(attempts) > 1 and len(without_progress) >= MAX_WITHOUT_PROGRESS:
         return Decision(outcome=_gave_up(without_progress, outcome))

@@ -41,7 +41,7 @@ def is_read_later(name: str) -> bool:
 
 
 class _TorchIsImportedError(Exception):
-    """Raised where torch is imported: variables that are set later have come too late."""
+    """Raised when torch is imported, because variables that are set later have no effect on it."""
 
 
 class _Reader:

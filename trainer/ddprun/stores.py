@@ -68,7 +68,7 @@ class TimeoutStore(Store):
                 return answer.result((timeout or self._timeout).total_seconds() + ANSWER_TIMEOUT_S)
             except TimeoutError:
                 self._is_unresponsive = True  # the thread is still blocked
-        raise DistNetworkError("the store does not answer any more")
+        raise DistNetworkError("the store no longer answers")
 
     @property
     def port(self) -> int:
@@ -172,7 +172,7 @@ def connect_to_node_0(address: str, port: int) -> TimeoutStore:
     try:
         return connect(address, port)
     except RuntimeError:
-        message = f"{address}:{port} answers, but not as node 0's store: is something else listening there?"
+        message = f"{address}:{port} answers, but not as node 0's store: another program may be listening there"
         raise node_error(Exit.UNAVAILABLE, "unavailable", message) from None
 
 

@@ -216,8 +216,8 @@ class OomMonitor:
         for name in ("memory.max", "memory.limit_in_bytes"):
             text = _read_text(self._cgroup / name) if self._cgroup else ""
             if text.isdecimal() and int(text) < 1 << 60:  # v1 writes a number just below 2^63 for no limit
-                return f"its cgroup has {int(text) / (1 << 30):.3g} GiB"
-        return "the machine had no more"
+                return f"the limit of its cgroup is {int(text) / (1 << 30):.3g} GiB"
+        return "the machine's memory was full"
 
     def _read(self) -> int:
         for name in ("memory.events", "memory.oom_control"):

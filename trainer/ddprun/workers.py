@@ -101,7 +101,7 @@ class Workers:
         """
         if self._lost:
             if self._fork:  # this process has threads now
-                self._fork, self._exec_reason = False, "the process that had torch was killed"
+                self._fork, self._exec_reason = False, "the process that had imported torch was killed"
             self._open()
         self._alive.add(tag)
         options = {"cwd": str(Path.cwd()), "cores": sorted(cores)}
@@ -141,7 +141,7 @@ class Workers:
     def _await_reply(self, *, is_start: bool) -> dict[str, Any] | None:
         imports = self._fork and not self._has_replied
         limit_s = IMPORT_TIMEOUT_S if imports else ANSWER_TIMEOUT_S
-        progress = Progress(self.log, "importing what the ranks need of torch")
+        progress = Progress(self.log, "importing the parts of torch that the ranks need")
         deadline = time.monotonic() + limit_s
         while time.monotonic() < deadline:
             with contextlib.suppress(queue.Empty):

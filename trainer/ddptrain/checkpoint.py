@@ -110,7 +110,7 @@ class OtherFormat(UnusableCheckpoint):
     def __init__(self, number: int) -> None:
         what = "a newer ddptrain wrote it" if number > SHARDED_FORMAT else "an older ddptrain wrote it"
         known = f"formats {FORMAT} and {SHARDED_FORMAT}"
-        super().__init__("incompatible", f"it has format {number} ({what}), this ddptrain reads {known}")
+        super().__init__("incompatible", f"it has format {number} ({what}), but this ddptrain reads {known}")
         self.number = number
 
 
@@ -363,7 +363,7 @@ def _read_checked(path: Path, manifest: Manifest) -> bytes:
     """Return the bytes of a file that matches its manifest. Raises CorruptCheckpoint and OSError."""
     data = read_regular(path)
     if len(data) != manifest.bytes:
-        raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes, not {manifest.bytes:,}")
+        raise CorruptCheckpoint("truncated", f"it has {len(data):,} bytes instead of {manifest.bytes:,}")
     if hashlib.sha256(data).hexdigest() != manifest.sha256:
         raise CorruptCheckpoint("corrupt", f"its SHA-256 is not that of {manifest_path(path).name}")
     return data
@@ -375,7 +375,7 @@ def _check_file(file: Path, size: int, digest: str) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise OSError(errno.EINVAL, f"{file.name} is not a regular file")
     if found.st_size != size:
-        raise CorruptCheckpoint("truncated", f"{file.name} has {found.st_size:,} bytes, not {size:,}")
+        raise CorruptCheckpoint("truncated", f"{file.name} has {found.st_size:,} bytes instead of {size:,}")
     with file.open("rb") as data:
         if hashlib.file_digest(data, "sha256").hexdigest() != digest:
             raise CorruptCheckpoint("corrupt", f"the SHA-256 of {file.name} is not that of its manifest")

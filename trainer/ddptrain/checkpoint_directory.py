@@ -60,7 +60,7 @@ class CheckpointDirectory:
             in_the_way = isinstance(error, (FileExistsError, NotADirectoryError))
             reason = "there is a file with this name" if in_the_way else error.strerror
             raise TrainError(
-                Exit.CANNOT_WRITE, f"--checkpoint-dir {folder} cannot be written: {reason}; give another one"
+                Exit.CANNOT_WRITE, f"--checkpoint-dir {folder} cannot be written: {reason}; give another folder"
             ) from None
 
     def path(self, step: int) -> Path:
@@ -115,12 +115,12 @@ class CheckpointDirectory:
                     raise TrainError(
                         Exit.CANNOT_WRITE,
                         f"--checkpoint-dir {self.folder} is in use by {holder}",
-                        hint="stop that training, or give another one",
+                        hint="stop that training, or give another folder",
                     )
                 time.sleep(0.1)
         except OSError as error:
             log_warning(
-                f"{self.folder / LOCK} cannot be locked: {error.strerror}; no second training may use this folder"
+                f"{self.folder / LOCK} cannot be locked: {error.strerror}; check that no other training uses it"
             )
         with contextlib.suppress(OSError):
             os.ftruncate(lock, 0)
@@ -206,7 +206,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint that is whole and of the step in its name. Raises UnusableCheckpoint and OSError."""
     checkpoint = read_again(lambda: load_checkpoint(path))
     if step_of(path) not in (None, checkpoint.step):
-        raise CorruptCheckpoint("corrupt", f"its name is not that of step {checkpoint.step}, which is in it")
+        raise CorruptCheckpoint("corrupt", f"its name does not match its step, {checkpoint.step}")
     return checkpoint
 
 

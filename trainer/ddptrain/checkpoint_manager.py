@@ -106,7 +106,7 @@ class CheckpointManager:
             if head is None and not self._epochs and not self._state.options.model.pretrained:
                 raise TrainError(
                     Exit.NO_INPUT,
-                    f"--epochs 0 only evaluates, and {self._state.options.checkpoints.folder} holds no checkpoint",
+                    f"--epochs 0 only evaluates, but no checkpoint is in {self._state.options.checkpoints.folder}",
                     hint="give --resume FILE, another --checkpoint-dir, or --pretrained FILE",
                 )
             if head is None:
@@ -167,9 +167,9 @@ class CheckpointManager:
             written = self.wait_for_write(step)
         if self._saver is not None:
             if not written:
-                problem = f"step {step} could not be saved: the disk has not taken {path} for {STUCK_S:g} s"
+                problem = f"step {step} could not be saved: {path} has been waiting for the disk for {STUCK_S:g} s"
             elif self._saver.newest != path:
-                before = "there is no other" if self._saver.newest is None else f"{self._saver.newest} is whole"
+                before = "no earlier one exists" if self._saver.newest is None else f"{self._saver.newest} is intact"
                 problem = f"step {step} could not be saved as {path}; {before}"
         problem, path = broadcast(self._state.world.rank_info, (problem, path))
         if problem:
@@ -223,7 +223,7 @@ class CheckpointFinder:
         else:
             if resume == "never" and paths and not started_again:
                 raise config_error(
-                    f"--resume never, but {self.directory.folder} holds {paths[0].name}",
+                    f"--resume never, but {paths[0].name} is in {self.directory.folder}",
                     hint="give another --checkpoint-dir, or --resume auto",
                 )
             found = self._newest(paths)
@@ -254,8 +254,8 @@ class CheckpointFinder:
         if found is None and count:
             raise TrainError(
                 Exit.DATA,
-                f"none of the {count} checkpoints in {self.directory.folder} is whole: to start at step 0, delete them "
-                f"(also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
+                f"no intact checkpoint is in {self.directory.folder}, only {count} corrupt: to start at step 0, "
+                f"delete them (also step-*{SUFFIX_BAD}) or give another --checkpoint-dir",
             )
         return found
 
@@ -276,8 +276,8 @@ class CheckpointFinder:
         newer = [other for other in self._checkpoints() if (step_of(other) or 0) > found[1].step]
         if newer:  # the next resume would use these, and this training's checkpoints would be deleted as older
             raise config_error(
-                f"--resume {path} is of step {found[1].step}, and {self.directory.folder} holds {newer[0].name}",
-                hint="give another --checkpoint-dir for the new branch",
+                f"--resume {path} is older than {newer[0].name} in {self.directory.folder}",
+                hint="to continue from it, give another --checkpoint-dir",
             )
         return found
 
@@ -362,7 +362,7 @@ class CheckpointSaver:
     def skip(self, step: int) -> None:
         """Report that this step has no checkpoint because a disk is stuck."""
         self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
-        self._failed(step, f"the disk has not taken the one before it for {STUCK_S:g} s")
+        self._failed(step, f"the previous one has been waiting for the disk for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
         """Wait until the current write is on the disk or has failed. Return False if the disk is stuck.

@@ -434,7 +434,7 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> Optio
     parser = _parser(quiet=environ.get(names.RANK, "0") != "0")
     given = vars(parser.parse_args(arguments))
     if "batch_size" in given and given.get("batch_size_per_rank"):
-        parser.error("--batch-size and --batch-size-per-rank say the same thing twice: give one of them")
+        parser.error("--batch-size and --batch-size-per-rank set the same value: give only one of them")
     given_ranks = [flag for flag in ("rank", "world_size", "init_method") if flag in given]
     if given.get("spawn", 1) > 1 and given_ranks:
         parser.error(f"--spawn starts its ranks by itself: leave out --{given_ranks[0].replace('_', '-')}")

@@ -40,6 +40,6 @@ def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> 
         trace = dump()
         path.write_bytes(trace if isinstance(trace, bytes) else trace.encode())
     except (OSError, RuntimeError) as error:
-        log(f"rank {rank}: no record of its collectives: {error}")
+        log(f"the collectives of rank {rank} were not recorded: {error}")
         return
-    log(f"rank {rank}: its last collectives are in {path}")
+    log(f"the last collectives of rank {rank} are in {path}")

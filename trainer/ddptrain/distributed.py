@@ -245,7 +245,7 @@ def choose_device(rank_info: RankInfo, name: str) -> torch.device:
     """Return the rank's GPU, or the CPU. Raises TrainError."""
     num_gpus = torch.cuda.device_count() if name != "cpu" else 0
     if num_gpus == 0 and name == "cuda":
-        raise config_error("--device cuda, but torch sees no GPU here; --device auto takes the CPU then")
+        raise config_error("--device cuda, but torch sees no GPU here; --device auto would use the CPU")
     if num_gpus == 0:
         return torch.device("cpu")
     if rank_info.local_rank >= num_gpus:
@@ -264,7 +264,7 @@ def take_device(rank_info: RankInfo, name: str) -> torch.device:
         except RuntimeError as error:  # such as a driver older than torch's CUDA
             reason = str(error).partition("\n")[0].rstrip(".")
             message = f"rank {rank_info.rank} cannot use GPU {device.index} here: {reason}"
-            raise config_error(message, hint="--device cpu trains without it") from error
+            raise config_error(message, hint="--device cpu trains without a GPU") from error
     return device
 
 
@@ -274,7 +274,7 @@ def check_same_devices(kinds: Sequence[str]) -> None:
     if 0 < len(without) < len(kinds):
         owner = next(rank for rank in range(len(kinds)) if rank not in without)
         raise config_error(
-            f"rank {without[0]} has no GPU, and rank {owner} has one",
+            f"rank {without[0]} has no GPU, but rank {owner} has one",
             hint="start ranks only where torch sees a GPU, or give --device cpu",
             without_gpu=without,
         )
@@ -437,9 +437,9 @@ def check_strategy(options: Options, rank_info: RankInfo) -> None:
             "--static-graph": ranks.static_graph,
         }
         if wrong := next((flag for flag, value in given.items() if value), None):
-            raise _conflict(f"{strategy} cannot be used with {wrong}", hint="give ddp, or leave it out")
+            raise _conflict(f"{strategy} cannot be used with {wrong}", hint=f"give ddp, or leave out {wrong}")
     elif ranks.strategy != "ddp" and rank_info.size > 1:
-        message = f"{strategy} is for one process, this is one of {rank_info.size} ranks"
+        message = f"{strategy} is for one process, but this is one of {rank_info.size} ranks"
         raise _conflict(message, hint="give ddp")
     if ranks.static_graph and accumulates:
         raise _conflict("--static-graph cannot be used with --accumulate", hint="leave one of them out")
@@ -470,7 +470,7 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
     """
     if options.sync_bn:
         if world.device.type != "cuda":
-            raise config_error("--sync-bn needs GPUs: on CPUs, --norm group does not depend on the batch")
+            raise config_error("--sync-bn needs GPUs: on CPUs, use --norm group instead")
         if world.data_group is not None:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, world.data_group)  # type: ignore[no-untyped-call]
     if options.strategy == "dp":

@@ -97,7 +97,7 @@ def run(options: Options, environ: Mapping[str, str], signals: Signals, *, start
                 metrics.out_of_memory()
                 code, line = Exit.CONFIG, out_of_memory_message(error)
             elif (reason := nccl_failure(error)) is not None:
-                code, line = Exit.SOFTWARE, f"cannot exchange gradients by NCCL: {reason}; NCCL_DEBUG=INFO logs more"
+                code, line = Exit.SOFTWARE, f"cannot exchange gradients with NCCL: {reason}; NCCL_DEBUG=INFO shows more"
             else:
                 write_error(f"ddptrain: rank {rank_info.rank}: {type(error).__name__}: {error}", environ)
                 return Exit.SOFTWARE
@@ -282,7 +282,7 @@ def _log_error(message: str) -> None:
 def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
     """Return a message with the first sentences of torch's error, which give the requested memory, and with advice."""
     asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
-    return f"has too little GPU memory: {asked}: give a smaller --batch-size, --accumulate or --recompute"
+    return f"has too little GPU memory: {asked}: use a smaller --batch-size, or --accumulate or --recompute"
 
 
 def start_message(state: TrainingState) -> str:
@@ -294,7 +294,7 @@ def start_message(state: TrainingState) -> str:
     text = (
         f"{options.model.name} ({parameters:,} parameters) on {state.data.name} "
         f"({len(state.train):,} {state.data.noun} to train, {len(state.test):,} to test): "
-        f"{_count(world.rank_info.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} a rank, "
+        f"{_count(world.rank_info.size, 'rank')}, {where}, {_count(torch.get_num_threads(), 'thread')} per rank, "
         f"batch {state.batch_size}, {_count(epochs, 'epoch')} of {_count(state.steps_per_epoch, 'step')}; "
         f"{state.precision.name}, {state.batch_builder.feed.description}"
     )
@@ -313,16 +313,16 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
         done = (
             f"all {state.num_steps} steps are"
             if step == state.num_steps
-            else f"step {step} of only {state.num_steps} is"
+            else f"step {step}, of only {state.num_steps}, is"
         )
         return (
             f"resumed from {path}: {done} done, nothing is left to train "
-            "(more --epochs continue, another --checkpoint-dir starts from the beginning)"
+            "(give more --epochs to continue, or another --checkpoint-dir to start from the beginning)"
         )
     epoch = step // state.steps_per_epoch + 1
     text = f"resumed from {path}: continuing at step {step + 1} of {state.num_steps} (epoch {epoch})"
     if epochs_before not in (None, 0, epochs):
-        text += f"; {_count(epochs, 'epoch')} now, {epochs_before} before: the learning rate follows the new length"
+        text += f"; {_count(epochs, 'epoch')} instead of {epochs_before}: the learning-rate schedule is adapted"
     return text
 
 
@@ -368,7 +368,7 @@ def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], p
     lost = (f"{names.get(cause, cause)} {_percent(seconds, whole_s)}" for cause, seconds in total_s.items() if seconds)
     share = catalogue.goodput(productive_s, whole_s - productive_s) or 0.0
     lines = [
-        f"goodput        {100 * share:.0f} % of {whole_s / len(spent_s):.1f} s a rank in new steps; " + ", ".join(lost)
+        f"goodput        {100 * share:.0f} % of {whole_s / len(spent_s):.1f} s per rank (new steps); " + ", ".join(lost)
     ]
     if steps_s := sum(phases.values()):
         compute = "compute" if "comm_exposed" in phases else "compute and communication (not measured apart)"

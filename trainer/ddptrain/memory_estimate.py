@@ -75,7 +75,7 @@ class TrainingSize:
     recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the lines of the sum."""
+        """Return the items of the estimate."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
         compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]
@@ -90,7 +90,7 @@ class TrainingSize:
             bucket_bytes, buckets = 0.0, "none with FSDP"
         else:
             bucket_bytes, buckets = weights, f"{count} {width} bytes: a second copy of the gradients"
-        kept = f"what the backward pass needs of a batch of {self.batch_size}"
+        kept = f"kept for the backward pass, for a batch of {self.batch_size}"
         kept = kept if self.activations is not None else "not known without --model and --batch-size"
         rows = [
             Row(what="parameters", size=weights, how=f"{count} {width} bytes{shared}"),
@@ -163,11 +163,11 @@ def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: in
     lines += [f"  {'together':15} {_gib(case.total()):>11}", ""]
     open_end = " and the activations" if case.activations is None else ""
     if case.total() <= memory:
-        lines.append(f"it fits: {_gib(case.total())}{open_end} of {_gib(memory)}")
+        lines.append(f"it fits into {_gib(memory)}: {_gib(case.total())}{open_end}")
         return "\n".join(lines)
-    lines += [f"it does not fit: {_gib(case.total())}{open_end} of {_gib(memory)}", "", "What would help:"]
+    lines += [f"it does not fit into {_gib(memory)}: {_gib(case.total())}{open_end}", "", "What would help:"]
     for idea, better in suggestions(case, ranks=ranks):
-        verdict = "fits" if better.total() <= memory else "too much still"
+        verdict = "fits" if better.total() <= memory else "still too much"
         lines.append(f"  {_gib(better.total()):>11}  {verdict:15} {idea}")
     found = fewest_shards(case, memory) if case.shards_all == 1 else None
     if found is not None:
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str]) -> int:
     memory = given.memory if given.memory is not None else gpu_memory()
     if memory is None:
         hint = "give --memory, such as --memory 80GB"
-        raise TrainError(Exit.USAGE, "there is no GPU here to read the memory of", hint=hint)
+        raise TrainError(Exit.USAGE, "the memory is unknown: there is no GPU here", hint=hint)
     fits, text = _answer(given, memory, _launch_options(given))
     print(text)
     return Exit.OK if fits else Exit.CONFIG

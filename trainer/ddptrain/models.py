@@ -47,8 +47,8 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
     if shape.size_px < smallest_px:
         fits = ", ".join(other for other, smallest in SMALLEST_PX.items() if smallest <= shape.size_px)
         raise config_error(
-            f"--model {name} needs images of at least {smallest_px} px, these have {shape.size_px}; "
-            f"models that fit: {fits}"
+            f"--model {name} needs images of at least {smallest_px} px, but these have {shape.size_px}; models that "
+            f"fit: {fits}"
         )
     norm_layer: Norm = partial(nn.GroupNorm, NORM_GROUPS) if norm == "group" else nn.BatchNorm2d
     if name == "resnet18":
@@ -65,7 +65,7 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
     if options.name != TEXT_MODEL:
         raise config_error(f"--model {options.name} is for images, not for --data text", hint="give gpt")
     if options.width % options.heads:
-        raise config_error(f"--heads {options.heads} does not divide --width {options.width}")
+        raise config_error(f"--width {options.width} is not divisible by --heads {options.heads}")
     return GPT(layers=options.layers, width=options.width, heads=options.heads, context=context)
 
 
@@ -212,8 +212,8 @@ def torchvision_name(name: str) -> str:
     known = models.list_models(module=models)
     if plain not in known:
         near = difflib.get_close_matches(plain, sorted({*MODELS, *known}), n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"ours: {', '.join(MODELS)}"
-        raise config_error(f"--model {name} is neither one of ours nor a classifier of torchvision: {hint}")
+        hint = f"did you mean {' or '.join(near)}?" if near else f"built in: {', '.join(MODELS)}"
+        raise config_error(f"--model {name} is neither built in nor a torchvision classifier: {hint}")
     return plain
 
 
@@ -226,7 +226,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
     if plain.startswith("vit_"):
         options["image_size"] = shape.size_px
     if shape.channels not in (1, 3):
-        raise config_error(f"--model {name} sees 1 or 3 channels, these images have {shape.channels}")
+        raise config_error(f"--model {name} takes images of 1 or 3 channels, not {shape.channels}")
     get = torchvision_module("models").get_model
     try:
         with torch.device("meta"):
@@ -264,7 +264,7 @@ def fetch_pretrained(options: ModelOptions) -> None:
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
-            message = f"--pretrained {path} does not exist; leave the name out to download weights"
+            message = f"--pretrained {path} does not exist; to download weights, give no file"
             raise TrainError(Exit.NO_INPUT, message)
         return
     try:
@@ -298,7 +298,7 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
         raise TrainError(
             Exit.DATA,
             f"--pretrained {path} does not fit --model {options.name}: {len(wrong)} of its {len(wanted)} tensors are "
-            f"missing or have another shape, {wrong[0]} first",
+            f"missing or have another shape, for example {wrong[0]}",
         )
     inner.load_state_dict({name: given[name] for name in wanted if name in given}, strict=False)
     return tuple(sorted(fresh))
@@ -316,7 +316,7 @@ def _read_weights(path: Path) -> Mapping[str, Tensor]:
         if isinstance(values, dict) and isinstance(values.get(key), dict):
             values = values[key]
     if not isinstance(values, dict) or not values or not all(isinstance(one, Tensor) for one in values.values()):
-        raise TrainError(Exit.DATA, f"--pretrained {path} holds no weights by name")
+        raise TrainError(Exit.DATA, f"--pretrained {path} holds no named weights")
     return {str(name).removeprefix("module."): tensor for name, tensor in values.items()}
 
 
@@ -330,5 +330,5 @@ def _download(url: str, path: Path) -> None:
         with connect_timeout():
             torch.hub.download_url_to_file(url, str(path), hash_prefix=digest, progress=False)
     except Exception as error:
-        message = f"{url} cannot be downloaded from here: put it to {path}, or give --pretrained FILE"
+        message = f"{url} cannot be downloaded from here: save it as {path}, or give --pretrained FILE"
         raise TrainError(Exit.NO_INPUT, message) from error

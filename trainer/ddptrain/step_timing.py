@@ -85,7 +85,7 @@ class ClockPhases:
         self._last = now
 
     def gradients_ready(self) -> None:
-        """Note that the rest of ``backward`` is waiting for the other ranks."""
+        """Record that the rest of ``backward`` only waits for the other ranks."""
         self._ready = time.perf_counter()
 
     def end(self, step: int) -> None:
@@ -130,7 +130,7 @@ class EventPhases:
         self._marks.append((phase, self._event()))
 
     def gradients_ready(self) -> None:
-        """Note that the rest of ``backward`` is waiting for the other ranks."""
+        """Record that the rest of ``backward`` only waits for the other ranks."""
         self._ready = self._event()
 
     def end(self, step: int) -> None:
@@ -224,7 +224,7 @@ class Tracer:
         running.stop()
         if self._left >= self._num_steps:
             first = SKIPPED_STEPS + WARM_UP_STEPS + 1
-            self._log(f"no trace: the training ended before step {first} since this start (--profile)")
+            self._log(f"no trace: the training ended before its step {first} after this start (--profile)")
             return
         try:
             running.export_chrome_trace(str(self._path))

@@ -42,7 +42,7 @@ class Skew:
 
 
 def compute_skew(own_s: Sequence[float]) -> Skew:
-    """Return the skew of these times, one per rank. Of an even number of ranks the lower median is used."""
+    """Return the skew of these times, one per rank. For an even number of ranks, the lower median is used."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
     return Skew(
@@ -198,4 +198,4 @@ def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> 
     who = f"step {step}: rank {event.rank} on {rank_host}"
     if not event.ratio:
         return f"{who} is as fast as the others again"
-    return f"{who} is slow: a step takes it {event.ratio:.1f} times as long as the others"
+    return f"{who} is slow: its steps take {event.ratio:.1f} times as long as those of the others"

@@ -335,8 +335,8 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
         parts.append("the gradient is not finite, and not known on which ranks: it is sharded")
     what = " and ".join(parts) or "the gradient's norm is not finite, though each rank's share of it is"
     return (
-        f"step {step} of {num_steps} was not taken: {what} (lr {lr:g}); the weights are those of step {step - 1}, "
-        "and no checkpoint contains it: try a lower --lr, or look at the data"
+        f"step {step} of {num_steps} was not applied: {what} (lr {lr:g}); the weights and all checkpoints are from "
+        "before this step: try a lower --lr, or check the data"
     )
 
 

@@ -93,7 +93,7 @@ def exit_code() -> int:
 
 
 def stop() -> NoReturn:
-    """Wait until every rank is here, then exit with the code of the signal that asked for the stop."""
+    """Wait until every rank has called this, then exit with the code of the signal that asked for the stop."""
     global _leaving
     if _vote is not None:
         _vote.meet()
@@ -102,7 +102,7 @@ def stop() -> NoReturn:
 
 
 def checkpoint_dir(default: str | Path = "checkpoints") -> Path:
-    """Return the folder for checkpoints, and create it: the launcher's, which outlives an attempt, or ``default``."""
+    """Create the folder for checkpoints and return it: the launcher's, which all attempts share, or ``default``."""
     folder = Path(os.environ.get(names.CHECKPOINT_DIR) or default)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -22,27 +22,27 @@ MOST_BYTES = 4_000_000  # per file, so twice that per node
 
 KINDS: Mapping[str, str] = {
     # of a node, by ddprun
-    "node_started": "ddprun began. host, pid; requeued_s: since the last event of the run's previous start",
-    "preflight_done": "the machine was looked at and node 0 found; seconds: since node_started",
-    "rendezvous_done": "the nodes of an attempt have met; seconds: since it began to wait for them; nodes: how many",
-    "ranks_started": "the ranks' processes were started; seconds: that took, with imports; ranks: which; world_size",
+    "node_started": "ddprun started; host, pid; requeued_s: since the last event of the run's previous start",
+    "preflight_done": "the machine was checked and node 0 found; seconds: since node_started",
+    "rendezvous_done": "the nodes of an attempt have joined; seconds: time spent waiting for them; nodes: their number",
+    "ranks_started": "the ranks were started; seconds: duration, with imports; ranks: their numbers; world_size",
     "first_step": "the first heartbeat of a rank of this node in this attempt; seconds: since ranks_started",
     "rank_exited": "a rank ended; cause: as in ddp_rank_exits_total; status: its exit status, negative for a signal",
-    "failed": "the nodes agree on the failure of an attempt; cause, message: as in outcome.json; rank and node: whose",
+    "failed": "an attempt failed; cause, message: as in outcome.json; rank and node: where it failed",
     "restart": "all ranks are about to be restarted; reason: as in ddp_restarts_total",
     "recovered": "training continues after a restart; seconds: since the failure; steps_lost",
-    "signal": "a signal came, which asks for a stop or is the ranks' matter; signal: its name",
-    "node_ended": "ddprun ends; code, cause, message: as in outcome.json; seconds: since node_started",
+    "signal": "a signal to stop, or one for the ranks, was received; signal: its name",
+    "node_ended": "ddprun ended; code, cause, message: as in outcome.json; seconds: since node_started",
     # of a rank, by ddptrain
-    "training_began": "the first step is next; seconds: since the rank's start; startup_s and restore_s: of them",
+    "training_began": "the first step begins; seconds: since the rank's start, with startup_s and restore_s as parts",
     "checkpoint_loaded": "training continues from a checkpoint; seconds; path",
-    "checkpoint_saved": "a checkpoint is on the disk; seconds: since it was begun; waited_s: the loop; bytes; path",
+    "checkpoint_saved": "a checkpoint is on the disk; seconds: duration; waited_s: of the loop; bytes; path",
     "checkpoint_failed": "a checkpoint could not be written; message",
-    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: of its steps",
-    "straggler": "a rank is slow; rank and node: which; ratio: its own time of a step by the others'",
-    "straggler_gone": "it is as fast as the others again",
-    "stopping": "the ranks agreed to stop after a step; code: that of the signal",
-    "training_ended": "the last step was taken; productive_s, and the unproductive seconds by cause as lost_s",
+    "epoch_ended": "an epoch ended; epoch, from 1; loss, accuracy, images_per_s; evaluation_s; seconds: its steps",
+    "straggler": "a rank is slow; rank, node; ratio: its own step time divided by that of the others",
+    "straggler_gone": "the slow rank is as fast as the others again",
+    "stopping": "the ranks agreed to stop after a step; code: the signal's exit code",
+    "training_ended": "the last step ended; productive_s; lost_s: the unproductive seconds by cause",
 }
 
 

@@ -52,7 +52,7 @@ class Heart:
             _STOP.pack_into(self._map, _BEAT.size, 1 + rank)
 
     def complete(self) -> None:
-        """Record that the last step was taken: a later stop does not end the training early."""
+        """Record that the last step was taken, so that a later stop does not count as an early end of the training."""
         if self._map is not None:
             _STOP.pack_into(self._map, _BEAT.size, _COMPLETE)
 

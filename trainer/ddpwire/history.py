@@ -79,7 +79,7 @@ def line(time_s: float, row: Row) -> str:
 
 
 def read_history(text: str) -> tuple[Row, ...]:
-    """Return the rows of a file, also one of another version, each with its ``time``. Skips lines that are no row."""
+    """Return the rows of a file, even of another version, each with its ``time``. Skips invalid lines."""
     head, *lines = text.split("\n")
     names = head.strip().split(",")
     return tuple(row for line in lines if (row := _row(names, line)))

@@ -12,7 +12,7 @@ from ddpwire import names
 
 
 def pack(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable that carries ``env``, in ASCII without line ends; an empty dict if ``env`` is empty."""
+    """Return the variable that carries ``env``, in ASCII without line breaks; an empty dict if ``env`` is empty."""
     return {names.JOB_ENV: json.dumps(dict(env))} if env else {}
 
 

@@ -74,47 +74,47 @@ LAST_STEP_TIME = _of_rank(
 )
 STEP_DURATION = _of_rank(
     "ddp_step_duration_seconds",
-    "Time of an optimizer step: by the clock on a CPU, by the GPU's own events on a GPU.",
+    "Time of an optimizer step, measured by the clock on a CPU and by GPU events on a GPU.",
     buckets=STEP_BUCKETS,
 )
 STEP_PHASE = _of_rank(
     "ddp_step_phase_seconds_total",
-    "Seconds of the steps by what was done; comm_exposed: waiting for the other ranks' gradients.",
+    "Seconds of the steps by phase; comm_exposed: waiting for the other ranks' gradients.",
     labels={"phase": STEP_PHASES},
 )
 COMM = _of_rank(
     "ddp_comm_seconds_total",
-    "Seconds in which gradients travelled; hidden: beside the backward pass (DDP's own average, sampled), "
-    "exposed: after it, as in comm_exposed.",
+    "Seconds of gradient communication; hidden: during the backward pass (DDP's own average, sampled); exposed: after "
+    "it, as in comm_exposed.",
     labels={"overlap": ("hidden", "exposed")},
 )
 MODEL_FLOPS = _of_rank(
     "ddp_model_flops_total",
-    "Floating-point operations that the model's steps took here: 3 times those of a forward pass, counted once.",
+    "Floating-point operations of the model's steps on this rank: 3 times those of a forward pass.",
 )
 PRODUCTIVE = _of_rank(
     "ddp_productive_seconds_total",
-    "Seconds in which steps were taken that none had taken before; of all starts of the run.",
+    "Seconds spent on new steps, not on repeated ones; over all starts of the run.",
 )
 UNPRODUCTIVE = _of_rank(
     "ddp_unproductive_seconds_total",
-    "Seconds of the run that were no training, by what they went for; of all starts of the run. checkpoint: in "
-    "which the loop waited for one; recompute: steps taken again; restart, hang: from a rank's last heartbeat to "
-    "its end; requeue: from the last word of a start to the next.",
+    "Seconds of the run that were not spent on new steps, by cause, over all starts of the run. checkpoint: the loop "
+    "waited for one; recompute: repeated steps; restart, hang: from a rank's last heartbeat to its end; requeue: "
+    "from the last event of a start to the next start.",
     labels={"cause": UNPRODUCTIVE_CAUSES},
 )
 STRAGGLER_SKEW = _of_rank_0(
     "ddp_straggler_skew_ratio",
-    "The slowest rank's time of a step, without waiting for others, by the median of all ranks.",
+    "The slowest rank's step time, divided by the median of all ranks; without waiting for others.",
 )
 RELATIVE_SPEED = _of_rank(
     "ddp_rank_relative_speed_ratio",
-    "The fastest rank's time of a step, without waiting for others, by this rank's, 0 to 1.",
+    "The fastest rank's step time, divided by this rank's, 0 to 1; without waiting for others.",
 )
-GRAD_NORM = _of_rank_0("ddp_grad_norm", "Norm of the gradient, over all parameters, lately.")
+GRAD_NORM = _of_rank_0("ddp_grad_norm", "Recent norm of the gradient over all parameters.")
 COLLECTIVE_TIMEOUTS = _of_rank(
     "ddp_collective_timeouts_total",
-    "Times that this rank gave up waiting for the others, and ended; NCCL's own watchdog ends it unseen.",
+    "Number of times this rank ended because a collective timed out; not counted if NCCL's watchdog ends it.",
 )
 DATA_ERRORS = _of_rank(
     "ddp_data_errors_total",
@@ -123,32 +123,32 @@ DATA_ERRORS = _of_rank(
 )
 DEVICE_OOMS = _of_rank(
     "ddp_device_ooms_total",
-    "Times that this rank asked its GPU for more memory than it has, and ended.",
+    "Number of times this rank ended because it ran out of GPU memory.",
     needs_gpu=True,
 )
 TRAINING_INFO = _of_rank_0(
     "ddp_training_info",
-    "Always 1; backend: how gradients travel (none: one rank); device: cpu or cuda.",
+    "Always 1; backend: what exchanges gradients (none: one rank); device: cpu or cuda.",
     labels={"backend": (), "device": (), "model": (), "dataset": ()},
 )
-STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "The number of the step at which the training will be done.")
+STEPS_PLANNED = _of_rank_0("ddp_planned_steps", "The number of the last planned step.")
 NONFINITE = _of_rank(
     "ddp_nonfinite_total",
-    "Losses and gradients of this rank that were no numbers; each ends the training.",
+    "Losses and gradients of this rank that were not finite; each ends the training.",
     labels={"where": ("loss", "grad")},
 )
 DEVICE_MEMORY = _of_rank(
     "ddp_device_memory_bytes",
-    "The GPU's memory that torch holds for this rank; peak: the most of allocated.",
+    "GPU memory that torch holds for this rank; peak: the highest value of allocated.",
     labels={"kind": ("allocated", "reserved", "peak")},
     needs_gpu=True,
 )
 LOSS = _of_rank_0("ddp_loss", "Mean training loss of the last epoch, over all ranks.")
-LEARNING_RATE = _of_rank_0("ddp_learning_rate", "Of the last step.")
+LEARNING_RATE = _of_rank_0("ddp_learning_rate", "The learning rate of the last step.")
 EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")
 EVAL_ACCURACY = _of_rank_0(
     "ddp_eval_accuracy_ratio",
-    "Share of held-out samples that were classified rightly, 0 to 1, over all ranks.",
+    "Share of held-out samples that were classified correctly, 0 to 1, over all ranks.",
     labels={"split": ("test",)},
 )
 CHECKPOINT_DURATION = _of_rank_0(
@@ -159,14 +159,14 @@ CHECKPOINT_DURATION = _of_rank_0(
 )
 CHECKPOINT_LAST_SUCCESS = _of_rank_0(
     "ddp_checkpoint_last_success_timestamp_seconds",
-    "When the newest checkpoint was written, in seconds since the epoch; 0: there is none.",
+    "When the newest checkpoint was written, in seconds since the epoch; 0 if there is none.",
 )
 CHECKPOINT_LAST_STEP = _of_rank_0("ddp_checkpoint_last_step", "The step of the newest checkpoint.")
 CHECKPOINT_BYTES = _of_rank_0("ddp_checkpoint_bytes", "Size of the newest checkpoint.")
 CHECKPOINTS_RETAINED = _of_rank_0("ddp_checkpoints_retained", "Checkpoints that are in the folder.")
 CHECKPOINT_FAILURES = _of_rank_0(
     "ddp_checkpoint_failures_total",
-    "Checkpoints that could not be written or read; incompatible: of another training.",
+    "Checkpoints that could not be written or read; incompatible: from another training.",
     labels={"op": ("save", "load"), "reason": ("enospc", "io", "truncated", "missing", "corrupt", "incompatible")},
 )
 CHECKPOINT_FAILURES_KNOWN = (  # failures that may happen, and are exported as 0 until then
@@ -195,49 +195,49 @@ def goodput(productive_s: float, unproductive_s: float) -> float | None:
 
 BUILD_INFO = _of_node(
     "ddp_build_info",
-    "Always 1; the versions are its labels. image_digest: the container's image as its launcher names it, or none.",
+    "Always 1; the labels are versions. image_digest: the container image as the launcher names it, or none.",
     labels={"version": (), "torch_version": (), "python_version": (), "image_digest": ()},
 )
 RUN_INFO = _of_node(
     "ddp_run_info",
-    "Always 1; run_id: the run's name; run_uid: what no other run has; user: who launched it; project: "
-    "DDP_PROJECT, or Slurm's account; config_sha256: 12 digits of the hash of the script, of its configuration file "
-    "and of its arguments but those that say a place.",
+    "Always 1; run_id: the run's name; run_uid: a unique ID; user: who launched it; project: DDP_PROJECT, or Slurm's "
+    "account; config_sha256: 12 digits of the hash of the script, of its configuration file and of its arguments, "
+    "except paths.",
     labels={"run_id": (), "run_uid": (), "user": (), "project": (), "config_sha256": ()},
 )
 JOB_STATE = _of_node(
     "ddp_job_state", "1 for the state that this node is in, 0 for the others.", labels={"state": JOB_STATES}
 )
 JOB_START = _of_node("ddp_job_start_timestamp_seconds", "When this node's ddprun started, in seconds since the epoch.")
-WORLD_SIZE = _of_node("ddp_world_size", "Ranks of the present attempt, over all nodes.")
-WORLD_SIZE_EXPECTED = _of_node("ddp_world_size_expected", "Ranks of the run when all of its nodes are there.")
-RANKS_ALIVE = _of_node("ddp_ranks_alive", "Ranks of this node that are running.")
-RANKS_DONE = _of_node("ddp_ranks_done", "Ranks of this node that have exited with 0 in the present attempt.")
+WORLD_SIZE = _of_node("ddp_world_size", "Number of ranks of the current attempt, over all nodes.")
+WORLD_SIZE_EXPECTED = _of_node("ddp_world_size_expected", "Number of ranks of the run if all of its nodes join.")
+RANKS_ALIVE = _of_node("ddp_ranks_alive", "Number of running ranks of this node.")
+RANKS_DONE = _of_node("ddp_ranks_done", "Number of ranks of this node that exited with 0 in the current attempt.")
 HEARTBEAT = _of_node(
     "ddp_heartbeat_timestamp_seconds",
-    "When a rank that runs last sent a heartbeat, in seconds since the epoch; none before its first step.",
+    "When a running rank sent its last heartbeat, in seconds since the epoch; absent before its first step.",
     labels={"rank": ()},
     at_first=False,
 )
 RANK_EXITS = _of_node(
     "ddp_rank_exits_total",
-    "Ranks of this node that ended, by cause; stopped: by ddprun, because another failed or a stop was requested.",
+    "Ranks of this node that ended, by cause; stopped: ended by ddprun because another failed or on request.",
     labels={"cause": EXIT_CAUSES},
 )
 RESTARTS = _of_node(
     "ddp_restarts_total",
-    "Starts of all ranks after a failure, by what had failed; stopped: a node that another replaces; requeue: "
-    "ddprun itself was started again.",
+    "Restarts of all ranks, by cause; stopped: a node was stopped and replaced; requeue: ddprun itself was started "
+    "again.",
     labels={"reason": RESTART_REASONS},
 )
 RECOVERY = _of_node(
     "ddp_recovery_seconds",
-    "How long the last restart took: from the failure to the verdict (detect; where the rank fell), to the end of "
-    "the ranks, to the meeting of the nodes, to the new ranks (start), all these (total), to their first heartbeat.",
+    "Duration of each phase of the last restart: detecting the failure (on the node of the failed rank), ending the "
+    "ranks, rendezvous, starting new ranks; total: their sum; first_step: until the first heartbeat.",
     labels={"phase": RECOVERY_PHASES},
 )
 STEPS_LOST = _of_node(
-    "ddp_steps_lost_total", "Steps that had to be taken again after restarts, by the heartbeats of this node's ranks."
+    "ddp_steps_lost_total", "Steps that were repeated after restarts, according to the heartbeats of this node's ranks."
 )
 TERMINATION_SIGNALS = _of_node(
     "ddp_termination_signals_total",
@@ -246,17 +246,17 @@ TERMINATION_SIGNALS = _of_node(
 )
 HOST_CPU = _of_node(
     "ddp_host_cpu_seconds_total",
-    "Seconds that the cores of this machine spent, all together.",
+    "Seconds that all cores of this machine spent in each mode.",
     labels={"mode": ("user", "system", "iowait", "idle")},
 )
 HOST_MEMORY = _of_node(
     "ddp_host_memory_bytes",
-    "Memory of this machine; available: what could be had without swapping.",
+    "Memory of this machine; available: what can be used without swapping.",
     labels={"kind": ("total", "available")},
 )
 HOST_NETWORK = _of_node(
     "ddp_host_network_bytes_total",
-    "Bytes over all network interfaces of this machine but the loopback.",
+    "Bytes over all network interfaces of this machine except the loopback.",
     labels={"direction": ("received", "sent")},
 )
 DEVICE_UTILIZATION = _of_node(
@@ -267,18 +267,18 @@ DEVICE_UTILIZATION = _of_node(
 )
 DEVICE_MEMORY_USED = _of_node(
     "ddp_device_memory_used_bytes",
-    "Memory of the GPU that is in use, by whomever.",
+    "Memory of the GPU that is used by any process.",
     labels={"device": ()},
     needs_gpu=True,
 )
 DEVICE_POWER = _of_node("ddp_device_power_watts", "Power that the GPU draws.", labels={"device": ()}, needs_gpu=True)
 DEVICE_TEMPERATURE = _of_node(
-    "ddp_device_temperature_celsius", "Temperature of the GPU's die.", labels={"device": ()}, needs_gpu=True
+    "ddp_device_temperature_celsius", "Temperature of the GPU.", labels={"device": ()}, needs_gpu=True
 )
-CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it came.")
+CLOCK_OFFSET = _of_node("ddp_clock_offset_seconds", "How far this node's clock was ahead of node 0's when it joined.")
 PREFLIGHT_DURATION = _of_node(
     "ddp_preflight_duration_seconds",
-    "How long a step before the start of the ranks took; 0: not taken here.",
+    "Duration of a preflight step, before the ranks start; 0 if this node did not run it.",
     labels={"step": PREFLIGHT_STEPS},
 )
 ENDED = _of_node("ddp_ended_timestamp_seconds", "When the run ended, in seconds since the epoch.")

@@ -275,7 +275,7 @@ Cause = Literal[
     "stopped",  # a stop was requested, and the ranks ended with the exit code of that signal
     "node_lost",  # a node's ddprun is gone
     "gave_up",  # the ranks failed repeatedly without progress
-    "absent",  # not all nodes came in time
+    "absent",  # not all nodes joined in time
     "unavailable",  # an address or a port was not available
     "config",  # a node's variables are inconsistent, or contradict those of another node
     "internal",  # a bug in ddprun

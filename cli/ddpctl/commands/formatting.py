@@ -138,8 +138,8 @@ def closing_lines(run: Run, state: RunStatus, *, can_resume: bool, code: int) ->
     ending = f", exit code {state.code}" if state.code else ""
     why = f": {one_line(state.message)}" if state.message else ""
     if state.state == "unknown":
-        return [f"run {run.name} {state.state}{why}", *_places(run, state, can_resume=can_resume)]
-    lines = [f"run {run.name} {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
+        return [f"run '{run.name}' {state.state}{why}", *_places(run, state, can_resume=can_resume)]
+    lines = [f"run '{run.name}' {state.state}{ending}, after {format_duration(time.time() - run.created)}{why}"]
     lines += _places(run, state, can_resume=can_resume)
     lines += next_steps(run, state, can_resume=can_resume)
     if code in (state.code, Exit.OK):
@@ -166,10 +166,10 @@ def removed_lines(
     lost = f", {human_size(checkpoints)} of it checkpoints" if checkpoints else ", no checkpoints"
     what = "would be removed" if dry_run else "is removed"
     freed = f"{human_size(size)}{' would be' if dry_run else ''} freed{lost}"
-    lines = [f"run {run.name} {what}: {freed}", *(f"  folder  {one}" for one in found)]
-    lines += [f"  stays   {path}, which a link in {one} leads to" for one in found for path in one.stays]
+    lines = [f"run '{run.name}' {what}: {freed}", *(f"  folder  {one}" for one in found)]
+    lines += [f"  kept    {path}, to which a link in {one} points" for one in found for path in one.stays]
     if has_files and run.checkpoint_dir and not any(one.holds(run.checkpoint_dir) for one in (*found, *others)):
-        lines.append(f"  stays   {run.checkpoint_dir}, its checkpoints")
+        lines.append(f"  kept    {run.checkpoint_dir}, its checkpoints")
     return lines
 
 

@@ -36,7 +36,7 @@ def hosts(
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
         raise ConfigError(
-            f"hosts: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target"
+            f"hosts: target '{settings.target}' is of kind {settings.kind}: name one of kind ssh with --target"
         )
     context = launcher.open_context(os.environ)
     found = context.executor.perform(targets.make(settings.kind, settings.options).hosts())

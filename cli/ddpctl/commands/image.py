@@ -56,7 +56,7 @@ def build(
     found = dockerfile or next((path for name in DOCKERFILES if (path := context / name).is_file()), None)
     if found is None or not found.is_file():
         looked = str(found) if found else " or ".join(str(context / name) for name in DOCKERFILES)
-        raise NoInputError(f"no {looked} to build from: write one (three lines: docs/image.md), or name it with -f")
+        raise NoInputError(f"no {looked} found: write one (docs/image.md has one of three lines), or name it with -f")
     argv = images.build_line(
         engine, tag=tag, dockerfile=str(found), context=str(context), build_args=tuple(build_arg or ())
     )
@@ -144,7 +144,7 @@ def parse_host(text: str) -> "Host":
     try:
         return SshHost.from_text(text).host
     except ValueError:
-        raise UsageError(f"'{text}' is not a host: [USER@]ADDRESS[:PORT], such as alice@box1 or box1:2222") from None
+        raise UsageError(f"'{text}' is not a host: expected [USER@]ADDRESS[:PORT], such as alice@box1:2222") from None
 
 
 def _settings(image: str | None, target: str | None = None, file: Path | None = None) -> "Settings":

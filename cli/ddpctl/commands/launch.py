@@ -209,7 +209,7 @@ def _request(context: "AppContext", flags: Flags, resume: str | None) -> "Reques
         return request_of_flags(flags)
     if flags.file or flags.profile or flags.target or flags.workload:
         raise UsageError(
-            "--resume: a resumed run keeps its target and its file's words: leave out -f, -p, -t and --kind"
+            "--resume: a resumed run keeps its target and its file's settings: leave out -f, -p, -t and --kind"
         )
     old = run_store.load(context.root, resume)
     launcher.check_alone(context, old)
@@ -221,7 +221,7 @@ def _check_pull(request: "Request", *, detach: bool) -> None:
     from ddpctl import targets
 
     if detach or "pull" not in targets.capabilities(request.kind):
-        why = "--detach does not wait for its end" if detach else f"runs of kind {request.kind} write on this machine"
+        why = "--detach does not wait for the run" if detach else f"runs of kind {request.kind} write on this machine"
         raise UsageError(f"--pull: {why}", hint="ddpctl pull RUN fetches what a run on other machines has written")
 
 
@@ -249,7 +249,7 @@ def render(
         return
     files, note = Executor(os.environ).perform(made.files(plan))
     if not files:
-        raise UsageError(f"--out: a target of kind {request.kind} has one file: ddpctl render > FILE")
+        raise UsageError(f"--out: a target of kind {request.kind} needs only one file: use ddpctl render > FILE")
     if note:
         print(f"ddpctl: {note}", file=sys.stderr)
     try:
@@ -363,7 +363,7 @@ def _wait_s(text: str, request: "Request") -> int:
     from ddpctl.spec import check_time, time_s
 
     if "wait" not in targets.capabilities(request.kind):
-        raise UsageError(f"--wait: a target of kind {request.kind} does not take it; ssh does")
+        raise UsageError(f"--wait: not allowed with a target of kind {request.kind}, only with ssh")
     try:
         return time_s(check_time(text, example="2h"))
     except ValueError as error:
@@ -375,5 +375,5 @@ def _check_name(name: str | None) -> None:
 
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(
-            f"--name: '{name}' is not a name: use lower-case letters, digits and '-', a letter first, at most 40"
+            f"--name: '{name}' is not a name: use up to 40 lower-case letters, digits and '-', starting with a letter"
         )

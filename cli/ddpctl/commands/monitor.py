@@ -72,7 +72,7 @@ def up(
     from ddpctl.monitoring.stack import StackSettings
 
     if not re.fullmatch(r"[1-9][0-9]*[hdwy]", retention):
-        raise UsageError(f"--retention: '{retention}' is not a duration: a number and h, d, w or y, such as 30d")
+        raise UsageError(f"--retention: '{retention}' is not a duration: give a number and h, d, w or y, such as 30d")
     context = _context()
     scraping = _scraping(context, targets, interval, exporter)
     settings = StackSettings(
@@ -93,12 +93,12 @@ def up(
 
 @app.command()
 def down(forget: Annotated[bool, typer.Option("--forget", help="Delete what they recorded, too.")] = False) -> None:
-    """Stop them; what they recorded is kept."""
+    """Stop them; recorded data is kept."""
     from ddpctl.monitoring import stack
 
     context = _context()
     there = stack.down(context, forget=forget)
-    context.emit("Prometheus and Grafana are stopped" if there else "nothing to stop: ddpctl monitor up starts it")
+    context.emit("Prometheus and Grafana are stopped" if there else "nothing to stop: the monitor is not running")
 
 
 @app.command()
@@ -115,7 +115,7 @@ def status(
     context = _context()
     places = None if url else stack.places(context.root)
     if not (address := url or (places.prometheus if places else None)):
-        raise UnavailableError("no Prometheus was started here: ddpctl monitor up starts one, --url names yours")
+        raise UnavailableError("no Prometheus was started here: run ddpctl monitor up, or name yours with --url")
     nodes, firing = prometheus.scrape_targets(address, JOB), prometheus.firing_alerts(address)
     grafana = places.grafana if places and prometheus.is_reachable(places.grafana) else None
     if as_json:
@@ -139,7 +139,7 @@ def config(
     exporter: ExporterFlags = None,
     limit: LimitFlags = None,
 ) -> None:
-    """Write the files for those that you have.
+    """Write the files for your own Prometheus and Grafana.
 
     prometheus.yml, rules.yaml and the dashboards; Prometheus' own tools and Grafana read them as they are.
     """
@@ -170,9 +170,9 @@ def _scraping(
     from ddpwire.run_files import TARGETS
 
     if not SHORTEST_S <= interval_s <= LONGEST_S:  # also refuses NaN
-        raise UsageError(f"--interval: {interval_s:g} is not allowed: seconds from {SHORTEST_S:g} to {LONGEST_S:g}")
+        raise UsageError(f"--interval: {interval_s:g} is not allowed: expected {SHORTEST_S:g} to {LONGEST_S:g} seconds")
     if targets and targets.exists() and not targets.is_dir():
-        raise UsageError(f"--targets: {targets} is a file: name the folder that the runs' file_sd files are in")
+        raise UsageError(f"--targets: {targets} is a file: name the folder of the runs' file_sd files")
     folder = targets.absolute() if targets else context.root / TARGETS
     return Scraping(targets=str(folder), interval_s=interval_s, exporters=parse_exporters(exporters or ()))
 

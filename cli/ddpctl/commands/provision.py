@@ -78,7 +78,7 @@ def provision(
     from ddpctl.launcher import open_context
 
     if verify and (check or uninstall):
-        raise UsageError("provision: --verify goes with neither --check nor --uninstall")
+        raise UsageError("provision: --verify cannot be used with --check or --uninstall")
     _check_login(login)
     playbook: Playbook = "verify" if verify else "uninstall" if uninstall else "site"
     context = open_context(os.environ)
@@ -104,7 +104,7 @@ def provision(
             named = ", ".join(f"--{flag} {host!r}" for flag, host in site.places.items())
             raise UsageError(f"provision: {named}: {error}") from None
         if dry_run:
-            print(f"# {inventory} would be:\n{text}")
+            print(f"# {inventory} would contain:\n{text}")
         else:
             with writing(inventory):
                 inventory.write_text(text)
@@ -140,7 +140,7 @@ def _check_login(login: str | None) -> None:
             check_user(login)
     except ValueError:
         raise UsageError(
-            f"provision: --login {quote(login)}: a log-in name has letters, digits, '_', '.' and '-', no '-' first"
+            f"provision: --login {quote(login)}: expected letters, digits, '_', '.' and '-', not starting with '-'"
         ) from None
 
 
@@ -150,7 +150,7 @@ def _settings(target: str | None, file: Path | None) -> "Settings":
     settings = config.load(file=config.find_file(file, Path.cwd()), target=target, kinds=targets.kinds())
     if "hosts" not in targets.capabilities(settings.kind):
         raise ConfigError(
-            f"provision: the target {settings.target} is of kind {settings.kind}: name one of kind ssh with --target, "
+            f"provision: target '{settings.target}' is of kind {settings.kind}: name one of kind ssh with --target, "
             "or an inventory with --inventory"
         )
     return settings
@@ -164,7 +164,7 @@ def _keys(settings: "Settings", given: list[Path] | None, *, asked: bool) -> tup
     named = [Path(f"{host.key}.pub").expanduser() for host in settings.options.hosts if host.key]
     paths = given or list(dict.fromkeys(named)) or sorted(Path("~/.ssh").expanduser().glob("id_*.pub"))
     if not paths and asked:
-        raise NoInputError("there is no public key in ~/.ssh: ssh-keygen makes one, or name one with --public-key")
+        raise NoInputError("there is no public key in ~/.ssh: make one with ssh-keygen, or name one with --public-key")
     try:
         return tuple(path.read_text().strip() for path in paths)
     except OSError as error:

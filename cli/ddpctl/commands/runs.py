@@ -49,7 +49,7 @@ def ps(
         print(json.dumps([formatting.as_json(run, state) for run, state in rows], indent=1))
         return
     if torn := run_store.unreadable(root, found):
-        context.emit(f"skipped, because their record cannot be read: {', '.join(folder.name for folder in torn)}")
+        context.emit(f"skipped runs whose record cannot be read: {', '.join(folder.name for folder in torn)}")
     if not rows:
         context.emit(f"no run in {folder}" if folder else f"no run yet in {context.root}: start one with ddpctl launch")
         return
@@ -101,7 +101,7 @@ def logs(
 
     context, record = _find(run, task)
     if launcher.is_unplaced(record):
-        raise NoInputError(f"{record.name} has no log yet: {launcher.status(context, (record,))[0].message}")
+        raise NoInputError(f"run '{record.name}' has no log yet: {launcher.status(context, (record,))[0].message}")
     if not rank and run_folders.is_by_hand(record):  # its nodes' output went to where it was started
         rank = list(range(record.job.world_size))
     if sys.stdout.isatty() and not raw:
@@ -115,7 +115,7 @@ def logs(
         raise NoInputError(str(error), hint=hint) from None
     except KeyboardInterrupt as error:
         if not launcher.status(context, (record,))[0].ended:
-            context.emit(f"{record.name} keeps running; ddpctl stop {record.name} ends it")
+            context.emit(f"run '{record.name}' keeps running; ddpctl stop {record.name} stops it")
         raise typer.Exit(interrupts.code_of(error)) from None
 
 
@@ -134,7 +134,7 @@ def stop(
     from ddpctl.commands import formatting
 
     if (run is None) == (not every):
-        raise UsageError("stop: name a run, or --all (ddpctl ps lists them)")
+        raise UsageError("stop: name a run, or give --all (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
     asked = run_store.load_all(context.root) if every else (run_store.load(context.root, run, whole=True),)
     states = list(zip(asked, launcher.status(context, asked), strict=True))
@@ -148,20 +148,20 @@ def stop(
         try:
             state = launcher.stop(context, record, kill=kill)
         except KeyboardInterrupt as error:
-            context.emit(f"{record.name} is still stopping; ddpctl status {record.name} says how far it is")
+            context.emit(f"run '{record.name}' is still stopping; ddpctl status {record.name} shows its state")
             raise typer.Exit(interrupts.code_of(error)) from None
         if not state.ended:
             wrong = UnavailableError if state.state == "unknown" else DdpctlError
-            raise wrong(f"{record.name} has not ended: {state.state}, {state.message}")
-        context.emit(f"run {record.name} {state.state}, exit code {state.code}: {state.message}")
+            raise wrong(f"run '{record.name}' has not ended: {state.state}, {state.message}")
+        context.emit(f"run '{record.name}' {state.state}, exit code {state.code}: {state.message}")
         for line in formatting.next_steps(record, state, can_resume=run_store.has_checkpoint(record)):
             context.emit(line)
     cleared = [one for one, state in states if one not in going and targets.may_leave(one, state) and not every]
     for record in cleared:
         launcher.clear(context, record)
-        context.emit(f"run {record.name} had ended; nothing of it is left where it ran")
+        context.emit(f"run '{record.name}' had already ended; its leftovers were removed")
     if not going and not cleared:
-        context.emit("no run is active" if every else f"run {asked[0].name} has ended already: nothing to stop")
+        context.emit("no run is active" if every else f"run '{asked[0].name}' has already ended: nothing to stop")
 
 
 def suspend(run: WholeRunName) -> None:
@@ -248,7 +248,7 @@ def rm(
     from ddpctl.commands import formatting
 
     if bool(names) == bool(older_than):
-        raise UsageError("rm: name runs, or give --older-than 30d (ddpctl ps lists them)")
+        raise UsageError("rm: name runs, or give --older-than 30d (ddpctl ps lists the runs)")
     context = launcher.open_context(os.environ)
     if older_than:
         before = time.time() - seconds(older_than)
@@ -298,9 +298,9 @@ def _find_going(name: str | None) -> "tuple[AppContext, Run]":
     run = run_store.load(context.root, name)
     (state,) = launcher.status(context, (run,))
     if not state.ended and run_store.unfinished_launch(run) and not state.alive:
-        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
+        raise UnavailableError(f"run '{run.name}' has no node yet: {state.message}")
     if state.ended:
-        raise NoInputError(f"{run.name} has ended ({state.state}): ddpctl status {run.name} and ddpctl logs {run.name}")
+        raise NoInputError(f"run '{run.name}' has ended ({state.state}): see ddpctl status {run.name}")
     return context, run
 
 
@@ -311,17 +311,18 @@ def _set_suspended(name: str, *, again: bool) -> None:
     run = run_store.load(context.root, name, whole=True)
     (state,) = launcher.status(context, (run,))
     if not state.ended and launcher.is_unplaced(run):
-        raise UnavailableError(f"{run.name} has no node yet: {state.message}")
+        raise UnavailableError(f"run '{run.name}' has no node yet: {state.message}")
     if state.ended:
         raise UsageError(
-            f"{run.name} has ended already ({state.state}): ddpctl launch --resume {run.name} continues from it"
+            f"run '{run.name}' has already ended ({state.state}): ddpctl launch --resume {run.name} continues it"
         )
     launcher.suspend(context, run, again=again)
     if again:
-        context.emit(f"{run.name} continues: ddpctl logs -f {run.name}")
+        context.emit(f"run '{run.name}' continues: follow it with ddpctl logs -f {run.name}")
     else:
         context.emit(
-            f"{run.name} is suspended: its ranks have {run.job.grace:g} s to save; ddpctl resume {run.name} continues"
+            f"run '{run.name}' is suspended: its ranks have {run.job.grace:g} s to save; "
+            f"continue it with ddpctl resume {run.name}"
         )
 
 
@@ -372,8 +373,8 @@ def export(
     if folder is None:
         fetched = "pull" in targets.capabilities(record.kind)
         raise NoInputError(
-            f"{record.name}: its checkpoints are not on this machine, but in {record.checkpoint_dir}",
-            hint=f"ddpctl pull {record.name} fetches them" if fetched else "run ddptrain export FOLDER there",
+            f"the checkpoints of run '{record.name}' are not on this machine, but in {record.checkpoint_dir}",
+            hint=f"fetch them with ddpctl pull {record.name}" if fetched else "run ddptrain export FOLDER there",
         )
     python = "" if record.elsewhere else record.options.get("python")
     options = [*(["--best"] if best else []), *(["--part", part] if part else [])]

@@ -62,7 +62,7 @@ def lines(found: "Timeline", width: int, *, plain: bool) -> list[str]:
     name, status = found.run.name, found.status
     ending = "" if status.code is None else f", exit code {status.code}"
     if not found.spans:
-        return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes left no events to draw"]
+        return [f"{name}  {status.state}{ending}: {one_line(status.message)}", "its nodes wrote no events"]
     begin, end, shares = found.begin, found.end, phase_shares(found.spans)
     since = f"{format_duration(end - found.spans[0].begin)} since its launch"
     if queued := shares.get("queue"):
@@ -131,8 +131,8 @@ def report(
         context.emit(line)
     if unsought:
         context.emit(
-            f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so that the report may hold "
-            "the value: make it where they are set, or look into it before you mail it"
+            f"{', '.join(unsought)}: not set here, or shorter than {SHORTEST} characters, so the report may contain "
+            "the value: make it where they are set, or check it before you send it"
         )
     print(path)
 

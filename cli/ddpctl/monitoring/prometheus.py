@@ -37,9 +37,9 @@ def parse_exporters(settings: Iterable[str]) -> tuple[tuple[str, int], ...]:
     for setting in settings:
         name, _, port = setting.partition("=")
         if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name == JOB or name in found:
-            raise UsageError(f"--exporter: {quote(name)} is not a valid name, or is in use: dcgm=9400")
+            raise UsageError(f"--exporter: {quote(name)} is invalid or in use: expected NAME=PORT, as in dcgm=9400")
         if not is_port(port):
-            raise UsageError(f"--exporter {name}: {quote(port)} is not a port: 1 to {MAX_PORT}")
+            raise UsageError(f"--exporter {name}: {quote(port)} is not a port: expected 1 to {MAX_PORT}")
         found[name] = int(port)
     return tuple(found.items())
 
@@ -151,12 +151,12 @@ def _get(url: str, path: str) -> Any:
             return json.load(answer)["data"]
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "reason", None) or error
-        raise UnavailableError(f"no Prometheus answers at {url}: {reason}") from None
+        raise UnavailableError(f"no Prometheus answers at {url!r}: {reason}") from None
 
 
 def _open(url: str) -> Any:
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-        raise ValueError("an address begins with http:// or https://")
+        raise ValueError("the address must begin with http:// or https://")
     direct = urllib.parse.urlsplit(url).hostname in _LOOPBACK
     handlers = [urllib.request.ProxyHandler({})] if direct else []  # a proxy's loopback is not ours
     return urllib.request.build_opener(*handlers).open(url, timeout=TIMEOUT_S)

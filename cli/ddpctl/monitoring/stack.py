@@ -106,7 +106,7 @@ providers:
 READY_S = 120.0
 MARK = b"Made by ddpctl"  # stands in every file of ``ddpctl monitor config``
 SERVICES = ("prometheus", "grafana")
-BY_HAND = "ddpctl monitor config writes the configuration for a Prometheus that you have"
+BY_HAND = "write the configuration for your own Prometheus with ddpctl monitor config"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +191,11 @@ def places(root: Path) -> Places | None:
 def write_files(folder: Path, files: Mapping[str, str], *, force: bool = False) -> None:
     """Write the files. Unless ``force``, raises UsageError if there is one that ddpctl has not made."""
     if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: name the folder that the configuration is to be written into")
+        raise UsageError(f"{folder} is a file: name the folder to write the configuration to")
     for name in files:
         path = folder / name
         if not force and path.exists() and not _is_ours(path):
-            raise UsageError(f"{path} is not ddpctl's: --force overwrites it, or name another folder")
+            raise UsageError(f"{path} was not written by ddpctl: --force overwrites it, or name another folder")
     for name, text in files.items():
         path = folder / name
         with writing(path):
@@ -226,7 +226,7 @@ def up(
     if not running.stdout.strip():
         for flag, url in (("--port", found.prometheus), ("--grafana-port", found.grafana)):
             if is_reachable(url):
-                raise UsageError(f"{flag}: something else answers at {url} already: name another port")
+                raise UsageError(f"{flag}: another program answers at {url}: name another port")
     data = settings.folder / "data"
     for path in (data / "prometheus", data / "grafana", settings.targets):
         with writing(path, "make"):
@@ -268,7 +268,7 @@ def find_compose() -> Verb[tuple[str, ...]]:
         (found,) = yield (Command(argv=(*argv, "version"), probe=True, timeout_s=120),)
         if not found.returncode:
             return argv
-    raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or: {BY_HAND}")
+    raise UnavailableError(f"monitor up needs docker compose, which is not installed: install it, or {BY_HAND}")
 
 
 def _line(compose: tuple[str, ...], folder: Path, *words: str) -> Command:
@@ -286,7 +286,7 @@ def _wait(service: str, url: str, where: str) -> None:
     deadline = time.monotonic() + READY_S
     while not is_reachable(url):
         if time.monotonic() > deadline:
-            raise UnavailableError(f"{service} does not answer at {url} after {READY_S:g} s: {where} says why")
+            raise UnavailableError(f"{service} does not answer at {url} after {READY_S:g} s: {where} shows why")
         time.sleep(0.2)
 
 

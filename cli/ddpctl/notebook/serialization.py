@@ -151,6 +151,6 @@ def _culprit(dumps: Callable[[Any], bytes], called: str, parts: list[tuple[str, 
             why, names = own, f"the {what} {name} (a {type(value).__qualname__}) "
     reason = one_line(str(why).splitlines()[0] if str(why) else type(why).__name__)
     return (
-        f"{called} cannot be sent to the ranks: {names}cannot be packed: {reason}: create it inside {called}, or pass "
+        f"{called} cannot be sent to the ranks: {names}cannot be pickled: {reason}: create it inside {called}, or pass "
         "what it is made from as an argument"
     )

@@ -74,7 +74,7 @@ def run(
     context = open_context()
     job = _job(what, args, kwargs, fields)
     if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"launch: name {name!r}: lower-case letters, digits and '-', a letter first, at most 40")
+        raise UsageError(f"launch: name {name!r}: up to 40 lower-case letters, digits and '-', starting with a letter")
     if not isinstance(what, str):  # users do not know the ranks' module
         context = replace(
             context,
@@ -154,13 +154,13 @@ def _job(
             raise UsageError(f"launch: kwargs are a function's; {what} takes its command line from args")
         command = (what, *map(str, args))
     elif not callable(what):
-        raise UsageError(f"launch: {type(what).__name__} is neither a function nor the name of a script")
+        raise UsageError(f"launch: {type(what).__name__} is not a function or the name of a script")
     gpus, on = fields["gpus"], kaggle.session(os.environ)
     if not isinstance(gpus, int) or not 1 <= gpus <= 64:
         raise UsageError(f"launch: gpus is {gpus!r}: expected a whole number from 1 to 64")
     ranks = fields["ranks"]
     if ranks is not None and (not isinstance(ranks, int) or ranks < 1 or gpus % ranks):
-        raise UsageError(f"launch: ranks is {ranks!r}: expected a divisor of gpus, {gpus}")
+        raise UsageError(f"launch: ranks is {ranks!r}: expected a divisor of gpus ({gpus})")
     device = fields["device"] or os.environ.get("DDPCTL_DEVICE") or ("cuda" if on and on.batch else "auto")
     if device not in ("auto", "cuda", "cpu"):
         raise UsageError(f"launch: device is {device!r}: expected auto, cuda or cpu")
@@ -216,7 +216,7 @@ def _resumed(context: AppContext, resume: str | bool, own: "Program") -> Run | N
 def _newest(context: AppContext, wanted: "Program") -> Run | None:
     """Return the newest run of the program, here or among a Kaggle session's inputs. Raises DdpctlError."""
     if "<lambda>" in wanted.name:
-        raise UsageError("launch: resume=True knows a function by its name, and a lambda has none: resume='RUN'")
+        raise UsageError("launch: resume=True needs a function that has a name, not a lambda: give resume='RUN'")
     here = [run for run in run_store.load_all(context.root) if run.kind == "local"]
     on = kaggle.session(os.environ)
     inputs = _runs_below(on.input) if on else []
@@ -233,7 +233,9 @@ def _newest(context: AppContext, wanted: "Program") -> Run | None:
 def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
     """Print how the run ended; on Kaggle, also the line that ddpctl on a laptop reads."""
     outcome = state.outcome
-    context.emit(f"run {record.name} {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}")
+    context.emit(
+        f"run '{record.name}' {state.state}{f', exit code {state.code}' if state.code else ''}: {state.message}"
+    )
     if state.code:
         context.emit(f"  logs         {record.logs_at}")
     context.emit(f"  checkpoints  {record.checkpoint_dir}")

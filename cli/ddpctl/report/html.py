@@ -120,7 +120,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
     sections = []
     if found.last_lines:
         lines = secrets.redact_text("\n".join(plain(found.last_lines.rstrip("\n")).split("\n")[-LAST_LINES:]), known)
-        sections.append((f"What {found.last_lines_of} said last", f"<pre>{escape(lines)}</pre>"))
+        sections.append((f"Last output of {found.last_lines_of}", f"<pre>{escape(lines)}</pre>"))
     if found.spans:
         bars = gantt_chart(found.spans, phase_shares(found.spans), begin=begin, seconds=seconds)
         sections.append(("Where the time went", f"{bars}{_key(marks)}"))
@@ -133,7 +133,7 @@ def _sections(found: Timeline, known: tuple[str, ...], unsought: Sequence[str]) 
         sections.append(("The nodes", environments_table(found.environments, known)))
     sections.append(("Configuration", configuration_table(found.run, known)))
     if unsought:
-        text = f"{', '.join(unsought)}: not set where this was made, or too short: look for the value by yourself."
+        text = f"{', '.join(unsought)}: not set where this was made, or too short: search the report for the value."
         sections.append(("Secrets that could not be checked", f"<p>{escape(text)}</p>"))
     if found.events:
         sections.append(("What happened", events_table(found.events, begin, known)))
@@ -153,14 +153,14 @@ def _key(marks: Sequence[Mark]) -> str:
 
 _CAUSES = {  # ddpwire.run_files.Cause
     "ok": "done",
-    "error": "an error of its own",
-    "killed": "killed by a signal that nobody here sent",
+    "error": "an error of the script",
+    "killed": "killed by a signal from outside",
     "oom": "out of memory",
     "hang": "it hung",
     "stopped": "a requested stop",
     "node_lost": "a node was lost",
-    "gave_up": "no progress, again and again",
-    "absent": "not all nodes came in time",
+    "gave_up": "several attempts without progress",
+    "absent": "not all nodes joined in time",
     "unavailable": "an address or a port was not available",
     "config": "a wrong configuration, or nodes that do not match",
     "internal": "a fault of ddprun",
@@ -230,12 +230,12 @@ def _fact(event: str, key: str, value: object) -> str:
 
 
 def events_table(events: Sequence[Event], begin: float, values: Iterable[str]) -> str:
-    """Return a table with one row per event; of more than ``MOST_EVENTS``, only the first and the last ones."""
+    """Return a table with one row per event; for more than ``MOST_EVENTS``, only the first and last ones."""
     known, rows = tuple(values), []
     shown = list(events)
     if len(shown) > MOST_EVENTS:
         left_out = len(shown) - MOST_EVENTS
-        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events are left out between these</td></tr>')
+        rows.append(f'<tr><td colspan="4" class="soft">{left_out} events between these are left out</td></tr>')
         shown = shown[: MOST_EVENTS // 2] + shown[-MOST_EVENTS // 2 :]
     for index, event in enumerate(shown):
         who = f"node {event.node}" if event.rank is None else f"node {event.node}, rank {event.rank}"

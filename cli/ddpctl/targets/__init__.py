@@ -113,7 +113,7 @@ def no_such_log(run: Run, *, yet: bool = False) -> NoInputError:
     """Return the error for a query about a node or rank that the run lacks (``yet``: or that has no output yet)."""
     nodes, ranks = run.job.max_nodes, run.job.world_size
     return NoInputError(
-        f"{run.name} has no such log{' yet' if yet else ''}: its nodes are 0 to {nodes - 1}, its ranks 0 to {ranks - 1}"
+        f"run '{run.name}' has no such log{' yet' if yet else ''}: nodes are 0 to {nodes - 1}, ranks 0 to {ranks - 1}"
     )
 
 
@@ -220,7 +220,7 @@ class Target(ABC):
         return ()
 
     def keep(self, run: Run) -> Verb[None]:
-        """Copy here what the timeline and report need, if it would vanish with the nodes. Raises no DdpctlError."""
+        """Fetch the files for timeline and report if they would be deleted with the nodes. Raises no DdpctlError."""
         yield ()
 
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
@@ -229,7 +229,7 @@ class Target(ABC):
         ``best``: fetch only the checkpoint with the highest accuracy. Needs the capability "pull".
         """
         where = run.checkpoint_dir if run.elsewhere else run.folder
-        raise ConfigError(f"{run.name}: there is nothing to pull from a target of kind {run.kind}: it is in {where}")
+        raise ConfigError(f"run '{run.name}' needs no pull from a target of kind {run.kind}: its files are in {where}")
 
     def has_spares(self, run: Run) -> bool:
         """Return whether ``replace_lost`` may find a machine for a lost node."""
@@ -241,18 +241,18 @@ class Target(ABC):
 
     def suspend(self, run: Run) -> Verb[None]:
         """Make the nodes save and end, but keep the run. Needs the capability "suspend"."""
-        raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
+        raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def resume(self, run: Run) -> Verb[None]:
         """Start the nodes of a suspended run again. Needs the capability "suspend"."""
-        raise self._cannot(run, "suspend a run", hint=f"ddpctl stop {run.name}")
+        raise self._cannot(run, "suspend a run", hint=f"stop it with ddpctl stop {run.name}")
 
     def exit_message(self, run: Run) -> str:
         """Return how a user stops a run if ddpctl cannot, because the target lacks the capability "stop"."""
         raise NotImplementedError
 
     def _cannot(self, run: Run, what: str, hint: str = "") -> ConfigError:
-        return ConfigError(f"{run.name}: a target of kind {self.kind} cannot {what}", hint=hint)
+        return ConfigError(f"run '{run.name}': a target of kind {self.kind} cannot {what}", hint=hint)
 
 
 # kind → (module, options dataclass, target class). A module is imported when it is first used.

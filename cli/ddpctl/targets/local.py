@@ -88,7 +88,7 @@ class LocalTarget(Target):
         if torch.returncode:
             raise _no_torch(self._python, torch)
         if (package := package_of(job.command)) and there[0].returncode == MISSING:
-            raise NoInputError(f"-m {package}: no such module in {plan.cwd}, or for {self._python}")
+            raise NoInputError(f"-m {package}: no such module in {plan.cwd} or in the packages of {self._python}")
         check_script(plan, *there)
         if port.returncode:
             raise UnavailableError(port.last_line("no free port"))
@@ -118,7 +118,7 @@ class LocalTarget(Target):
             for node in range(job.max_nodes)
         )
         notes = (
-            [] if gpus or job.device == "cpu" else [f"no GPU here: {counted(plan.world_size, 'CPU rank')} under gloo"]
+            [] if gpus or job.device == "cpu" else [f"no GPU here: {counted(plan.world_size, 'CPU rank')} with gloo"]
         )
         if unused := [name for name in _OF_CONTAINERS if getattr(job, name) != getattr(JobSpec(), name)]:
             notes.append(f"no container here: {', '.join(unused)} not used")
@@ -214,7 +214,7 @@ def _answers(output: Output, count: int) -> Iterator[dict[str, Any]]:
                 answers.append(answer)
     if len(answers) != count:
         shown = one_line(output.stdout.strip()[:60]) or output.last_line("nothing")
-        raise UnavailableError(f"ddprun.nodectl has not answered as it should: {shown}", hint="is 'python' a Python?")
+        raise UnavailableError(f"unexpected answer of ddprun.nodectl: {shown}", hint="check the target's 'python'")
     return iter(answers)
 
 
@@ -238,7 +238,7 @@ def gpus_of(visible: Output, listing: Output) -> tuple[str, ...]:
         return visible_devices(visible.stdout.rstrip("\n"))
     if listing.returncode not in (0, *NO_GPU):
         words = one_line(listing.last_line(listing.stdout.strip()))
-        raise UnavailableError(f"nvidia-smi failed: {words}", hint="mend the driver, or --device cpu for CPU ranks")
+        raise UnavailableError(f"nvidia-smi failed: {words}", hint="repair the driver, or use --device cpu")
     lines = listing.stdout.splitlines() if listing.returncode == 0 else ()
     return tuple(line.strip() for line in lines if line.startswith(("GPU-", MIG)))  # it may also print warnings
 
@@ -253,12 +253,12 @@ def share_gpus(job: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str, ...], ..
     if job.device == "cpu" or (job.device == "auto" and not gpus):
         return ()
     if need > 1 and gpus and gpus[0].startswith(MIG):
-        raise ConfigError(f"{_asked(job)}: {_ON_MIG}", hint="ask for one GPU, or --device cpu for CPU ranks")
+        raise ConfigError(f"{_asked(job)}: {_ON_MIG}", hint="use one GPU, or --device cpu for CPU ranks")
     if len(gpus) < need:
         insists = "--device cuda: " if job.device == "cuda" else ""
         raise ConfigError(
-            f"{insists}{_asked(job)}: {need} needed, this machine has {len(gpus) or 'none'}",
-            hint="ask for fewer, or --device cpu for CPU ranks",
+            f"{insists}{_asked(job)}: {need} needed, but this machine has {len(gpus) or 'none'}",
+            hint="use fewer, or --device cpu for CPU ranks",
             gpus_needed=need,
             gpus_found=len(gpus),
         )
@@ -280,11 +280,11 @@ def _no_torch(python: str, output: Output) -> UnavailableError:
         )
     if output.returncode == TIMED_OUT:
         return UnavailableError(
-            f"{python} did not say whether it has torch: {output.last_line()}",
-            hint="launch again when there is less load",
+            f"cannot check whether {python} has torch: {output.last_line()}",
+            hint="launch again when the machine is less busy",
         )
     return UnavailableError(
-        f"cannot run {python}: {output.last_line('it failed')}", hint="set the target's 'python' to one with torch"
+        f"cannot run {python}: {output.last_line('it failed')}", hint="set the target's 'python' to one that has torch"
     )
 
 
@@ -315,7 +315,7 @@ else
     6 | 127) ;; # no device, no nvidia-smi
     *)
       echo "nvidia-smi failed: ${_ddp_listed##*$'\\n'}: mend the driver," \\
-        "or export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+        "or export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
       exit 69
       ;;
   esac
@@ -357,12 +357,12 @@ echo "logs and checkpoints: ${names.RUN_DIR}" >&2
 _ddp_gpus=()
 {_GPU_LINES[job.device == "cpu"]}
 if [[ {need} -gt 1 && ${{_ddp_gpus[*]}} == MIG-* ]]; then
-  echo "{_asked(job)}: {_ON_MIG}: export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  echo "{_asked(job)}: {_ON_MIG}: export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit {Exit.CONFIG:d}
 fi
 if ((${{#_ddp_gpus[@]}} > 0 && ${{#_ddp_gpus[@]}} < {need})); then
-  echo "{_asked(job)}: {need} needed, this machine has ${{#_ddp_gpus[@]}}:" \\
-    "export CUDA_VISIBLE_DEVICES= for CPU ranks" >&2
+  echo "{_asked(job)}: {need} needed, but this machine has ${{#_ddp_gpus[@]}}:" \\
+    "export CUDA_VISIBLE_DEVICES= to use CPUs" >&2
   exit {Exit.CONFIG:d}
 fi
 

@@ -256,7 +256,7 @@ def _stepping_s(now: Reading, before: Reading, rank: str) -> float:
 
 
 def _stepped(before: Sequence[Reading], now: Sequence[Reading]) -> bool:
-    """Whether a step has ended between the readings, so that there is a pace; also true if no steps are reported."""
+    """Whether a step has ended between the readings, so that the speed is known; also true if no steps are reported."""
     name = of_ranks.LAST_STEP.name
     return _largest(now, name) is None or _largest(now, name) != _largest(before, name)
 
@@ -411,7 +411,7 @@ def _requeued_s(history: History) -> float:
 
 
 def _counted(history: History, name: str) -> int:
-    """Return the value of a counter that every node counts for the complete run, summed over its labels."""
+    """Return a counter, summed over its labels. Every node counts it for the complete run, so one value is enough."""
     found = [{key: value for row in rows for key, value in row.items() if key.partition(":")[0] == name}
              for rows in history.nodes.values()]  # fmt: skip
     return int(max((sum(last.values()) for last in found), default=0))

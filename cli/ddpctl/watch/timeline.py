@@ -173,7 +173,7 @@ def count_restarts(events: Sequence[Event], placed: Placed = NOWHERE) -> int:
 
 
 def _last_sign(start: Sequence[Event], history: History, before: float) -> float:
-    """Return when the nodes of a start ended, or, if not all did, the time of its last event or row by ``before``."""
+    """Return when the nodes of a start ended; if not all did, the time of its last event, or row until ``before``."""
     ended = {event.node: event.time for event in start if event.event == "node_ended"}
     if ended.keys() >= {event.node for event in start if event.event in OF_NODES}:
         return max(ended.values(), default=0.0)
@@ -238,7 +238,7 @@ def _is_end(event: Event, phase: str) -> bool:
 
 
 def _is_later(phase: str, following: str) -> bool:
-    """Whether the run advances from ``phase`` to ``following``; from ``lost`` only by training again."""
+    """Whether ``following`` comes after ``phase``; after ``lost`` come only the phases in which ranks run."""
     if phase == "lost":
         return following in ("training", "running")
     return PHASES.index(following) > PHASES.index(phase)
@@ -325,7 +325,7 @@ class Timeline:
 
     @property
     def begin(self) -> float:
-        """The moment from which times are counted: the end of the first wait in a queue, else the launch."""
+        """The moment from which times are counted: the end of the first wait in a queue, if any, or the launch."""
         first, *others = self.spans or (Span(phase="start", begin=self.run.created, end=self.run.created),)
         return first.end if first.phase == "queue" and others else first.begin
 
@@ -445,7 +445,7 @@ def describe_event(event: Event) -> str:
         case "straggler_gone":
             return f"{who} is as fast as the others again"
         case "signal":
-            return f"{facts.get('signal', 'a signal')} came"
+            return f"{facts.get('signal', 'a signal')} was received"
         case "checkpoint_failed":
             return f"a checkpoint could not be written: {facts.get('message', '')}"
         case "stopping":

@@ -71,7 +71,7 @@ def read_digits(path: Path) -> ImageDataset:
 
 def _digits_missing() -> TrainError:
     return TrainError(
-        Exit.NO_INPUT, "the digits are in scikit-learn's package, which is not installed: pip install 'ddpctl[digits]'"
+        Exit.NO_INPUT, "data set digits is part of scikit-learn, which is not installed: pip install 'ddpctl[digits]'"
     )
 
 
@@ -146,10 +146,10 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
     needed, free = (num_train + num_test) * (pixels + LABEL_BYTES) + 8 * classes * pixels, free_bytes(_CPU)
     if needed > free:
         raise config_error(
-            f"--synthetic-samples {options.synthetic_samples}: with an eighth as many to test, of "
-            f"{channels}x{height}x{width} and {classes} classes, they need {format_bytes(needed)} of memory, and "
+            f"--synthetic-samples {options.synthetic_samples} and an eighth as many to test, of "
+            f"{channels}x{height}x{width} in {classes} classes, need {format_bytes(needed)} of memory, but "
             f"{format_bytes(free)} are free",
-            hint="give fewer or smaller ones",
+            hint="use fewer or smaller images",
         )
     patterns = torch.randint(64, 192, (classes, *shape), generator=generator)
 

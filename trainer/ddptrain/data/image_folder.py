@@ -78,8 +78,8 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
     if len(classes) < 2 or len(paths) < 2:
         raise TrainError(
             Exit.NO_INPUT,
-            f"--data-dir {folder} holds {len(paths)} pictures in {len(classes)} classes: "
-            "it should hold a folder of .png or .jpg pictures for each of two or more classes",
+            f"--data-dir {folder} holds {len(paths)} pictures in {len(classes)} class folders: it needs a folder of "
+            ".png or .jpg pictures for each of two or more classes",
         )
     return classes, paths
 
@@ -102,7 +102,7 @@ def prepare_image_folder(options: DataOptions) -> None:
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
-        what = f"left out of {options.folder}, not {', '.join(ENDINGS)}: {', '.join(strange[:NUM_NAMED])}{more}"
+        what = f"ignored in {options.folder}, because not {', '.join(ENDINGS)}: {', '.join(strange[:NUM_NAMED])}{more}"
         print(f"ddptrain: warning: {what}", file=sys.stderr, flush=True)
     for paths in (listing.train, listing.test):
         write_cache(paths, cache_folder(options), side_px(options))

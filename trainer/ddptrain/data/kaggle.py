@@ -48,7 +48,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
         return replace(options, folder=_scratch(f"download-{options.name}"))
     if len(found) > 1:
         names = ", ".join(str(path) for path in found)
-        raise config_error(f"--data {options.name} may be any of {names}: name one with --data-dir")
+        raise config_error(f"--data {options.name}: several folders fit ({names}): choose with --data-dir")
     (location,) = found
     if options.name == "folder":
         return replace(options, folder=location, cache=options.cache or _scratch(f"cache-{_key(location)}"))

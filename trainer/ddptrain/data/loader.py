@@ -182,7 +182,7 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given.augment and given_px >= size_px:
             raise config_error(
-                f"{flag} {given_px}: of images of {size_px}x{size_px} nothing would be left; "
+                f"{flag} {given_px} would leave nothing of images of {size_px}x{size_px} pixels: "
                 f"expected 0 to {size_px - 1}"
             )
     shift_px = data.augmentation.shift_px if given.shift is None else given.shift

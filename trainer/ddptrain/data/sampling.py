@@ -32,7 +32,7 @@ class BatchShard:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples, or 0 if their weight is 0."""
+        """The number of samples, or 0 if they do not count."""
         return len(self.indices_N) if self.weight else 0
 
 

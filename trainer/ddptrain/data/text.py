@@ -93,7 +93,7 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
     if len(data) <= MIN_WINDOWS * context:
         raise TrainError(
             Exit.DATA,
-            f"--data-dir {path} holds {len(data):,} bytes of text, too few for windows of {context}",
+            f"--data-dir {path} holds {len(data):,} bytes of text, too few for --context {context}",
             hint="give a longer text, or a smaller --context",
         )
     bytes_N = torch.from_numpy(np.frombuffer(bytearray(data), dtype=np.uint8))
@@ -123,4 +123,4 @@ def refuse_image_options(options: Options) -> None:
     if wrong := next((flag for flag, value in given.items() if value), None):
         raise config_error(f"{wrong} is for images, not for --data text", hint="leave it out")
     if options.data.input == "loader":
-        raise config_error("--input loader is for images: a text is on the device", hint="give auto")
+        raise config_error("--input loader is for images; a text is on the device", hint="give auto")

@@ -66,7 +66,7 @@ def _checked(name: str, values: Any) -> Recipe:
     allowed = {"about", "options", "expect"}
     if not isinstance(values, dict) or not isinstance(values.get("options"), dict) or values.keys() - allowed:
         raise RecipeError(
-            f"{name} is not a recipe: it may hold about, options (a mapping) and expect, and needs options"
+            f"{name} is not a recipe: it must have the key options (a mapping), and may have about and expect"
         )
     expect = values.get("expect") or {}
     return Recipe(

@@ -89,7 +89,7 @@ def summary(plan: Plan, texts: Mapping[str, str]) -> tuple[str, ...]:
     ]
     size = len(texts[notebook_file(plan.run)]) / 1000
     return (
-        f"  {notebook_file(plan.run)}: {title(plan.job)}, {size:,.0f} kB of the {MAX_KB:,} kB that Kaggle takes"
+        f"  {notebook_file(plan.run)}: {title(plan.job)}, {size:,.0f} kB of at most {MAX_KB:,} kB"
         + (f", with {', '.join(within)}" if within else ""),
         f"  {METADATA}: {', '.join(parts)}",
     )

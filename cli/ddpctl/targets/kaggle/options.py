@@ -76,23 +76,22 @@ class KaggleOptions:
         if job.secrets:
             yield (
                 "job.secrets",
-                "a secret would stand in the notebook: keep it in Kaggle's own Add-ons > Secrets, and read it there",
+                "the notebook would contain the secret: keep it in Kaggle's Add-ons > Secrets instead",
             )
         if exposed(job):
             yield (
                 "job.env",
-                "a variable there looks like a secret and would stand in the notebook: keep it in Kaggle's own "
-                "Add-ons > Secrets, and read it there",
+                "the notebook would contain a variable that looks secret: keep it in Kaggle's Add-ons > Secrets",
             )
         if job.time_limit_s is not None and job.time_limit_s > kaggle.LONGEST_S:
-            yield "job.time_limit", f"a Kaggle session is 12h at most, not {job.time_limit}"
+            yield "job.time_limit", f"a Kaggle session may run for at most 12h, not {job.time_limit}"
         if job.time_limit_s is not None and job.time_limit_s <= kaggle.MARGIN_S + job.grace + 60:
             yield "job.time_limit", f"{job.time_limit} is too short: ranks are asked to save 10 minutes before the end"
         words = program(job.command)
         if words[0] == "-m" and words[:2] != TRAINER:
             yield (
                 "job.command",
-                f"-m {words[1]}: a script and `files` of the target travel to Kaggle, a module does not",
+                f"-m {words[1]}: a module is not sent to Kaggle: use a script, and the target's `files`",
             )
         if words[0] != "-m" and not re.fullmatch(FILE, words[0]):
-            yield "job.command", f"{words[0]}: only a script below the project's folder travels to Kaggle"
+            yield "job.command", f"{words[0]}: only a script below the project's folder can be sent to Kaggle"

@@ -48,9 +48,9 @@ class KaggleTarget(Target):
     def render(self, plan: Plan) -> str:
         """Return the notebook of a job that needs no files. Raises ConfigError if the job needs files."""
         if needed := self._needs(plan):
-            travel, are = ("travel", "are") if len(needed) > 1 else ("travels", "is")
+            are = "are" if len(needed) > 1 else "is"
             raise ConfigError(
-                f"{either(needed, 'and')} {travel} in the notebook, and {are} read when it is written: "
+                f"{either(needed, 'and')} {are} copied into the notebook's folder: use "
                 "ddpctl render --target kaggle --out FOLDER"
             )
         return kaggle_notebook.notebook(plan, Cargo())
@@ -68,7 +68,7 @@ class KaggleTarget(Target):
                 owner = NOBODY
                 note = (
                     f"no kaggle client is installed and logged in: {kaggle_notebook.METADATA} has the owner {NOBODY}; "
-                    "write your Kaggle user name there, or as the target's `owner`"
+                    "replace it with your Kaggle user name, or set the target's `owner`"
                 )
         return (yield from self._texts(plan, owner)), note
 
@@ -113,7 +113,7 @@ class KaggleTarget(Target):
             handle={"kernel": kernel, "version": version, "url": url, "logs": url},
             note=f"version {version} of {kernel}",
             table=tuple(
-                f"left out of its inputs, because Kaggle does not know these {what}: {names}"
+                f"left out of the notebook's inputs, because Kaggle does not know these {what}: {names}"
                 for what, names in _INVALID.findall(pushed.stdout)
             ),
             checkpoint_dir=f"{kernel}:{kaggle.RUNS}/{plan.run}/{run_files.CHECKPOINTS}",
@@ -122,11 +122,11 @@ class KaggleTarget(Target):
     def _user(self) -> Verb[str]:
         """Return the user that the client is logged in as. Raises UnavailableError."""
         (output,) = yield (Command(argv=("kaggle", "config", "view"), probe=True, timeout_s=ASK_S),)
-        if why := kaggle_error(output, "ask the kaggle client for its user"):
+        if why := kaggle_error(output, "read the user of the kaggle client"):
             raise why
         match = _USER.search(output.stdout)
         if match is None or match[1] == "None":
-            raise UnavailableError("the kaggle client is not logged in: kaggle auth login, or set the target's `owner`")
+            raise UnavailableError("the kaggle client is not logged in: run kaggle auth login, or set `owner`")
         return match[1]
 
     def _needs(self, plan: Plan) -> tuple[str, ...]:
@@ -181,7 +181,7 @@ class KaggleTarget(Target):
             argv = ("sh", "-c", _PRINT, sys.executable, kernel, *words)
             (done,) = yield (Command(argv=argv, mode="stream", timeout_s=None),)
             if done.returncode:
-                raise UnavailableError(f"{run.name} has no log that can be read yet: ddpctl status {run.name}")
+                raise UnavailableError(f"run '{run.name}' has no readable log yet: see ddpctl status {run.name}")
             return
         if (yield from self._wait(run, ("pending", "unknown"))).ended:
             yield from self.logs(run, LogQuery(ranks=query.ranks, nodes=query.nodes, tail=query.tail))
@@ -203,14 +203,14 @@ class KaggleTarget(Target):
         """Raise UnavailableError, because only the website can stop a session, unless the run was never pushed."""
         del signal, wait
         if run.handle:
-            raise UnavailableError(f"{run.name}: {self.exit_message(run)}")
+            raise UnavailableError(f"run '{run.name}': {self.exit_message(run)}")
         yield ()
         return True
 
     def exit_message(self, run: Run) -> str:
         """Return a message that the session keeps running, and where a user can stop it."""
         return (
-            f"it keeps running: the kaggle client cannot stop a session. Cancel it on {run.handle['url']}; "
+            f"it keeps running, because the kaggle client cannot stop a session: cancel it on {run.handle['url']}; "
             f"kaggle kernels delete {run.handle['kernel']} removes the notebook and its output"
         )
 
@@ -226,7 +226,7 @@ class KaggleTarget(Target):
 
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:  # noqa: ARG002
         """Raise ConfigError: nothing can be run in a session from outside."""
-        raise ConfigError(f"{run.name}: nothing can be run in a Kaggle session from outside")
+        raise ConfigError(f"run '{run.name}': ddpctl cannot run commands in a Kaggle session")
 
 
 def _folder(plan: Plan) -> str:
@@ -244,7 +244,7 @@ def _ask(what: Literal["status", "logs"], run: Run) -> Command:
 
 
 def _read(run: Run, answer: Output) -> RunStatus:
-    why = kaggle_error(answer, f"ask for {run.handle['kernel']}")
+    why = kaggle_error(answer, f"read the state of {run.handle['kernel']}")
     if why is None:
         return read_status(run.name, answer.stdout)
     if isinstance(why, NoInputError):
@@ -278,7 +278,7 @@ _FAILURES = (
     (r"memory", "the session ran out of memory: use a smaller batch, or --input loader"),
     (
         r"time limit|timed? ?out|exceeded.*(?:time|hours|duration)",
-        "the session's time was over before the notebook ended",
+        "the session reached its time limit before the notebook ended",
     ),
     (r"disk|space", "the session's disk is full: its working folder holds 20 GB"),
     (r"requested cancel|cancell?ed", "it was cancelled on the website"),
@@ -297,9 +297,9 @@ def read_status(run: str, text: str) -> RunStatus:
 
 
 _MESSAGES: dict[State, str] = {
-    "pending": "Kaggle has it in its queue",
-    "running": "its session runs",
-    "succeeded": "the notebook ran to its end",
+    "pending": "it is in Kaggle's queue",
+    "running": "its session is running",
+    "succeeded": "the notebook ran to the end",
     "failed": "the notebook failed",
     "stopping": "it is being cancelled",
     "stopped": "it was cancelled on the website",
@@ -356,15 +356,15 @@ class KnownError:
 _KNOWN_ERRORS = (
     KnownError(
         pattern=r"Authentication required to call the Kaggle API|401 Client Error|Unauthenticated|Unauthorized",
-        sentence="the kaggle client is not logged in: kaggle auth login, or a token in ~/.kaggle/access_token",
+        sentence="the kaggle client is not logged in: run kaggle auth login, or put a token in ~/.kaggle/access_token",
     ),
     KnownError(
         pattern=r"Maximum weekly GPU quota(?: of ([\d.]+) hours)? ?reached",
-        sentence="this week's GPU hours are used up: kaggle quota says when they come back; --device cpu needs none",
+        sentence="this week's GPU hours are used up: kaggle quota shows when they are renewed; --device cpu needs none",
     ),
     KnownError(
         pattern=r"Maximum batch \w+ sessions?(?: count)?(?: of (\d+))? ?reached",
-        sentence="{0} of your sessions run already, which is the limit: wait for one to end, or cancel it on its page",
+        sentence="you have reached the limit of sessions ({0}): wait for one to end, or cancel one on its page",
     ),
     KnownError(
         pattern=r"phone",
@@ -389,7 +389,7 @@ _KNOWN_ERRORS = (
     KnownError(
         pattern=r"Cannot (?:access|stream logs for) kernel|404 Client Error|resource was not found|^Not found$",
         error=NoInputError,
-        sentence="the notebook is not there, or not yours: it may have been deleted on the website",
+        sentence="the notebook does not exist or is not yours; it may have been deleted on the website",
     ),
     KnownError(
         pattern=r"unrecognized arguments|invalid choice",
@@ -404,13 +404,13 @@ def kaggle_error(output: Output, doing: str) -> DdpctlError | None:
     if output.returncode == 0 and pushed is None:
         return None
     if output.returncode == NOT_FOUND:
-        return UnavailableError("the kaggle client is not installed: pip install kaggle, then kaggle auth login")
+        return UnavailableError("the kaggle client is not installed: run pip install kaggle, then kaggle auth login")
     if output.returncode == TIMED_OUT:
         return UnavailableError(f"cannot {doing}: the kaggle client gave {output.stderr or 'no answer'}")
     text = pushed[1] if pushed else f"{output.stderr}\n{output.stdout}"
     for known in _KNOWN_ERRORS:
         if match := re.search(known.pattern, text, re.IGNORECASE | re.MULTILINE):
-            group = next(iter(match.groups()), None) or "as many"
+            group = next(iter(match.groups()), None) or "number unknown"
             return known.error(f"cannot {doing}: {known.sentence.format(group)}")
     words = one_line(" ".join(text.split()))
-    return UnavailableError(f"cannot {doing}: kaggle says: {cut(words, MAX_WORDS) or 'nothing'}")
+    return UnavailableError(f"cannot {doing}: kaggle reports: {cut(words, MAX_WORDS) or 'nothing'}")

@@ -147,7 +147,7 @@ def pull_files(
     claim = mount.source if mount and mount.kind == "pvc" else None
     if not running and claim is None:
         raise NoInputError(
-            f"{run.name}: what it has written went with its pods: to keep it, set mounts [pvc=CLAIM:/runs]"
+            f"the files of run '{run.name}' were deleted with its pods: to keep them, set mounts [pvc=CLAIM:/runs]"
         )
     if running:
         places = [_place(kubectl, name, container) for name in running]

@@ -88,28 +88,28 @@ def _quota(asked: str, used: str, allowed: str) -> str:
     """Describe each exhausted resource of a quota. ``asked``, ``used``, ``allowed``: ``pods=1,requests.cpu=2``."""
     numbers = [dict(item.partition("=")[::2] for item in text.split(",")) for text in (asked, used, allowed)]
     return ", ".join(
-        f"{name}: {number} asked for, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
+        f"{name}: {number} requested, {numbers[1].get(name, 'unknown')} used, {numbers[2].get(name, 'unknown')} allowed"
         for name, number in numbers[0].items()
     )
 
 
-_SLOW = "the cluster does not answer in time: is it up, is a VPN missing?"
+_SLOW = "the cluster does not answer in time: check that it is up, and your VPN"
 # The cluster cannot be asked at all.
 _AWAY: Explanations = {
     r"failed calling webhook \"([^\"]+)\"":
-        "the operator's own check {m[1]} does not answer: the operator is down, ask who runs the cluster",
+        "the operator's webhook {m[1]} does not answer: the operator is down; ask the administrator",
     r"error loading config file \"([^\"]+)\": (.*)": "{m[1]} is not a configuration of kubectl: {m[2]}",
     r"stat (\S+): no such file": "{m[1]}: no such configuration of kubectl",
     r"(localhost:8080)\S*\"?: dial tcp|The connection to the server (localhost:8080)":
-        "kubectl knows no cluster: set KUBECONFIG, or kubectl config use-context",
+        "kubectl has no cluster configured: set KUBECONFIG, or run kubectl config use-context",
     r"the server has asked for the client to provide credentials|Unauthorized":
-        "the cluster does not know you (401): sign in again, as your cluster wants it",
+        "the cluster does not accept your credentials (401): log in to it again",
     r"x509: (.*?)(?:;|$)": "the cluster's certificate is not trusted ({m[1]}): check KUBECONFIG's authority",
-    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name {m[1]} is not known here: is a VPN missing?",
+    r"lookup (\S+?)(?: on \S+)?: no such host": "the cluster's name {m[1]} does not resolve: check your VPN",
     r"The connection to the server (\S+) was refused":
-        "the cluster does not answer at {m[1]} (connection refused): is it up, is a VPN missing?",
+        "the cluster does not answer at {m[1]} (connection refused): check that it is up, and your VPN",
     r"dial tcp (\S+?): (?:connect: )?(connection refused|no route to host|i/o timeout)":
-        "the cluster does not answer at {m[1]} ({m[2]}): is it up, is a VPN missing?",
+        "the cluster does not answer at {m[1]} ({m[2]}): check that it is up, and your VPN",
     r"context deadline exceeded|Client\.Timeout": _SLOW,
 }  # fmt: skip
 
@@ -117,28 +117,28 @@ _AWAY: Explanations = {
 _REFUSED: Explanations = {
     r"context \"?([^\"\n]*?)\"? does not exist|context was not found for specified context: (\S+)"
     r"|cannot locate context \"?([^\"\s]+)":
-        lambda m: f"kubectl has no context {m[1] or m[2] or m[3]}: kubectl config get-contexts lists them",
+        lambda m: f"kubectl has no context '{m[1] or m[2] or m[3]}': kubectl config get-contexts lists all",
     r"admission webhook \"([^\"]+)\" denied the request: (.*)": "the operator refuses it ({m[1]}): {m[2]}",
     r"violates PodSecurity .*init-pytorch":
-        "the namespace's Pod Security forbids the container init-pytorch, which the operator puts beside a Master: "
-        "master: false has none",
+        "the namespace's Pod Security forbids the container init-pytorch, which the operator adds to a Master: set "
+        "master: false",
     r"violates PodSecurity \"([^\"]+)\": (.*)":
-        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}: profile restricted, no path of a "
-        "machine among the mounts, or another namespace",
+        "the namespace admits only pods of Pod Security {m[1]}: {m[2]}: set profile: restricted, mount no path of a "
+        "machine, or use another namespace",
     r"exceeded quota: (\S+), requested: (\S+), used: (\S+), limited: (\S+)":
-        lambda m: f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: ask for less, or wait for "
+        lambda m: f"the namespace's quota {m[1]} is used up: {_quota(m[2], m[3], m[4])}: request less, or wait for "
         "other jobs",
     r"cannot (\w+) resource \"secrets\" in API group \"\"(?: in the namespace \"([^\"]+)\")?":
-        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: k8s/rbac-secrets.yaml is "
-        "the Role for jobs with secrets, and env_secrets takes a Secret that is there",
+        lambda m: f"you may not {m[1]} secrets{f' in the namespace {m[2]}' if m[2] else ''}: for jobs with secrets "
+        "you need the Role in k8s/rbac-secrets.yaml, or name an existing Secret in env_secrets",
     r"cannot (\w+) resource \"([^\"]+)\" in API group \"([^\"]*)\"(?: in the namespace \"([^\"]+)\")?":
-        lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: k8s/rbac.yaml is the Role "
-        "that ddpctl needs",
+        lambda m: f"you may not {m[1]} {m[2]}{f' in the namespace {m[4]}' if m[4] else ''}: ddpctl needs the Role in "
+        "k8s/rbac.yaml",
     r"namespaces \"([^\"]+)\" not found": "there is no namespace {m[1]}: kubectl create namespace {m[1]}",
     r"no matches for kind \"(\w+)\" in version \"([^\"]+)\"|could not find the requested resource \(post (\S+?)\)"
     r"|doesn't have a resource type \"(\w+)\"":
-        lambda m: f"the cluster has no {m[1] or m[3] or m[4]}: its operator is not installed; --kind job needs none",
-    r"\"([^\"]+)\" already exists": "{m[1]} already exists in the namespace: choose another --name",
+        lambda m: f"the cluster does not serve {m[1] or m[3] or m[4]}: its operator is not installed; use --kind job",
+    r"\"([^\"]+)\" already exists": "'{m[1]}' already exists in the namespace: choose another --name",
     r"no PriorityClass with name (\S+) was found":
         "there is no PriorityClass {m[1]}: kubectl get priorityclasses lists them",
     r"strict decoding error: (.*)": "the cluster's version does not know it: {m[1]}",
@@ -197,7 +197,7 @@ def find_cluster(options: KubernetesOptions) -> Verb[Kubectl]:
         if isinstance(error, ConfigError):  # the context does not exist
             (listed,) = yield (Command(argv=("kubectl", "config", "get-contexts", "-o", "name"), probe=True),)
             known = ", ".join(listed.stdout.split()) if listed.returncode == 0 else ""
-            raise ConfigError(f"context: kubectl has no {quote(options.context)}; known: {known or 'none'}")
+            raise ConfigError(f"context: kubectl has no context {quote(options.context)}; known: {known or 'none'}")
         raise error
     return asked.chosen(view)
 
@@ -212,9 +212,9 @@ def choose_workload(kubectl: Kubectl, options: KubernetesOptions) -> Verb[Choice
     if served["pytorchjob"]:
         return Choice(workload=WORKLOADS["pytorchjob"], why="the cluster has Kubeflow's training-operator")
     if options.master:
-        raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: master: false")
+        raise ConfigError("master: true needs a PyTorchJob, which this cluster does not serve: set master: false")
     if not served["trainjob"]:
-        return Choice(workload=WORKLOADS["job"], why="the cluster has no operator of Kubeflow's")
+        return Choice(workload=WORKLOADS["job"], why="the cluster has no Kubeflow operator")
     (schema,) = yield (kubectl.raw(_SCHEMA),)
     if schema.returncode == 0 and _SINCE_2_2 not in schema.stdout:
         return Choice(workload=WORKLOADS["job"], why="the cluster's Kubeflow Trainer is older than 2.2")
@@ -225,8 +225,8 @@ def _as_said(kubectl: Kubectl, workload: Workload) -> Verb[Choice]:
     """Return the named workload. If the cluster cannot be asked, the choice's reason says so. Raises ConfigError."""
     (answer,) = yield (kubectl.raw(workload.api),)
     if is_absent(answer):
-        raise ConfigError(f"the cluster has no {workload.kind}: its operator is not installed; --kind job needs none")
-    why = "as requested" if answer.returncode == 0 else f"as requested; the cluster was not asked: {error_of(answer)}"
+        raise ConfigError(f"the cluster does not serve {workload.kind}: its operator is not installed; use --kind job")
+    why = "as requested" if answer.returncode == 0 else f"as requested, but not checked: {error_of(answer)}"
     return Choice(workload=workload, why=why)
 
 
@@ -257,6 +257,6 @@ def misses_runtime(answer: Output) -> bool:
 
 
 def keeps_secrets(answer: Output) -> bool:
-    """Return whether only access to Secrets was refused. A user without that right cannot have made any."""
+    """Return whether only access to Secrets was refused. A user without that right cannot have created any."""
     lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning: ")]
     return bool(lines) and all('resource "secrets"' in line for line in lines)

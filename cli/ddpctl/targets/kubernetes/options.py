@@ -213,7 +213,7 @@ class KubernetesOptions:
     ] = field(default_factory=dict)
 
     def problems(self, job: JobSpec) -> Iterable[tuple[str, str]]:
-        """Yield problems that the cluster may accept but that fail when the job runs: the key and a sentence."""
+        """Yield the key and a message for each setting that the cluster accepts but that would make the job fail."""
         return find_problems(job, self)
 
 
@@ -281,8 +281,8 @@ def name_problem(name: str, workload: str, max_nodes: int) -> str | None:
     if len(name) <= most:
         return None
     return (
-        f"{name!r} has {len(name)} characters: with the pods' own endings more than {LONGEST}, which no Service takes: "
-        f"at most {most}"
+        f"{name!r} has {len(name)} characters: at most {most} are allowed, so that with the pods' endings its "
+        f"Services have at most {LONGEST}"
     )
 
 
@@ -345,16 +345,16 @@ def _of_workload(job: JobSpec, options: KubernetesOptions) -> Iterator[tuple[str
     if options.master and job.min_nodes != job.max_nodes:
         yield (
             "target.master",
-            f"nodes {job.nodes} have no Master, whose loss would end them: false, or a number of nodes",
+            f"a Master needs a fixed number of nodes, not {job.nodes}: set master: false, or give one number",
         )
     if options.master and options.workload in ("trainjob", "job"):
-        yield "target.master", f"a {options.workload} has no Master: false, or workload pytorchjob"
+        yield "target.master", f"a {options.workload} has no Master: set master: false, or workload: pytorchjob"
     if job.port and options.workload == "trainjob":
         yield "job.port", f"{job.port}, but a TrainJob's operator says 29500: leave it out"
     if options.gang and options.workload == "job":
         yield "target.gang", "a plain Job has no gang: a queue of Kueue, or another workload"
     if options.metrics_port == (job.port or 0):
-        yield "job.port", f"{job.port} is the port of the metrics already (metrics_port): give another"
+        yield "job.port", f"{job.port} is already the port of the metrics (metrics_port): choose another"
     if options.restart == "Never" and job.max_restarts:
         yield "target.restart", f"Never, but max_restarts is {job.max_restarts}: one of the two"
 

@@ -104,7 +104,7 @@ class Draft:
 
     @property
     def selector(self) -> dict[str, str]:
-        """The labels that select the run's pods: by the run's name, whichever launch has made them."""
+        """The labels that select the run's pods by the run's name, no matter which launch created them."""
         return {RUN_LABEL: self.name}
 
     @property
@@ -225,7 +225,7 @@ def resources(job: JobSpec, options: KubernetesOptions) -> Object:
 
 
 def scarce(job: JobSpec, options: KubernetesOptions) -> dict[str, str]:
-    """Return the resources that only some machines have, and reserve for pods that request them."""
+    """Return the resources that only some machines have, and which these reserve for pods that request them."""
     gpus = {} if job.device == "cpu" else {options.gpu_resource: str(job.gpus)}
     return gpus | ({options.rdma_resource: "1"} if options.profile == "rdma" else {})
 

@@ -87,8 +87,8 @@ def read(folder: Path, listed: str, globs: tuple[str, ...]) -> Found:
         size += path.stat().st_size
         if size > MOST_BYTES or len(found["files"]) == MOST_FILES:
             raise TooMuch(
-                f"the project's files are more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: say with "
-                "the target's 'project' which are needed, or put them into an image (project: [])"
+                f"the project has more than {MOST_BYTES >> 10} KiB or {MOST_FILES} files at {name}: list the "
+                "needed files in the target's 'project', or put them into an image (project: [])"
             )
         try:
             text = path.read_bytes().decode()

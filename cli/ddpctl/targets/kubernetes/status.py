@@ -31,15 +31,15 @@ _UNSCHEDULABLE: Explanations = {
     r"persistentvolumeclaim \"([^\"]+)\" not found":
         "the claim {m[1]} is not in the namespace: kubectl get pvc lists them",
     r"unbound immediate PersistentVolumeClaims":
-        "a claim has no volume yet: kubectl describe pvc says why (no StorageClass, no volume of that size)",
+        "a claim has no volume yet: kubectl describe pvc shows why (no StorageClass, no volume of that size)",
     r"(?:Insufficient|Too many) ([a-zA-Z0-9./_-]+[a-zA-Z0-9])":
-        "no machine has enough {m[1]} free: wait for one, or ask for less",
+        "no machine has enough free {m[1]}: wait, or request less",
     r"didn't match Pod's node affinity/selector":
         "no machine has the labels of node_selector: kubectl get nodes --show-labels",
     r"untolerated taint \{([^}:]+)":
-        "every machine keeps others away with the taint {m[1]}: tolerations lets the pod in",
+        "every machine has the taint {m[1]}: add it to tolerations",
     r"didn't match pod topology spread constraints":
-        "there are fewer free machines than nodes: spread prefer puts two on one",
+        "there are fewer free machines than nodes: spread: prefer allows two nodes on one machine",
 }  # fmt: skip
 # What the kubelet and its runtime write before the cause.
 _PULLING = (
@@ -50,7 +50,7 @@ _UNPULLED: Explanations = {
     r"lookup (\S+?)(?: on \S+)?: no such host": "the registry {m[1]} is not known there",
     r"not found|manifest unknown": "the registry has no such image or tag",
     r"unauthorized|authorization failed|denied|403 Forbidden|no basic auth":
-        "the registry asks for a password: image_pull_secrets names the Secret that holds it",
+        "the registry needs a password: name the Secret that holds it in image_pull_secrets",
 }  # fmt: skip
 
 
@@ -106,8 +106,8 @@ def _ending(pod: Object, now: float, result: Callable[..., PodReport]) -> PodRep
         return result("stopping", f"is ending, within {pod['metadata'].get('deletionGracePeriodSeconds', 30)} s")
     machine = pod.get("spec", {}).get("nodeName", "unknown")
     words = (
-        f"should have ended at {end}: does its machine {machine} answer? A lost machine's pod is replaced once it is "
-        f"deleted: kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does it)"
+        f"should have ended at {end}: check its machine {machine}. If the machine is lost, delete the pod to have it "
+        f"replaced: kubectl delete pod {name} --force --grace-period=0 (launch --replace-lost does this)"
     )
     return result("stopping", words, ill=True)
 
@@ -129,16 +129,16 @@ def _not_started(pod: Object, result: Callable[..., PodReport]) -> PodReport:
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] != "True":
             if condition.get("reason") == "SchedulingGated":
-                return result("waiting", "waits for its queue to let it start")
+                return result("waiting", "is waiting for its queue to admit it")
             return result("waiting", _unscheduled(condition.get("message", "")), ill=True)
-    return result("waiting", "waits for a machine")
+    return result("waiting", "is waiting for a machine")
 
 
 def _unscheduled(message: str) -> str:
     reason = message.partition(" preemption:")[0]
     if sentence := explain(reason, _UNSCHEDULABLE):
         return f"{sentence} ({reason.partition(': ')[0]})"
-    return f"no machine takes it: {_short(reason)}"
+    return f"no machine can run it: {_short(reason)}"
 
 
 def _evicted(message: str) -> str:
@@ -157,16 +157,16 @@ def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequen
         case "ErrImagePull" | "ImagePullBackOff" | "RegistryUnavailable":
             return f"the image {image} cannot be pulled{_unpulled(message, events)}"
         case "ErrImageNeverPull":
-            return f"the image {image} is not on the machine, and pull is Never: load it there, or pull IfNotPresent"
+            return f"the image {image} is not on the machine, and pull is Never: load it, or set pull: IfNotPresent"
         case "InvalidImageName":
-            return f"{image} is not an image name: image says which"
+            return f"{image} is not an image name: set image"
         case "CrashLoopBackOff":
             return f"fails again and again, {_times(found.get('restartCount', 0))} so far: {_ended(last or {})}"
         case "CreateContainerConfigError":
             return _unconfigured(message)
         case "RunContainerError" | "CreateContainerError" | "StartError":
             if named := re.search(r"exec: \"([^\"]+)\": (.*?)(?:: unknown)?$", message):
-                return f"{named[1]} cannot be started: {named[2]}: is it in the image?"
+                return f"{named[1]} cannot be started: {named[2]}: check that the image has it"
             return f"the container cannot be started: {_short(message)}"
     for event in reversed(events):
         if event["reason"] in ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", "FailedScheduling"):
@@ -201,9 +201,9 @@ def _ended(ended: Object) -> str:
     """Return how a container ended: its last line of output, or else the meaning of its exit code."""
     code = ended.get("exitCode")
     if ended.get("reason") == "OOMKilled":
-        return "killed, out of memory: give it more memory, or less to do (a smaller batch, fewer workers)"
+        return "killed, out of memory: give it more memory, or less work (a smaller batch, fewer workers)"
     if code is None:
-        return "it does not say why"
+        return "without a message"
     lines = [line for line in ended.get("message", "").splitlines() if line.strip()]
     reason = _short(lines[-1]) if lines else _EXITS.get(code, "the script's own" if code < 128 else "a signal")
     return f"exit code {code}: {reason}"
@@ -296,11 +296,11 @@ def fold(
         if any(pod.phase in ("waiting", "running", "stopping") for pod in by_pod.values()):
             return result("stopping", f"the {workload.kind} is deleted, and its pods are ending")
         if now - run.created < YOUNG_S:
-            return replace(result("starting", "the cluster has not seen it yet"), has_logs=False, has_files=False)
+            return replace(result("starting", "the cluster has not started it yet"), has_logs=False, has_files=False)
         return result(
             "lost",
-            f"how it ended is unknown: the {workload.kind} is not in the cluster any more, nor are its pods and logs; "
-            "it was deleted, or its time (keep) was over",
+            f"how it ended is unknown: the {workload.kind} is no longer in the cluster, and neither are its pods and "
+            "logs; it was deleted, or its time (keep) has passed",
         )
     true = conditions(job)
     if "deletionTimestamp" in job["metadata"]:
@@ -317,7 +317,7 @@ def _going(
 ) -> tuple[State, str]:
     """Return the state of a job that has not ended, and the reason."""
     if "Suspended" in conditions(job):
-        return "suspended", f"suspended: it has no pods, and keeps its checkpoints; ddpctl resume {run.name}"
+        return "suspended", f"suspended: no pods, but its checkpoints are kept; continue with ddpctl resume {run.name}"
     if _wants_suspension(job):
         return "stopping", f"the {workload.kind} is being suspended; {_counted(pods, run)}"
     return _state(pods, run.job.max_nodes), _why(workload, job, pods, events, run)
@@ -358,12 +358,12 @@ def _why(workload: Workload, job: Object, pods: Mapping[int, PodReport], events:
     """Return the most serious fact about an active job."""
     done, nodes = _num_succeeded(pods), run.job.max_nodes
     if done == nodes:
-        return f"all pods have ended with exit code 0; the {workload.kind} has not yet"
+        return f"all pods have ended with exit code 0; the {workload.kind} has not ended yet"
     for pod in pods.values():
         if pod.ill:
             return f"{pod.name}: {pod.words}"
     if done:
-        return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not yet"
+        return f"{done} of {nodes} pods have ended with exit code 0; the {workload.kind} has not ended yet"
     about_job = [one for one in events if one["involvedObject"]["name"].startswith(job["metadata"]["name"])]
     if len(pods) < run.job.max_nodes and (words := why_no_pod(about_job)):
         return f"{_counted(pods, run)}: {words}"

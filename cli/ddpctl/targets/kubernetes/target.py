@@ -102,7 +102,7 @@ class KubernetesTarget(Target):
             group = [run for run in runs if run.handle and json.dumps(_place(run.handle), sort_keys=True) == handle]
             for state in (yield from self._status_of(group, now)):
                 found[state.run] = state
-        lost = "its launch was interrupted before the cluster had it: ddpctl stop sees to what there may be"
+        lost = "its launch was interrupted before the cluster received it: ddpctl stop removes what is left"
         gone = RunStatus(run="", state="lost", message=lost, code=Exit.KILLED, has_logs=False, has_files=False)
         return tuple(found.get(run.name, replace(gone, run=run.name)) for run in runs)
 
@@ -171,7 +171,7 @@ class KubernetesTarget(Target):
                     commands.append(argv)
         if not commands:
             (state,) = yield from self.status((run,), now=run.created + YOUNG_S)
-            raise NoInputError(f"{run.name} has no pod whose log could be read: {state.message}")
+            raise NoInputError(f"run '{run.name}' has no readable log: {state.message}")
         for argv in commands:
             yield (Command(argv=_filtered(argv, only), mode="stream", timeout_s=None),)
 
@@ -190,7 +190,7 @@ class KubernetesTarget(Target):
     def pull(self, run: Run, into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
         """Fetch from the running pods, or else from the claim that the run has written to."""
         if not run.handle:
-            raise NoInputError(f"{run.name} has written nothing: its launch was interrupted before it had pods")
+            raise NoInputError(f"run '{run.name}' has no log: its launch was interrupted before it had pods")
         pods = yield from self._pods(run)
         return (yield from pull_files(run, self.options, _kubectl(run), pods, into, best=best))
 
@@ -239,7 +239,7 @@ class KubernetesTarget(Target):
         """Run a command, or a shell if ``argv`` is empty, in a node's container; return its exit code."""
         pods = yield from self._pods(run)
         if node not in pods:
-            raise NoInputError(f"{run.name} has no pod for node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
+            raise NoInputError(f"run '{run.name}' has no pod for node {node}: nodes are 0 to {run.job.max_nodes - 1}")
         kubectl, workload = _kubectl(run), workload_of(run.handle)
         options = ("--stdin", "--tty") if tty else ()
         argv = argv or ("sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
@@ -253,12 +253,12 @@ class KubernetesTarget(Target):
         yield from self._patch_suspend(run, "true")
 
     def resume(self, run: Run) -> Verb[None]:
-        """Let a suspended job have pods again."""
+        """Let a suspended job create its pods again."""
         yield from self._patch_suspend(run, "false")
 
     def _patch_suspend(self, run: Run, value: str) -> Verb[None]:
         kubectl, workload = _kubectl(run), workload_of(run.handle)
-        gone = ConfigError(f"{run.name} is not in the cluster any more: ddpctl launch --resume {run.name}")
+        gone = ConfigError(f"run '{run.name}' is no longer in the cluster: use ddpctl launch --resume {run.name}")
         kinds, patch = (workload.resource,), workload.suspend % value
         if run.uid and not (yield from _made(kubectl, kinds, run.name, run.uid, needed=kinds)):
             raise gone
@@ -281,7 +281,7 @@ def _kubectl(run: Run) -> Kubectl:
 def _made(
     kubectl: Kubectl, kinds: Sequence[str], name: str, uid: str, *, needed: Sequence[str]
 ) -> Verb[tuple[str, ...]]:
-    """Return the kinds of which the launch with this uid has made an object of that name.
+    """Return the kinds of all objects with this name that the launch with this uid created.
 
     Objects are queried by name, because a deletion by label needs the right to list, and a user who may list Secrets
     may read all of them. Raises DdpctlError if the query of a ``needed`` kind fails.
@@ -347,7 +347,7 @@ def spec_notes(draft: Draft, operator: str) -> Iterator[str]:
 def _needs(draft: Draft) -> Iterator[str]:
     """Yield what must be in the cluster but is not in the spec."""
     job, options, mounts = draft.plan.job, draft.options, mounts_of(draft.plan.job)
-    yield f"the image {job.image}, where every machine can pull it"
+    yield f"the image {job.image}, in a registry that every machine can pull from"
     for mount in mounts:
         if mount.kind == "pvc":
             modes = "ReadOnlyMany or ReadWriteMany" if mount.read_only else "ReadWriteMany"
@@ -363,7 +363,7 @@ def _needs(draft: Draft) -> Iterator[str]:
     for kind, found in named.items():
         yield from (f"the {kind} {name}" for name in dict.fromkeys(found))
     if options.gang:
-        yield "a gang scheduler that the operator was started with (--gang-scheduler-name)"
+        yield "a gang scheduler, named when the operator was started (--gang-scheduler-name)"
 
 
 def launch_notes(draft: Draft, files: Mapping[str, str], left_out: Sequence[str]) -> Iterator[str]:
@@ -389,12 +389,12 @@ def _of_pods(draft: Draft) -> Iterator[str]:
     paths = [one_line(mount.source) for mount in mounts_of(job) if mount.kind == "path"]
     if paths and draft.options.profile == "restricted":
         yield (
-            f"{', '.join(paths)} {'is a path' if len(paths) == 1 else 'are paths'} of each machine, which "
-            "Pod Security restricted refuses: mount a claim (pvc=NAME), in a profile where other targets have a path"
+            f"{', '.join(paths)} {'is a path' if len(paths) == 1 else 'are paths'} on the machines, which Pod "
+            "Security 'restricted' forbids: mount a PersistentVolumeClaim (pvc=NAME) instead"
         )
     if unlimited := [name for name, value in (("cpus", job.cpus), ("memory", job.memory)) if not value]:
         both = " and ".join(unlimited)
-        yield f"the pods have no limit of {both}: set the job's {both} to limit them"
+        yield f"the pods have no limit for {both}: set the job's {both} to limit them"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -535,8 +535,8 @@ def _read_project(plan: Plan, options: KubernetesOptions) -> Verb[tuple[Mapping[
     found: Mapping[str, Any] = json.loads(read.stdout)
     if script and path not in found["files"]:
         raise NoInputError(
-            f"{script}: not among the files that are sent from {plan.cwd}: is it there, does git ignore it? "
-            "An image that has it needs project: []"
+            f"{script} is not sent from {plan.cwd}: check that it exists and that git does not ignore it; "
+            "if the image has it, set project: []"
         )
     return found["files"], tuple(found["left_out"])
 

@@ -146,7 +146,7 @@ def _secrets(job: JobSpec) -> str:
     return f"""\
 if [[ -e $_ddp_run_dir/secrets ]]; then # ddpctl launch wrote it
   [[ -O $_ddp_run_dir/secrets && $(stat -c %a "$_ddp_run_dir/secrets") == 600 ]] ||
-    end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets is not yours alone (mode 600): it was not read"
+    end {Exit.CONFIG:d} config "$_ddp_run_dir/secrets was not read: others must not have access to it (mode 600)"
   # shellcheck source=/dev/null
   source "$_ddp_run_dir/secrets"
 fi
@@ -211,7 +211,7 @@ _ddp_code=0
 srun "${{_ddp_step[@]}}" --kill-on-bad-exit=0 --wait=60 bash -c "$_ddp_check" check "$_ddp_token"{words} ||
   _ddp_code=$?
 ((_ddp_code == 0 || _ddp_stopped || _ddp_warned)) ||
-  end "$_ddp_code" unavailable "not every node can run this: see the lines before this one"
+  end "$_ddp_code" unavailable "not every node can run this: see the lines above"
 rm -f "$_ddp_token"
 
 read -r -d '' _ddp_on_node <<'NODE' || true

@@ -132,7 +132,7 @@ if [[ ! -s $_ddp_image ]]; then
   if [[ ! -s $_ddp_image ]]; then
     if ! "$_ddp_engine" pull "$_ddp_image.$SLURM_JOB_ID" {source}; then
       rm -f "$_ddp_image.$SLURM_JOB_ID"
-      end {Exit.UNAVAILABLE:d} unavailable "${{_ddp_engine##*/}} cannot pull the image: see the lines before this one"
+      end {Exit.UNAVAILABLE:d} unavailable "${{_ddp_engine##*/}} cannot pull the image: see the lines above"
     fi
     mv -f "$_ddp_image.$SLURM_JOB_ID" "$_ddp_image"
   fi
@@ -217,7 +217,7 @@ _ddp_more=() # in the job's own cgroup, with its limits, where the engine's runt
 
 
 def engine_of(job: JobSpec, options: SlurmOptions) -> Runtime:
-    """Return the parts for podman and docker. A pipe ends the container with the task, which is not its parent."""
+    """Return the parts for podman and docker. The task is not the container's parent, so a pipe ends them together."""
     engine = options.runtime
     who = "--userns=keep-id" if engine == "podman" else '--user "$(id -u):$(id -g)"'
     each = '_ddp_gpus+=(--device "nvidia.com/gpu=$_ddp_id")' if engine == "podman" else '_ddp_ids+="$_ddp_id,"'

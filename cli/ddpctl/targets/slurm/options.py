@@ -21,7 +21,7 @@ FEATURES = matching(
     r"(?=.{1,256}$)[A-Za-z0-9\[(][A-Za-z0-9_.@+,:|&*()\[\]-]*",
     "features and & | * ( ) [ ] are allowed, without blanks: a100&nvlink",
 )
-PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "an absolute path without comma, colon or a line's end")
+PATH = matching(r"/[^\x00-\x1f\x7f-\x9f\u2028\u2029,:]*", "expected an absolute path without comma, colon or newline")
 MODULES = matching(r"(?!-)[A-Za-z0-9_.+/-]+", "a module is NAME or NAME/VERSION, such as cuda/12.4")
 LOGIN = matching(r"([A-Za-z0-9_.-]+@)?[A-Za-z0-9][A-Za-z0-9_.:-]*", "HOST or USER@HOST, as ssh takes it")
 # A word with another beginning would be read as the image.
@@ -43,13 +43,13 @@ MAX_TASK = 4_000_000  # one less than the largest MaxArraySize that Slurm accept
 def check_array(text: str) -> str:
     """Check a job array such as ``0-3%2``. Raises ValueError."""
     if not ARRAY_PATTERN.fullmatch(text) or len(text) > MAX_TEXT:
-        raise ValueError("numbers and ranges as sbatch takes them, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
+        raise ValueError("expected numbers and ranges as in sbatch, such as 0-3 or 1,5,7 or 0-15%4 (four at a time)")
     for first, last in re.findall(r"([0-9]+)-([0-9]+)", text):
         if int(first) > int(last):
-            raise ValueError(f"the range {first}-{last} is empty: its first number is the smaller one")
+            raise ValueError(f"the range {first}-{last} is empty: its first number must be the smaller one")
     if any(int(number) > MAX_TASK for number in re.findall(r"[0-9]+", text)):
         raise ValueError(
-            f"Slurm takes numbers to {MAX_TASK:,} (and a cluster fewer: scontrol show config, MaxArraySize)"
+            f"Slurm allows numbers up to {MAX_TASK:,} (a cluster may allow fewer: MaxArraySize in scontrol show config)"
         )
     return text
 
@@ -61,7 +61,7 @@ def check_extra(lines: tuple[str, ...]) -> tuple[str, ...]:
         if not match or len(line) > MAX_TEXT:
             raise ValueError("an option of sbatch is --NAME or --NAME=VALUE, without blanks, quotes or #")
         if match[1] in TAKEN:
-            raise ValueError(f"--{match[1]} is set by ddpctl: use the key of the target or of the job")
+            raise ValueError(f"--{match[1]} is set by ddpctl: use the corresponding key of the target or job")
     return lines
 
 
@@ -137,14 +137,14 @@ class SlurmOptions:
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
                 "job.time_limit",
-                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before its end, "
-                f"or up to a minute earlier; give {least}m or more, or a shorter grace",
+                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before the time limit, or up to "
+                f"a minute earlier; give {least}m or more, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"
         for name in job.env:
             if name.startswith(("SLURM_", "SRUN_", "SBATCH_")):
-                yield "job.env", f"{name} is Slurm's own"
+                yield "job.env", f"{name} is reserved for Slurm"
         if self.runtime != "none":
             for mount in job.mounts:
                 if not mount.startswith("/"):

@@ -60,17 +60,17 @@ def state_of(word: str) -> State:
 
 # Why a waiting job may wait forever (squeue's reasons), and what to do.
 HOPELESS = {
-    "PartitionNodeLimit": "it asks for more nodes than its partition allows: ask for fewer, or another partition",
-    "PartitionTimeLimit": "it asks for more time than its partition allows: a shorter time_limit, or another partition",
-    "PartitionConfig": "its partition cannot run it as it is asked for",
-    "BadConstraints": "no node has what it asks for",
+    "PartitionNodeLimit": "it requests more nodes than its partition allows: use fewer, or another partition",
+    "PartitionTimeLimit": "it requests more time than its partition allows: use less, or another partition",
+    "PartitionConfig": "its partition cannot run what it requests",
+    "BadConstraints": "no node has what it requests",
     "ReqNodeNotAvail": "nodes that it needs are down or reserved",
-    "DependencyNeverSatisfied": "the run that it was to follow did not succeed: ddpctl stop it",
-    "JobHeldUser": "it is held: scontrol release lets it go",
-    "JobHeldAdmin": "an administrator holds it",
+    "DependencyNeverSatisfied": "the run that it waits for did not succeed: stop it with ddpctl stop",
+    "JobHeldUser": "it is held: release it with scontrol release",
+    "JobHeldAdmin": "it is held by an administrator",
     "AssocGrpGRES": "its account may not use so many GPUs",
-    "QOSMaxGRESPerJob": "its quality of service does not give a job so many GPUs",
-    "QOSMaxNodePerJobLimit": "its quality of service does not give a job so many nodes",
+    "QOSMaxGRESPerJob": "its quality of service does not allow a job so many GPUs",
+    "QOSMaxNodePerJobLimit": "its quality of service does not allow a job so many nodes",
 }
 
 
@@ -156,7 +156,7 @@ while kill -0 "$PPID" 2>/dev/null && [ "$misses" -lt 30 ]; do
       waits=${{waits%|}} && waits=${{waits%|N/A}}
       case $waits in
         "$last" | '' | None*) ;;
-        *'|'*) echo "slurm: the job waits (${{waits%|*}}), to start about ${{waits#*|}}" >&2 ;;
+        *'|'*) echo "slurm: the job is waiting (${{waits%|*}}), expected to start at ${{waits#*|}}" >&2 ;;
         *) echo "slurm: the job waits ($waits)" >&2 ;;
       esac
       last=$waits
@@ -295,7 +295,7 @@ def status_of(run: Run, run_dir: str, job: Job | None, answers: Answers, *, youn
         return RunStatus(run=run.name, state="pending", message=again + waits(job), nodes=())
     found = fold_nodes(run.name, reports, young=young and job is None)
     if job is None:
-        message = "Slurm has forgotten the job, and its nodes wrote no outcome: see job.log"
+        message = "Slurm no longer lists the job, and its nodes wrote no outcome: see job.log"
         return replace(found, message=message) if found.state == "lost" else found
     if job.state in ("starting", "running", "stopping"):
         if found.alive:
@@ -334,16 +334,16 @@ def _requeued(starts: str, reports: tuple[NodeReport, ...]) -> str:
     step = max((step for step in reached if step is not None), default=None)
     number, limit = found[-1].requeues + 1, found[-1].limit
     of = f" of {limit}" if number <= limit else ""  # an administrator may requeue the job more often
-    return f"requeued{'' if step is None else f' at step {step}'}, {number}{of}: "
+    return f"requeued{'' if step is None else f' at step {step}'} ({number}{of}); "
 
 
 def waits(job: Job) -> str:
     """Return why a job waits, and until when."""
     why = HOPELESS.get(job.reason)
     if why:
-        return f"job {job.id} waits ({job.reason}): {why}"
-    start = f", to start about {job.start}" if job.start not in ("", "N/A") else ""
-    return f"job {job.id} waits{f' ({job.reason})' if job.reason not in ('', 'None') else ''}{start}"
+        return f"job {job.id} is waiting ({job.reason}): {why}"
+    start = f", expected to start at {job.start}" if job.start not in ("", "N/A") else ""
+    return f"job {job.id} is waiting{f' ({job.reason})' if job.reason not in ('', 'None') else ''}{start}"
 
 
 def _report(node: int, run_dir: str, job: Job | None, answers: Answers) -> NodeReport:

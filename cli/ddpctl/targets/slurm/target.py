@@ -13,7 +13,7 @@ from pathlib import PurePath
 from ddpctl import run_store
 from ddpctl.command import NOT_FOUND, TIMED_OUT, UNREACHED, Command, Host, Output, Verb
 from ddpctl.errors import CannotWriteError, ConfigError, DdpctlError, NoInputError, UnavailableError
-from ddpctl.launch_plan import Plan, check_script, counted, find_script, look_for_script, script_of
+from ddpctl.launch_plan import Plan, check_script, find_script, look_for_script, script_of
 from ddpctl.node_probe import TIMEOUT_S, Probe, ProbeResult, probe_script, read_probe
 from ddpctl.pull import Place, pull_places
 from ddpctl.run_status import RunStatus
@@ -94,7 +94,7 @@ class SlurmTarget(Target):
 
     def _check(self, plan: Plan) -> None:
         if self.options.runtime != "none" and re.search("[,:\n]", plan.cwd):
-            raise ConfigError(f"a container cannot have the folder {plan.cwd!r}: no comma, colon or line's end")
+            raise ConfigError(f"the folder {plan.cwd!r} has a comma, colon or line break: no container can mount it")
 
     def status(self, runs: tuple[Run, ...], *, now: float) -> Verb[tuple[RunStatus, ...]]:
         """Query Slurm and read every node's folder."""
@@ -134,8 +134,8 @@ class SlurmTarget(Target):
         """Query the login node, which can read the nodes' folders and reach their metrics endpoints."""
         if tasks := tasks_of(run):
             raise ConfigError(
-                f"{run.name} is an array of {len(tasks)} trainings",
-                hint=f"--task K shows one of them: {', '.join(tasks)}",
+                f"run '{run.name}' is an array of {len(tasks)} trainings",
+                hint=f"select one with --task K, K being {', '.join(tasks)}",
             )
         nodes, folder = range(run.job.max_nodes), folder_of(run)
         placed = f"cut -d' ' -f5 {shlex.quote(starts_file(folder))} 2>/dev/null"
@@ -162,7 +162,7 @@ class SlurmTarget(Target):
         if path == run.folder and not host:
             return ()
         if PurePath(path).name != run.name or not PurePath(path).is_absolute():  # the record was renamed, or is damaged
-            raise ConfigError(f"{run.name} was not removed: its record names the folder {path}: rename the folder back")
+            raise ConfigError(f"run '{run.name}' was not removed: its record names {path}: rename the folder back")
         (output,) = yield (replace(run_store.disk_usage_command(shlex.quote(path), dry_run=dry_run), host=self._host),)
         return (run_store.read_disk_usage(output, path, host),)
 
@@ -180,9 +180,9 @@ class SlurmTarget(Target):
     def execute(self, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> Verb[int]:
         """Run a command next to the ranks of a node, as an additional step of their job."""
         if tasks_of(run):
-            raise ConfigError(f"{run.name} is an array of jobs: no command can be run beside one of them")
+            raise ConfigError(f"run '{run.name}' is an array of jobs: ddpctl cannot run commands in it")
         if node >= run.job.max_nodes:
-            raise NoInputError(f"{run.name} has no node {node}: it has {counted(run.job.max_nodes, 'node')}")
+            raise NoInputError(f"run '{run.name}' has no node {node}: its nodes are 0 to {run.job.max_nodes - 1}")
         pty = ("--pty",) if tty else ()
         number, workdir = str(run.handle["job"]), workdir_of(run)
         words = beside(
@@ -192,7 +192,7 @@ class SlurmTarget(Target):
         command = self._ask(queue.EXECUTE, number, str(node), workdir, *pty, "--", *words, stream=True)
         (done,) = yield (replace(command, mode="tty" if tty else "stream"),)
         if done.returncode == Exit.UNAVAILABLE:
-            raise UnavailableError(f"{run.name} has no nodes at present: ddpctl status {run.name}")
+            raise UnavailableError(f"run '{run.name}' has no nodes at present: see ddpctl status {run.name}")
         return done.returncode
 
     def _ask(self, text: str, *words: str, stream: bool = False) -> Command:
@@ -219,9 +219,9 @@ def unreachable(output: Output, host: Host | None) -> DdpctlError | None:
             return None
         why = f"sbatch: {PREFIX.sub('', found)}"
     to_do = (
-        "run this on a login node, or set login: in the target"
+        "run this on a login node, or set login in the target"
         if host is None
-        else "set login: in the target to a login node of the cluster"
+        else "set login in the target to a login node of the cluster"
     )
     return UnavailableError(
         f"no Slurm is reachable from {host or 'this machine'} ({why})",
@@ -417,7 +417,7 @@ def _dependency(options: SlurmOptions, records: str) -> Verb[tuple[str, ...]]:
     try:
         job = str(json.loads(found.stdout)["handle"]["job"])
     except (ValueError, KeyError, TypeError):
-        raise NoInputError(f"after: {options.after} is not a run on Slurm (looked at {record})") from None
+        raise NoInputError(f"after: '{options.after}' is not a run on Slurm (its record: {record})") from None
     return (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes")
 
 
@@ -436,11 +436,11 @@ def _write_secrets(
 
 
 def _note(job: str, tested: Output) -> str:
-    what = "Slurm would accept it" if job == DRY_RUN else f"job {job}"
+    what = "Slurm would accept the job" if job == DRY_RUN else f"job {job}"
     if match := STARTS.search(tested.stderr):
-        return f"{what}, could start at {match[1]} on {match[2]} (partition {match[3]})"
+        return f"{what}; it could start at {match[1]} on {match[2]} (partition {match[3]})"
     if tested.returncode:  # Slurm may still accept the job: nodes that are down may return
-        what = "Slurm may reject it" if job == DRY_RUN else what
+        what = "Slurm may reject the job" if job == DRY_RUN else what
         return f"{what}: {PREFIX.sub('', tested.last_line('it failed'))}"
     return what
 

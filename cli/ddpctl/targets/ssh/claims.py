@@ -149,5 +149,5 @@ exit 0
 
 
 def renew(folder: str, number: int) -> str:
-    """Return shell code that renews a ticket, because its launch still waits."""
+    """Return shell code that renews a ticket while its launch waits."""
     return f't={folder}/ticket-{number:09d}\n[ ! -e "$t" ] || touch "$t"\n'

@@ -125,12 +125,12 @@ def _with_checkpoints(
     having = [place for place in usable if found.facts[place].get("checkpoint")]
     if not having:
         raise UnavailableError(
-            f"nothing was started: {where}; no other host has any",
-            hint="bring it back, or launch again without --resume; a checkpoint_dir that all hosts share prevents this",
+            f"nothing was started: {where}; no other host has checkpoints",
+            hint="make it available, or launch without --resume; a checkpoint_dir that all hosts share prevents this",
         )
     best = max(having, key=lambda place: found.facts[place].get("checkpoint"))
     name = found.facts[best].get("checkpoint")
-    note = one_line(f"{where}: it continues from {name} of {found.hosts[best].address}, which may be older")
+    note = one_line(f"{where}: the run continues from {name} of {found.hosts[best].address}, which may be older")
     return [best, *(place for place in usable if place != best)], [note]
 
 
@@ -170,8 +170,8 @@ def wait_in_line(options: SshOptions, plan: Plan, hosts: Sequence[SshHost], fact
         waiting = next(filter(None, lines), "")
         if waiting and now >= started + (plan.wait_s or 0):
             raise UnavailableError(
-                f"nothing was started: no free GPUs in {format_duration(plan.wait_s or 0)}: {waiting}",
-                hint="give --wait a longer time, or see ddpctl hosts",
+                f"nothing was started: no free GPUs within {format_duration(plan.wait_s or 0)}: {waiting}",
+                hint="give a longer --wait, or see ddpctl hosts",
             )
 
 
@@ -184,16 +184,16 @@ def _waits_for(plan: Plan, host: SshHost, answer: Output) -> str:
     """Return what a launch waits for on a host, or nothing if it is its turn. Raises UnavailableError."""
     fact = parse_facts(answer)
     if all(ticket.uid != plan.uid for ticket in fact.tickets):
-        why = fact.failure or "the host gave it up"
-        raise UnavailableError(f"nothing was started: {host.address}: the place in line is lost: {why}")
+        why = fact.failure or "the host removed it"
+        raise UnavailableError(f"nothing was started: {host.address}: the place in line was lost: {why}")
     ahead = fact.ahead(plan.uid)
     free, need = len(fact.free_gpus), plan.job.gpus
     if not ahead and free >= need and not fact.get("claims_error"):
         return ""
     line = f"place {len(ahead) + 1} of {len(fact.tickets)} in line"
-    after = f", after {', '.join(ahead)}" if ahead else ""
-    runs = ", ".join(dict.fromkeys(claim.run for claim in fact.claims if claim.gpus))
-    has = f"; the others are with {runs}" if runs else ""
+    after = f", after {', '.join(map(repr, ahead))}" if ahead else ""
+    runs = ", ".join(dict.fromkeys(repr(claim.run) for claim in fact.claims if claim.gpus))
+    has = f"; the others are used by {runs}" if runs else ""
     return one_line(
         f"{host.address}: {line}{after}; {free} of {counted(len(fact.gpus), 'GPU')} free, {need} needed{has}"
     )

@@ -18,7 +18,7 @@ _PATH = re.compile(r"(~/|/)[^\0\n:,]*")
 def check_address(address: str) -> str:
     """Check that ssh accepts the address and cannot read it as an option. Raises ValueError."""
     if not _ADDRESS.fullmatch(address) or address.startswith("-"):
-        raise ValueError("a name of ~/.ssh/config, a host name or an IP address")
+        raise ValueError("expected a name of ~/.ssh/config, a host name or an IP address")
     return address
 
 
@@ -32,7 +32,7 @@ def check_user(user: str) -> str:
 def check_path(path: str) -> str:
     """Check that a path on the hosts begins with ``/`` or ``~/``. Raises ValueError."""
     if not _PATH.fullmatch(path):
-        raise ValueError("a path that begins with / or ~/, without ':' or ','")
+        raise ValueError("expected a path that begins with / or ~/, without ':' or ','")
     return path
 
 
@@ -71,7 +71,7 @@ class SshHost:
         """Read a host from text such as ``alice@box1:2222``. Raises ValueError."""
         match = _SHORT.fullmatch(text)
         if not match or text.startswith("-") or not is_port(match["port"] or "22"):
-            raise ValueError("an entry is [USER@]ADDRESS[:PORT], or keys and values")
+            raise ValueError("expected [USER@]ADDRESS[:PORT], or keys and values")
         port = int(match["port"]) if match["port"] else None
         return cls(address=match["address"].strip("[]"), user=match["user"], port=port)
 
@@ -84,11 +84,11 @@ class SshHost:
 def check_hosts(hosts: tuple[SshHost, ...]) -> tuple[SshHost, ...]:
     """Check that there is at least one host and that none is listed twice. Raises ValueError."""
     if not hosts:
-        raise ValueError("at least one host")
+        raise ValueError("expected at least one host")
     places = [(host.address, host.port) for host in hosts]
     for place in places:
         if places.count(place) > 1:
-            raise ValueError(f"{place[0]} is listed twice, and a host runs one node")
+            raise ValueError(f"{place[0]!r} is listed twice, but a host runs only one node")
     return hosts
 
 
@@ -139,4 +139,4 @@ class SshOptions:
         has = sum(address not in self.exclude for address in addresses)
         if job.min_nodes > has:
             hosts = f"{has} host{'s' if has != 1 else ''}{' that are not excluded' if self.exclude else ''}"
-            yield "job.nodes", f"{job.nodes}, but the target has {hosts}: ask for fewer nodes, or add hosts"
+            yield "job.nodes", f"{job.nodes}, but the target has {hosts}: use fewer nodes, or add hosts"

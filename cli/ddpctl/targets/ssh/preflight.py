@@ -80,7 +80,7 @@ class Facts:
     clock_s: float | None = None  # how far its clock is ahead of this machine's; None if unknown
 
     def get(self, word: str) -> str:
-        """Return the first value of a word, or an empty text."""
+        """Return the first value of a key, or an empty text."""
         return self.words.get(word, ("",))[0]
 
     @property
@@ -187,7 +187,7 @@ def _alone(
     if not fact.get("flock"):
         yield UnavailableError, "flock", "flock is missing there: install util-linux"
     if not fact.get("writable"):
-        text = f"{options.home} cannot be written there: set the target's 'home' to a folder that can"
+        text = f"{options.home} is not writable there: set the target's 'home' to a writable folder"
         yield UnavailableError, "disk", text
     free = int(fact.get("disk") or 0) * 1024
     if free < size_bytes(options.min_disk):
@@ -204,7 +204,7 @@ def _alone(
         yield (
             ConfigError,
             "script",
-            f"{script}: no such script in {folder} there: give its path, or let 'project: sync' send this folder",
+            f"{script}: no such script in {folder} there: give its path, or send this folder with 'project: sync'",
         )
 
 
@@ -212,7 +212,7 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
     if not cuda:
         return
     if failure := fact.get("gpu_error"):
-        text = f"nvidia-smi failed there: {failure}: mend the driver, or --device cpu for CPU ranks"
+        text = f"nvidia-smi failed there: {failure}: repair the driver, or use --device cpu"
         yield UnavailableError, "GPUs", text
         return
     allowed = len(fact.gpus) if host.gpus is None else min(host.gpus, len(fact.gpus))
@@ -220,14 +220,14 @@ def _gpus(options: SshOptions, job: JobSpec, host: SshHost, fact: Facts, cuda: b
         has = counted(len(fact.gpus), "GPU") + (
             f", of which a run may have {host.gpus}" if host.gpus is not None else ""
         )
-        yield ConfigError, "GPUs", f"it has {has}, {job.gpus} needed: ask for fewer, or --device cpu for CPU ranks"
+        yield ConfigError, "GPUs", f"it has {has}, not {job.gpus}: use fewer, or --device cpu for CPU ranks"
     elif fact.get("claims_error"):
-        yield UnavailableError, "GPUs", f"who has its GPUs is unknown: {fact.get('claims_error')}"
+        yield UnavailableError, "GPUs", f"its free GPUs are unknown: {fact.get('claims_error')}"
     elif len(fact.free_gpus) < job.gpus:
         yield GpusTakenError, "GPUs", _taken(job, fact)
     elif ahead := fact.ahead(uid):
-        waits = "waits" if len(ahead) == 1 else "wait"
-        yield GpusTakenError, "GPUs", f"{', '.join(ahead)} {waits} for its GPUs: --wait 2h takes the next place in line"
+        waits = "is waiting" if len(ahead) == 1 else "are waiting"
+        yield GpusTakenError, "GPUs", f"{', '.join(map(repr, ahead))} {waits} for its GPUs: --wait 2h joins the queue"
     if options.runtime == "docker" and "nvidia" not in fact.get("runtimes"):
         text = "docker has no NVIDIA runtime there: install nvidia-container-toolkit"
         yield UnavailableError, "container runtime", text
@@ -237,14 +237,14 @@ def _taken(job: JobSpec, fact: Facts) -> str:
     """Return a sentence about which runs have the GPUs."""
     verb = "is" if len(fact.free_gpus) == 1 else "are"
     who = [
-        f"the run {claim.run} has {len(claim.gpus)}, for {format_duration(fact.now - claim.since)}"
+        f"run '{claim.run}' has used {len(claim.gpus)} for {format_duration(fact.now - claim.since)}"
         for claim in fact.claims
         if claim.gpus
     ]
     if len(fact.gpus) - len(fact.free_gpus) > sum(len(claim.gpus) for claim in fact.claims):
-        who.append("others compute on the rest (nvidia-smi)")
+        who.append("other programs use the rest (see nvidia-smi)")
     return (
-        f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, {job.gpus} needed: "
+        f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, not {job.gpus}: "
         f"{', '.join(who)}; --wait 2h waits for them"
     )
 
@@ -256,7 +256,7 @@ def _images(image: str, hosts: Sequence[SshHost], facts: Sequence[Facts]) -> Ite
         if fact.failure or not fact.get("engine"):
             continue
         if (found := fact.image) is None:
-            yield number, f"it does not have the image {image}: ddpctl image ship sends it, or pull it there"
+            yield number, f"it does not have the image {image}: send it with ddpctl image ship, or pull it there"
         elif first is None:
             first = (host.address, found)
         elif why := difference(first[1], found):

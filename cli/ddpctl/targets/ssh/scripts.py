@@ -360,5 +360,5 @@ def env_file(env: Mapping[str, str]) -> str:
     """Return the environment as the text of an engine's file. Raises ConfigError for values with a line break."""
     for name, value in env.items():
         if "\n" in value or "\r" in value:
-            raise ConfigError(f"env: {name} holds a line's end, which a container's environment file cannot: encode it")
+            raise ConfigError(f"env: {name} has a line break, which environment files cannot hold: encode it")
     return "".join(f"{name}={value}\n" for name, value in env.items())

@@ -131,7 +131,7 @@ class SshTarget(Target):
             raise UnavailableError("\n".join(["a node could not be started, and the others were stopped", *failed]))
         notes = [*choice.notes]
         if not choice.cuda and job.device != "cpu":
-            notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} under gloo")
+            notes.append(f"no GPU there: {counted(plan.world_size, 'CPU rank')} with gloo")
         return Submission(
             handle={
                 "port": number,
@@ -270,7 +270,7 @@ class SshTarget(Target):
         for node, place in zip(lost, ready, strict=True):
             numbers[node] = spares[place]
         moves = ", ".join(
-            f"node {node} was on {hosts[node].address}, which is lost, and starts on {host.address}"
+            f"node {node} was on {hosts[node].address}, which is lost, and starts again on {host.address}"
             for node, host in zip(lost, taken, strict=True)
         )
         return Moved(handle={**handle, "hosts": numbers, "lost_hosts": left}, nodes=tuple(lost), note=one_line(moves))
@@ -304,7 +304,7 @@ class SshTarget(Target):
             if output.returncode
         ]
         if failed:
-            raise UnavailableError("\n".join([f"{run.name} could not be stopped everywhere", *failed]))
+            raise UnavailableError("\n".join([f"run '{run.name}' could not be stopped on all hosts", *failed]))
         return not any(json.loads(output.stdout.splitlines()[-1])["alive"] for output in outputs)
 
     def remove(self, run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, ...]]:
