@@ -39,7 +39,7 @@ HEALTH = [
     number(
         "How long will it take?",
         "s",
-        "The steps that are left, at the speed of the last five minutes; without restarts.",
+        "The steps that are left, at the speed of the last five minutes; too long while the run is younger.",
         q(f"(max({of('ddp_planned_steps')}) - max({of('ddp_last_step')})) / max({of('run:ddp_steps:rate5m')} > 0)"),
     ),
     number(
@@ -72,7 +72,7 @@ HEALTH = [
     series(
         "Does the loss fall?",
         "short",
-        "Mean training loss of the last epoch, over all ranks.",
+        "Mean loss of the last epoch over all ranks; of your own script, the last that rank 0 reported.",
         q(f"max({of('ddp_loss')})", "loss"),
         width=8,
     ),

@@ -51,7 +51,7 @@ TICKS_PER_S = 100
 # The kernel functions in which a process waits, and what they mean.
 WAITS = (
     (re.compile(r"nanosleep"), "is sleeping"),
-    (re.compile(r"futex"), "is waiting for a lock"),
+    (re.compile(r"futex"), "is waiting for a lock or for another thread"),
     (re.compile(r"flock|lock_file|locks_"), "is waiting for a file lock"),
     (re.compile(r"pipe_read|pipe_wait"), "is reading from a pipe"),
     (re.compile(r"wait_for_partner"), "is waiting for the other end of a pipe"),
@@ -412,7 +412,7 @@ def _signature(one: Collective, *, with_shape: bool) -> tuple[str, ...]:
 
 
 def _count(number: int, verb: str = "are") -> str:
-    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else 'has waited'}"
+    return f"{number} ranks {verb}" if number > 1 else f"another rank {'is' if verb == 'are' else 'has been waiting'}"
 
 
 def _missing(ranks: Sequence[RankView], world_size: int) -> Explanation | None:

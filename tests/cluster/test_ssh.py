@@ -295,7 +295,7 @@ def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
     said = ""
     for block in blocks:
         if not block.startswith("ddpctl "):
-            shown = block.replace("/home/alice/digits", str(project)).splitlines()
+            shown = block.replace("/home/alice", str(lab.folder)).splitlines()
             assert {without_numbers(line) for line in shown} - {"..."} <= {
                 without_numbers(line) for line in said.splitlines()
             }
@@ -304,5 +304,5 @@ def test_the_guide_from_nothing_to_results(lab: Lab) -> None:
         done = subprocess.run(argv, env=lab.environ(), cwd=project, capture_output=True, text=True, timeout=200)
         said = done.stderr + done.stdout
         assert done.returncode == 0, said
-    assert (project / "results/node-1/node.log").is_file()
+    assert (lab.folder / "results/node-1/node.log").is_file()
     assert not [path for one in lab.boxes for path in one.home.glob(".ddpctl/runs/*/*")]

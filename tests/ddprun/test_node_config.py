@@ -46,6 +46,7 @@ ALONE = {
     "nodes_here": 1,
     "by_hand": True,
     "lifeline_fd": None,
+    "secret": b"",
     "local_addr": None,
     "retries_network": False,
     "is_replaced": False,

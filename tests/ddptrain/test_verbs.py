@@ -66,7 +66,7 @@ def test_the_one_before_a_damaged_one_is_taken_with_a_warning(
             with pytest.raises(TrainError) as error:
                 export.main(["run", "weights.pt"])
             assert error.value.code == 65
-            wording(re.sub("not [0-9,]+", "not N", str(error.value)))
+            wording(re.sub("instead of [0-9,]+", "instead of N", str(error.value)))
             continue
         assert export.main(f"run {best}weights.pt".split()) == 0
         wording(capsys.readouterr().err.partition(": it has")[0])

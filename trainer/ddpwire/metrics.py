@@ -143,7 +143,10 @@ DEVICE_MEMORY = _of_rank(
     labels={"kind": ("allocated", "reserved", "peak")},
     needs_gpu=True,
 )
-LOSS = _of_rank_0("ddp_loss", "Mean training loss of the last epoch, over all ranks.")
+LOSS = _of_rank_0(
+    "ddp_loss",
+    "Mean training loss of the last epoch over all ranks; of a script of your own, the last loss that rank 0 reported.",
+)
 LEARNING_RATE = _of_rank_0("ddp_learning_rate", "The learning rate of the last step.")
 EPOCH = _of_rank_0("ddp_epoch", "The epoch that is being trained, from 1.")
 EVAL_ACCURACY = _of_rank_0(

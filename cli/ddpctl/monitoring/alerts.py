@@ -106,7 +106,9 @@ def share(part: str, whole: str, *, keep: str = "") -> str:
 
 
 STEPS = Recording(
-    name="run:ddp_steps:rate5m", expr=by_run("max", "rate(ddp_steps_total[5m])"), help="Optimizer steps a second."
+    name="run:ddp_steps:rate5m",
+    expr=by_run("max", "rate(ddp_steps_total[5m])"),
+    help="Optimizer steps a second in the last five minutes; too few while the run is younger.",
 )
 SAMPLES = Recording(
     name="run:ddp_samples:rate5m",
