@@ -21,14 +21,15 @@ from ddpctl.errors import CannotWriteError, DdpctlError, NoInputError, Unavailab
 from ddpctl.images import human_size
 from ddpctl.text import one_line
 from ddpwire.exits import Exit
-from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS
+from ddpwire.run_files import CHECKPOINTS, HEARTBEAT, LOCK, METRICS, STORE_SECRET
 
 TRIES = 4  # after a lost connection, the transfer is tried again from where it stopped
 LIST_S, HERE_S = 120.0, 3600.0
 STALL_S = 900.0  # the other end reads a large file again for its checksum
 # Files in a run's folder that are no results: sent to it, or only used by living processes. Patterns of find -path.
 _SKIPPED = (
-    *("./project", "./secrets", "./task-*/secrets", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
+    *("./project", "./secrets", f"./{STORE_SECRET}", "./env.*", "*/.probe-*", "*/.*.part", "*/.lock"),
+    *(f"./task-*/{name}" for name in ("secrets", STORE_SECRET)),
     *(f"*/node-*/{name}" for name in (METRICS, HEARTBEAT, LOCK)),
 )
 _WEIGHTS = re.compile(rf"{CHECKPOINTS}/(step-\d+)\.pt")  # a checkpoint of ddptrain; its manifest has the accuracy

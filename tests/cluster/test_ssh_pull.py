@@ -93,7 +93,14 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
                    "PYTHONPATH": PACKAGES}  # fmt: skip
         found = Lab(boxes, environ, Path(record.folder, run_store.PULLED))
         for node, folder in enumerate(found.run):
-            for name in ("project/train.py", "secrets", f"node-{node}/metrics/rank-0/x.db", f"node-{node}/ddprun.lock"):
+            here = f"node-{node}"
+            for name in (
+                "project/train.py",
+                "secrets",
+                "store.secret",
+                f"{here}/metrics/rank-0/x.db",
+                f"{here}/ddprun.lock",
+            ):
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text("not a result")
             (folder / f"node-{node}/node.log").write_text(f"node {node}\n" * 100)
@@ -117,7 +124,7 @@ def test_a_pull_that_is_cut_off_twice_goes_on_and_is_verified(lab: Lab) -> None:
         end_of_piece = number * (PIECE - BUFFERED)
         wait_until(lambda n=end_of_piece: part.exists() and part.stat().st_size >= n, "a piece", timeout_s=180)  # type: ignore[misc]
         refused, why = lab.pull()
-        assert (refused, "another ddpctl pull of night is running" in why) == (69, True), why
+        assert (refused, "another ddpctl pull of run 'night' is running" in why) == (69, True), why
         process.send_signal(end)
         _, said = process.communicate(timeout=60)
         assert process.returncode == (130 if end == signal.SIGINT else -end), said
