@@ -173,7 +173,7 @@ def pack(
 
 
 def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the archive members of the configuration and layers, for any Docker and podman. Raises DdpctlError."""
+    """Return the archive members with the configuration and the layers, for any engine. Raises DdpctlError."""
     try:
         (manifest,) = json.loads(text)
         return manifest["Config"], tuple(manifest["Layers"])

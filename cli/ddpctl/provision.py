@@ -64,8 +64,8 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
         _check_name(host.address)
         if len(hosts) > 1 and _loopback(host.peer or host.address):
             raise ConfigError(
-                f"provision: {host.peer or host.address} means a different machine on each host: give an address at "
-                "which the others reach this one (`peer`)"
+                f"provision: {host.peer or host.address} means a different machine on each host: set `peer` to an "
+                "address at which the other hosts reach this host"
             )
     groups: dict[str, Any] = {"nodes": {"hosts": hosts}}
     for group, address in site.places.items():

@@ -79,7 +79,7 @@ def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
         )
     refused = lab.ddpctl("launch", "--name", "three", "--", "hold.py")
     assert refused.returncode == 69
-    assert re.search(r"not 2: run 'one' has used 2 for .*, run 'two' has used 2 for ", refused.stderr)
+    assert re.search(r"free: run 'one' has used 2 for .*, run 'two' has used 2 for ", refused.stderr)
     on_cpus = lab.ddpctl("launch", "--detach", "--device", "cpu", "--name", "cpu", "--", "hold.py")
     assert on_cpus.returncode == 0, on_cpus.stderr
 

@@ -129,7 +129,7 @@ def _mig(nvml: Any, handle: Any) -> Part:
 
 
 def _processes(nvml: Any, handle: Any) -> Part:
-    """Warn of any process on the GPU: its owner is unknown. It is not this process, which has not used CUDA yet."""
+    """Warn of any process on the GPU. This process is not among them, because it has not used CUDA yet."""
     pids = [str(process.pid) for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
     return ("warning", f"used by pid {', '.join(pids)}") if pids else ("ok", "none")
 

@@ -265,7 +265,7 @@ def _reopen_streams() -> None:
 
 
 def _reset_state(env: Mapping[str, str]) -> None:
-    """Reset what a new process would have seeded or read itself. Python's own ``random`` reseeds itself."""
+    """Reset the values that a new process seeds or reads at its start. Python's own ``random`` reseeds itself."""
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()
     if multiprocessing := sys.modules.get("multiprocessing"):

@@ -205,7 +205,7 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 that this other node cannot start, unless it was stopped or the network is unavailable."""
+    """Report to node 0 that this node, another one, cannot start; not if it was stopped or has no network."""
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's

@@ -367,7 +367,7 @@ def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], n
 def _shown_local_ranks(
     options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
 ) -> frozenset[int] | None:
-    """Return the local ranks that the console shows: the filter's ranks whose output does not go only to files."""
+    """Return the local ranks that the console shows: the filter's, except those whose output goes only to files."""
     redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
     copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}

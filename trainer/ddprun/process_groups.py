@@ -32,7 +32,7 @@ AS_ONE_RANK = "run the script as one rank (ddpctl launch --ranks 1, ddprun --npr
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """A rank and the store that ddprun serves for it. Processes that the rank starts have a copy."""
+    """A rank and the store that ddprun serves for it. Processes that the rank starts inherit these values."""
 
     rank: str
     pid: int  # the rank's own

@@ -320,7 +320,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
-        """Wait for node 0 to fix the group: the members, and the port of the attempt's store."""
+        """Wait for node 0 to choose the group: the members, and the port of the attempt's store."""
         wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
         while not self.control.check([f"{self.attempt}/group"]):
             self._raise_if_left()

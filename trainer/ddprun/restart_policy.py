@@ -204,7 +204,7 @@ class Decision:
 def decide(
     attempts: Sequence[FailedAttempt], *, max_restarts: int, restarts_errors: bool = False, leaves: bool = False
 ) -> Decision:
-    """Decide what follows the failure of the last of ``attempts``, which are all attempts of the run.
+    """Decide what follows the last failure. ``attempts``: all attempts of the run, the failed one last.
 
     ``restarts_errors``: as in torchrun, restart after any cause except a stop (never after the codes NEVER_AGAIN), and
     limit only the number of restarts. ``leaves``: see ``may_restart``.

@@ -170,7 +170,7 @@ def serve(control: socket.socket, start: StartRank) -> None:
 
 
 def main() -> None:
-    """Supervise executed ranks; the last arguments are the descriptors of the node's lock and of the socket."""
+    """Supervise ranks that are started with exec; the last arguments: descriptors of the node's lock and the socket."""
     for descriptor in map(int, sys.argv[-2:]):  # the ranks must not inherit these
         os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:

@@ -16,7 +16,7 @@ OUTPUT_FLAGS = 1  # their index in the result of termios.tcgetattr
 
 
 def open_pair(like: int) -> tuple[int, int]:
-    """Return the ends for ddprun to read and the rank to write: a pseudo-terminal if ``like`` is one, else a pipe."""
+    """Return the end that ddprun reads and the rank's end: of a pseudo-terminal if ``like`` is one, else of a pipe."""
     if os.isatty(like):
         with suppress(OSError, termios.error):  # no more pseudo-terminals, or no /dev/pts
             return _open_terminal(like)

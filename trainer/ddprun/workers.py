@@ -125,7 +125,7 @@ class Workers:
                 self._request({"do": "clear"})
 
     def continue_supervisor(self) -> None:
-        """Continue the supervisor if it was stopped (SIGSTOP): it would neither start a rank nor notice its exit."""
+        """Continue the supervisor if it was stopped (SIGSTOP). A stopped one cannot start ranks or notice exits."""
         if not self._lost and processes.is_stopped(self._pid):
             self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
             processes.kill(self._pid, signal.SIGCONT)

@@ -224,7 +224,7 @@ class Tracer:
         running.stop()
         if self._left >= self._num_steps:
             first = SKIPPED_STEPS + WARM_UP_STEPS + 1
-            self._log(f"no trace: the training ended before its step {first} after this start (--profile)")
+            self._log(f"no trace: the training ended less than {first} steps after this start (--profile)")
             return
         try:
             running.export_chrome_trace(str(self._path))

@@ -50,7 +50,7 @@ class Vote:
             dist.barrier(group=self._group)
 
     def part(self) -> None:
-        """Drop the open question and the group. Waits at most ``PART_S`` for a peer that is gone or hangs."""
+        """Abandon the vote in progress, and the group. Waits at most ``PART_S`` for a peer that is gone or hangs."""
         with contextlib.suppress(RuntimeError):
             if self._asked is not None:
                 self._asked.wait(timedelta(seconds=PART_S))

@@ -163,7 +163,7 @@ RANKS_ALIVE = Recording(
 MODEL_FLOPS = Recording(
     name="run:ddp_model_flops:rate5m",
     expr=by_run("sum", "rate(ddp_model_flops_total[5m])"),
-    help="The model's floating-point operations a second, over all ranks; by the peak of the GPUs: utilisation.",
+    help="The model's floating-point operations a second, over all ranks; divided by the GPUs' peak, the utilisation.",
 )
 TRAINING = Recording(
     name="run:ddp_training:max",

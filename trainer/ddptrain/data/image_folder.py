@@ -174,7 +174,7 @@ def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
 
 
 def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
-    """Return the squares, which are mapped from their file, and the file. Raises TrainError."""
+    """Return the square images, mapped from the cache file, and that file. Raises TrainError."""
     file = cache_file(paths, folder, side_px)
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning

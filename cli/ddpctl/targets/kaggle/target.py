@@ -38,7 +38,7 @@ PUSH_ERROR = re.compile(r"^Kernel push error: (.*)$", re.MULTILINE)
 
 
 class KaggleTarget(Target):
-    """Runs as versions of private notebooks."""
+    """A target whose runs are versions of private notebooks."""
 
     kind = "kaggle"
     capabilities = frozenset[Capability]({"pull"})

@@ -150,7 +150,7 @@ def _evicted(message: str) -> str:
 
 
 def _waiting(waiting: Object, last: Object | None, found: Object, events: Sequence[Object]) -> str:
-    """Return why a container waits, or an empty text if only time or an event can show it."""
+    """Return why a container waits, or an empty text if the reason is not known yet or is in an event."""
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     image = found.get("image", "")
     match reason:
@@ -264,7 +264,7 @@ def newest_pods(workload: Workload, pods: Sequence[Object], *, master: bool) -> 
 
 
 def unexplained(workload: Workload, job: Object | None, pods: Sequence[Object], nodes: int) -> tuple[str, ...]:
-    """Return the names of objects whose events are needed: a job without all its pods, a pod with an unclear wait."""
+    """Return the objects whose events are needed: a job without all its pods, a pod whose wait is unexplained."""
     names = [pod["metadata"]["name"] for pod in pods if report(pod, workload.container).unexplained]
     if job is not None and not has_ended(job) and len(pods) < nodes and "Suspended" not in conditions(job):
         name = job["metadata"]["name"]

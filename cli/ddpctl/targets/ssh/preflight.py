@@ -244,8 +244,8 @@ def _taken(job: JobSpec, fact: Facts) -> str:
     if len(fact.gpus) - len(fact.free_gpus) > sum(len(claim.gpus) for claim in fact.claims):
         who.append("other programs use the rest (see nvidia-smi)")
     return (
-        f"{len(fact.free_gpus)} of its {counted(len(fact.gpus), 'GPU')} {verb} free, not {job.gpus}: "
-        f"{', '.join(who)}; --wait 2h waits for them"
+        f"{counted(job.gpus, 'GPU')} needed, but {len(fact.free_gpus)} of {len(fact.gpus)} {verb} free: "
+        f"{', '.join(who)}; --wait 2h waits for free GPUs"
     )
 
 

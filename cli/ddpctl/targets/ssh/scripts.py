@@ -267,7 +267,7 @@ if [ -z "$ids" ]; then echo '{{"alive": false}}'; else echo '{{"alive": true}}';
 
 
 def signal_process(options: SshOptions, run: str, node: int, signal: StopSignal, wait_s: float) -> str:
-    """Return a script that signals a node by nodectl, which prints whether anything is left (with KILL, kills it)."""
+    """Return a script that signals a node through nodectl, which prints if any process is left. KILL kills these."""
     folder = path_word(run_path(options.home, run, node_name(node)))
     return (
         f"if [ ! -d {folder} ]; then echo '{{\"alive\": false}}'; exit 0; fi\n"
