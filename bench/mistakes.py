@@ -101,7 +101,7 @@ CASES = (
         nodes=(BOTH[0], Node(machine=1, rank=1, nproc=2)),
         speaker=0,
     ),
-    Case(title="another torch (pretended)", nodes=(BOTH[0], Node(machine=1, rank=1, startup=OLDER)), speaker=0),
+    Case(title="another torch version (simulated)", nodes=(BOTH[0], Node(machine=1, rank=1, startup=OLDER)), speaker=0),
     Case(
         title="another image",
         nodes=(Node(machine=0, rank=0, image="train:2@sha256:a1"), Node(machine=1, rank=1, image="train:1@sha256:b2")),

@@ -126,7 +126,7 @@ ROWS = (
     Row(number=15, title="the master's address is no node's", act=master_is_another, bars=REFUSED),
     Row(
         number=17,
-        title="another torch (pretended)",
+        title="another torch version (simulated)",
         act=nodes_differ(
             f"torch is 2.10.0 on node 1, but {torch.__version__} on node 0", {}, {"sitecustomize.py": OLDER}
         ),

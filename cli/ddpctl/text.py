@@ -20,7 +20,7 @@ def one_line(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Return lines that a terminal or a page can show: without colours and overwritten text, and escaped."""
+    """Return lines that are safe in a terminal or a page: escaped, without colours and overwritten text."""
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 

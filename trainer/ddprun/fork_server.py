@@ -132,7 +132,7 @@ def _run_rank(
 
 
 def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
-    """Return why a forked rank would behave differently from an executed one, or an empty string if it would not."""
+    """Return why a forked rank would differ from one that is started with exec, or an empty string if it would not."""
     if missing := compat.missing_for_fork():
         return f"this Python has no {missing}"
     options = [*itertools.takewhile(lambda word: word.startswith("-") and word != "-m", sys.orig_argv[1:])]

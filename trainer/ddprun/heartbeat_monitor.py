@@ -86,7 +86,7 @@ class HeartbeatMonitor:
         return read_beat(self._node_dir / rank_heartbeat(rank))
 
     def beats(self) -> dict[int, Beat]:
-        """Return the last heartbeats of the ranks of the present attempt that have sent any."""
+        """Return the last heartbeat of each rank of this attempt that has sent one."""
         return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
 
     def running_beats(self) -> dict[int, Beat]:
@@ -147,7 +147,7 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
     """Describe the symptoms of the hang."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
-    what = "is stopped (SIGSTOP)" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
+    what = "has been stopped by SIGSTOP" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 

@@ -404,7 +404,9 @@ def _local_ranks(source: str, text: str, local_world_size: int) -> frozenset[int
     ranks = frozenset(int(word) if re.fullmatch(r"[0-9]{1,9}", word) else -1 for word in text.split(","))
     if min(ranks) < 0 or max(ranks) >= local_world_size:
         numbers = _numbers_below(local_world_size)
-        raise config_error(f"{source} is {reprlib.repr(text)}: expected local ranks ({numbers}) separated by commas")
+        raise config_error(
+            f"{source} is {reprlib.repr(text)}: expected local ranks separated by commas; this node has {numbers}"
+        )
     return ranks
 
 

@@ -310,13 +310,11 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
     if step >= state.num_steps:
-        done = (
-            f"all {state.num_steps} steps are"
-            if step == state.num_steps
-            else f"step {step}, of only {state.num_steps}, is"
-        )
+        done = f"all {state.num_steps} steps are done"
+        if step > state.num_steps:
+            done = f"it is of step {step}, and this training has only {state.num_steps}"
         return (
-            f"resumed from {path}: {done} done, nothing is left to train "
+            f"resumed from {path}: {done}, so nothing is left to train "
             "(give more --epochs to continue, or another --checkpoint-dir to start from the beginning)"
         )
     epoch = step // state.steps_per_epoch + 1

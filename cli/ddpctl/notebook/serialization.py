@@ -77,7 +77,7 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def full_name(function: Callable[..., Any]) -> str:
-    """Return a function's name with its module, unless that is the kernel's: ``train()``, ``recipes.Trainer.fit()``."""
+    """Return a function's name, with its module unless a notebook has it: ``recipes.Trainer.fit()``, ``train()``."""
     function = _unwrapped(function)
     named = function if hasattr(function, "__qualname__") else type(function)
     module = "" if named.__module__ == "__main__" else f"{named.__module__}."

@@ -247,7 +247,7 @@ def _print_end(context: AppContext, record: Run, state: RunStatus) -> None:
 
 
 def _judge(record: Run, state: RunStatus, calls: Path | None = None) -> None:
-    """Raise RankError if the run failed. To save and stop on SIGTERM, as at the deadline, is no failure."""
+    """Raise RankError if the run failed. A run that saves and stops on SIGTERM, as at the deadline, has not failed."""
     outcome = state.outcome
     if not state.code or (outcome and outcome.cause == "stopped" and outcome.code == Exit.SAVED_TERM):
         return

@@ -44,7 +44,7 @@ class Reading:
     samples: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
 
     def by(self, label: str, name: str, **labels: str) -> dict[str, float]:
-        """Return the values of a series that have ``labels``, keyed by the value of the label ``label``."""
+        """Return the samples of a series that match ``labels``, keyed by their label ``label``."""
         return {
             present[label]: value
             for present, value in self.samples.get(name, ())

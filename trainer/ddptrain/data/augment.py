@@ -237,7 +237,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """Samples before augmentation: the images ``index_B`` of ``pixels``, and their labels."""
+    """Samples before augmentation: the images ``pixels[index_B]`` and their labels."""
 
     pixels: Pixels
     index_B: Tensor

@@ -122,7 +122,7 @@ def is_mirrored(bits_B: Tensor) -> Tensor:
 
 
 def uniform(bits_B: Tensor, number: int) -> Tensor:
-    """Return uniform random numbers in [0, 1), float32; ``number``: one of the constants above."""
+    """Return uniform random numbers in [0, 1), float32; ``number`` selects the stream: a constant above."""
     return (rehash(bits_B, number) >> 39).float() / (1 << 24)
 
 

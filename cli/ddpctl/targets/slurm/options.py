@@ -137,8 +137,8 @@ class SlurmOptions:
             least = -(-2 * lead_s(job) // 60) + 1
             yield (
                 "job.time_limit",
-                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before the time limit, or up to "
-                f"a minute earlier; give {least}m or more, or a shorter grace",
+                f"{job.time_limit} is too short: the ranks are warned {lead_s(job)} s before the time limit, and "
+                f"Slurm may do it a minute earlier; give {least}m or more, or a shorter grace",
             )
         if self.sif and self.runtime != "apptainer":
             yield "target.sif", f"a .sif file needs the runtime apptainer, not {self.runtime}"

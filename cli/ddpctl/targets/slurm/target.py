@@ -284,7 +284,7 @@ def expand(array: str) -> tuple[str, ...]:
 
 
 def job_of(run: Run) -> str:
-    """Return the job's number, ``@PID:JOB`` for a script inside an allocation, or nothing if it was never sent."""
+    """Return the job's number; of a script inside an allocation, ``@PID:JOB``; nothing if it was never submitted."""
     pid, job = run.handle.get("pid"), str(run.handle.get("job", ""))
     return f"@{pid}:{job}" if pid else job
 
