@@ -127,6 +127,7 @@ def test_recording(tmp_path):
     arguments = ["--svg", str(picture), "--epochs", "4", "--steps", "400"]
     done = subprocess.run(
         [sys.executable, str(BENCH / "recording.py"), *arguments],
+        env=os.environ | {"PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
         timeout=280,

@@ -203,7 +203,7 @@ def test_a_second_ctrl_c_kills(site: Site) -> None:
     until(lambda: site.log("night").count("] interrupted\n") == 4, 60, lambda: site.log("night"))
     launched.send_signal(signal.SIGINT)
     assert launched.wait(90) == 130
-    assert "killing night\n" in (site.folder / "logs.txt").read_text()
+    assert "killing run 'night'\n" in (site.folder / "logs.txt").read_text()
     assert site.state(site.job("night")) in ("CANCELLED", "FAILED")
 
 
@@ -315,7 +315,7 @@ def test_a_lost_slurmd_is_a_requeue(site: Site) -> None:
     reached = site.checkpoints("lost")[-1]
     waiting = json.loads(site.ddpctl("status", "lost", "--json"))
     assert waiting["state"] == "pending"
-    assert re.match(rf"requeued(?: at step \d+)?, 1 of 20: job {job} waits \(", waiting["message"])
+    assert re.match(rf"requeued(?: at step \d+)? \(1 of 20\); job {job} is waiting \(", waiting["message"])
     assert phases(site, "lost")[-1] == "queue"
     start_soon(site, job)
     until(lambda: "continuing at step" in site.log("lost"), 90, lambda: site.log("lost"))

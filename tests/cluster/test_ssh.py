@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_stops_and_twice_kills(lab: Lab) -> None:
     launched.wait(60)
     said = lab.said()
     assert launched.returncode == 130
-    assert "killing late\n" in said
+    assert "killing run 'late'\n" in said
     assert lab.alive("late") == {}
 
 

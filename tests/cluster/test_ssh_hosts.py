@@ -86,7 +86,7 @@ def test_runs_share_a_host_and_the_next_waits(lab: Lab) -> None:
     third = lab.start("launch", "--wait", "10m", "--name", "three", "--", "hold.py")
     wait_until(lambda: "place 1 of 1 in line; 0 of 4 GPUs free" in lab.said(), "its place", timeout_s=120)
     fourth = lab.start("launch", "--wait", "10m", "--name", "four", "--", "hold.py")
-    wait_until(lambda: "place 2 of 2 in line, after three" in lab.said(), "its place", timeout_s=120)
+    wait_until(lambda: "place 2 of 2 in line, after 'three'" in lab.said(), "its place", timeout_s=120)
     assert json.loads(lab.ddpctl("hosts", "--json").stdout)[0]["waiting"] == ["three", "four"]
     overtaking = lab.ddpctl("launch", "--name", "five", "--gpus", "1", "--", "hold.py")
     assert overtaking.returncode == 69

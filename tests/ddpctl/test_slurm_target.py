@@ -161,10 +161,10 @@ def test_logs_are_the_jobs_or_some_nodes_or_ranks(wording: Wording) -> None:
     assert files(LogQuery(follow=True)) == ("7", "+1", "", "/r/night/job.log")
     assert files(LogQuery(nodes=(1,), tail=5)) == ("7", "5", "", "/r/night/node-1/node.log")
     timed = files(LogQuery(ranks=(3,), timestamps=True))
-    assert timed == ("7", "+1", "", "/r/night/node-1/rank-3.timed.log", "", "/r/night/node-1/rank-3.timed.1.log")
+    assert timed == ("7", "+1", "", "/r/night/node-1/timed/rank-3.log", "", "/r/night/node-1/timed/rank-3.1.log")
     every = files(LogQuery(timestamps=True, tail=5))
     assert [path.removeprefix("/r/night/") for path in every[3::2]] == [
-        f"node-{node}/{name}.timed.log"
+        f"node-{node}/timed/{name}.log"
         for node in (0, 1)
         for name in ("ddprun", f"rank-{2 * node}", f"rank-{2 * node + 1}")
     ]

@@ -168,9 +168,9 @@ def test_real_ranks_share_the_cores_out(runs, wording, how):
     assert sorted(chain(*cores[::2])) == sorted(os.sched_getaffinity(0))
     lines = "\n".join(node.said())
     for rank, own in enumerate(cores[::2]):
-        listed = f"rank {rank} to cores {format_ranges(own)}"
+        listed = f"rank {rank} on cores {format_ranges(own)}"
         assert listed in lines
-        lines = lines.replace(listed, f"rank {rank} to cores CORES")
+        lines = lines.replace(listed, f"rank {rank} on cores CORES")
     wording(lines)
 
 

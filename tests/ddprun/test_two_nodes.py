@@ -94,7 +94,7 @@ def test_a_node_that_does_not_begin_tells_node_0_why(runs, wording, wrong):
     assert (first.end(), second.end()) == (78, 78)
     assert first.facts() == Outcome(code=78, cause="config", message="", node=1)
     assert first.outcome().message.partition(" begin: ")[2] in second.stderr.read_text()
-    wording(first.outcome().message.partition(", but this machine has")[0])
+    wording(first.outcome().message.partition(", but the addresses")[0])
 
 
 def test_a_node_that_does_not_come_is_named(runs, wording):

@@ -66,7 +66,7 @@ def events_of(tmp_path: Path, run: str, kind: str, node: int = 0) -> list[Event]
 
 def end_of(run: str, output: str) -> str:
     """The line that says how a run ended, without its duration and which rank it was."""
-    *_, line = (line for line in output.splitlines() if line.startswith(f"run {run} "))
+    *_, line = (line for line in output.splitlines() if line.startswith(f"run '{run}' "))
     return re.sub(
         r"rank \d on node \d", "rank {rank} on node {node}", re.sub(r", after [0-9:.]+( s)?", ", after {time}", line)
     )

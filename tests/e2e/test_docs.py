@@ -187,7 +187,12 @@ def check_words_for_slurm(words: list[str], folder: Path) -> None:
 def test_the_other_verbs(tmp_path: Path) -> None:
     """In the order in which a person would use them; each once, on one run."""
     assert ddpctl("launch", "--name", "night", "--", str(SCRIPTS / "ends.py")).returncode == 0
-    on_a_run = ("attach", "exec", "shell")  # on one that continues: tests/cluster, and for an ended one test_reach.py
+    on_a_run = (
+        "attach",
+        "exec",
+        "shell",
+        "profile",
+    )  # on one that continues: tests/cluster, and for an ended one test_reach.py
     # above; export: tests/e2e/test_export.py, pull: tests/cluster/test_ssh.py
     others = ("launch", "image", "monitor", "hosts", *CHECKS, "export", "pull")
     lines = [line for line in shown("ddpctl") if line.split()[1] not in (*others, *on_a_run)]

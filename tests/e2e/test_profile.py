@@ -28,6 +28,11 @@ def test_the_slow_rank_of_two_nodes_is_named(tmp_path: Path) -> None:
                   "--name", "uneven", "--", slow).returncode == 0  # fmt: skip
     try:
         wait_until(lambda: (tmp_path / "runs/uneven/node-1/heartbeat/rank-3.group").exists(), "a group", timeout_s=200)
+        wait_until(
+            lambda: json.loads(ddpctl("status", "uneven", "--json").stdout)["state"] == "running",
+            "the nodes to say that their ranks run",
+            timeout_s=200,
+        )
         found: dict = {}
 
         def is_named() -> bool:

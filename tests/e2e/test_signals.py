@@ -62,7 +62,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
         os.killpg(attached.pid, signal.SIGINT)
     said, _ = attached.communicate(timeout=60)
     assert attached.returncode == 130, said
-    assert "killing night\n" in said
+    assert "killing run 'night'\n" in said
     assert json.loads(ddpctl("status", "night", "--json").stdout)["state"] == "stopped"
 
 

@@ -71,7 +71,7 @@ class RankLogs:
             view = self._view(rank, local_rank, target, file)
             read, write = terminal.open_pair(target) if isinstance(view, RawView) else os.pipe()
             ends.append(write)
-            timed = TimedLog(path.with_name(timed_log(rank)), self._config.node_rank, rank)
+            timed = TimedLog(path.parent / timed_log(rank), self._config.node_rank, rank)
             stream = Stream(read, target, rank, file, view, timed)
             self._open.add(stream)
             self._streams.append(stream)

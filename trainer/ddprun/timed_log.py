@@ -19,6 +19,8 @@ class TimedLog:
         self._path, self._rank = path, rank
         self._origin = f"[node{node}{'' if rank is None else f' rank{rank}'}]"
         self._rest = b""
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
 
     def add(self, data: bytes) -> None:
         """Add what was read; empty data ends the last line. If the disk is full, lines are lost."""

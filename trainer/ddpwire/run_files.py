@@ -11,7 +11,7 @@ RUN/                       .targets/ beside it has the runs' metrics addresses; 
     node.log               all output of the node, each line with its node and rank
     events.jsonl           what happened, one event per line (ddpwire.events); events.1.jsonl: the events before them
     rank-1.log             what rank 1 wrote to stdout and stderr
-    rank-1.timed.log       its lines with their times, earlier ones in rank-1.timed.1.log; ddprun.timed.log: its own
+    timed/rank-1.log       its lines with their times, earlier ones in timed/rank-1.1.log; timed/ddprun.log: its own
     rank-1.error.json      the error that ended rank 1 in the present attempt; ddptrain and torch's @record write it
     history.csv            how the node's training went, one row every few seconds (ddpwire.history)
     environment.json       the node's machine and software versions
@@ -76,7 +76,7 @@ def rank_log(rank: int) -> str:
 
 def timed_log(rank: int | None) -> str:
     """Return the log that has the times of a rank's lines, or of ddprun's own lines for None."""
-    return "ddprun.timed.log" if rank is None else f"rank-{rank}.timed.log"
+    return f"timed/{'ddprun' if rank is None else f'rank-{rank}'}.log"
 
 
 def append_bounded(path: Path, text: bytes, max_bytes: int) -> None:
