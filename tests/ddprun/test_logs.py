@@ -34,7 +34,7 @@ def test_each_line_has_the_time_at_which_its_end_was_read(tmp_path, monkeypatch)
     log.add(b"most\n")
     assert not path.exists()
     assert (tmp_path / "rank-3.timed.1.log").read_text().endswith("[node1 rank3] most\n")
-    TimedLog(tmp_path / "none" / "a.log", 0).add(b"a folder that is gone is not made again\n")
+    TimedLog(tmp_path / "none" / "timed" / "a.log", 0).add(b"a folder that is gone is not made again\n")
     assert not (tmp_path / "none").exists()
 
 

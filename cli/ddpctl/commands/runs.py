@@ -95,7 +95,10 @@ def logs(
         typer.Option("--timestamps", help="When ddprun read each line, by its node's clock; sorted if not followed."),
     ] = False,
 ) -> None:
-    """Print a run's logs, node after node (with -f as lines come); each line says its node and rank."""
+    """Print a run's logs, node after node.
+
+    With -f, lines come as they are written. Each line says its node and rank.
+    """
     from ddpctl import launcher, run_folders
     from ddpctl.targets import LogQuery
 
