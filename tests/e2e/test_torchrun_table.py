@@ -95,7 +95,7 @@ CASES = {
     "a zip file, os._exit(5)": Case(command=("zipped.zip", "os._exit")),
     "a .pyc file, an exception": Case(command=("compiled.pyc", "raise")),
     "a relative import, a broken excepthook": Case(command=("end.py", "relative import")),
-    "a link, a script that sends itself Ctrl-C": Case(command=("link.py", "interrupt"), options=("--max-restarts", "0")),
+    "a link, a script that interrupts itself": Case(command=("link.py", "interrupt"), options=("--max-restarts", "0")),
     "SIGSEGV": Case(command=("end.py", "segmentation fault")),
     "SIGKILL": Case(command=("end.py", "kill")),
     "a program without Python": Case(
