@@ -2,7 +2,8 @@
 
 This is a separate program (``python -m ddpctl.own_wheel``). The wheel declares no dependencies: on the other machine,
 they are already installed or cannot be. The same files always give the same bytes. LZMA compresses the complete wheel
-to 345 kB, while a wheel's own compression of each file results in 585 kB; a notebook may be 1 MB.
+to 456 kB, while a wheel's own compression of each file results in 713 kB; a notebook may be 1 MB. In base85 the
+text is 25 % longer than the bytes, in base64 33 %.
 """
 
 import base64
@@ -28,7 +29,7 @@ ddptrain = ddptrain.__main__:main
 
 def main() -> None:
     """Print the wheel on one line."""
-    print(base64.b64encode(lzma.compress(wheel(), preset=9)).decode())
+    print(base64.b85encode(lzma.compress(wheel(), preset=9)).decode())
 
 
 def wheel() -> bytes:

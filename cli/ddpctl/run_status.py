@@ -159,7 +159,7 @@ def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunSt
     status = partial(RunStatus, run=run, nodes=nodes)
     state: State
     if gone and not outcome and not young:
-        message = f"node {', '.join(gone)}: the folder is missing, so the state is unknown"
+        message = f"node {', '.join(gone)}: the folder is missing, so how it ended is unknown"
         if alive:
             return status(state="stopping", message=f"{message}; {len(alive)} still alive")
         return status(state="lost", message=message, code=Exit.KILLED)

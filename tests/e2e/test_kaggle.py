@@ -96,7 +96,7 @@ def test_render_writes_the_notebook_and_its_metadata(client: Path, wording: Word
     sources = [cell.source for cell in book.cells]
     assert "%%writefile train.py\nprint('hello')" in sources
     packed = next(source for source in sources if source.startswith("WHEEL = "))
-    assert lzma.decompress(base64.b64decode(ast.literal_eval(packed.removeprefix("WHEEL = ")))) == wheel()
+    assert lzma.decompress(base64.b85decode(ast.literal_eval(packed.removeprefix("WHEEL = ")))) == wheel()
     done = ddpctl("render", "-t", "local", "--out", "there", cwd=client)
     assert done.returncode == 2
     wording(done.stderr)
@@ -140,7 +140,7 @@ def test_local_runs_have_nothing_to_pull(client: Path, wording: Wording) -> None
 def test_the_wheel_that_travels_runs_where_the_launchers_libraries_are_not(tmp_path: Path) -> None:
     """As on Kaggle without a network: typer, pydantic, fabric and paramiko may be missing, or old."""
     assert wheel() == wheel()
-    assert len(base64.b64encode(lzma.compress(wheel()))) < 700_000  # Kaggle takes a notebook of 1 MB
+    assert len(base64.b85encode(lzma.compress(wheel()))) < 600_000  # Kaggle takes a notebook of 1 MB
     file = tmp_path / f"ddpctl-{__version__}-py3-none-any.whl"
     file.write_bytes(wheel())
     pip = [

@@ -27,7 +27,7 @@ if run.code == 0:
 class Cargo:
     """What the notebook contains besides its own code."""
 
-    wheel: str = ""  # compressed with LZMA, in base64; empty if it is installed in another way
+    wheel: str = ""  # compressed with LZMA, in base85; empty if it is installed in another way
     wheel_name: str = "ddpctl-0-py3-none-any.whl"
     files: Mapping[str, str] | None = None  # name → text; None if the job needs no files
 
@@ -139,7 +139,7 @@ def _install(cargo: Cargo) -> str:
     import base64
     import lzma
     wheel = Path('/tmp') / {cargo.wheel_name!r}
-    wheel.write_bytes(lzma.decompress(base64.b64decode(WHEEL)))
+    wheel.write_bytes(lzma.decompress(base64.b85decode(WHEEL)))
     wanted = ['--no-index', '--no-deps', str(wheel)]  # no network; the image has torch and the rest"""
     outside = f"""\
     inputs = Path({kaggle.INPUT_FOLDER!r})
