@@ -1,4 +1,4 @@
-"""The dashboard of all runs: which one needs a look, and what the machines are used for."""
+"""The dashboard of all runs: the state of each run, and what the machines are used for."""
 
 from typing import Any
 
@@ -37,14 +37,14 @@ NOW = [
     number(
         "How many runs train?",
         "short",
-        "Runs of which a node is in the state training.",
+        "Runs with at least one node in the state training.",
         q(f"count({of(TRAINING.name)} == 1) or vector(0)"),
     ),
-    number("How many ranks run?", "short", "Over all runs.", q(f"sum({of('run:ddp_ranks_alive:sum')})")),
+    number("How many ranks run?", "short", "Running ranks of all runs.", q(f"sum({of('run:ddp_ranks_alive:sum')})")),
     number(
         "How many ranks are missing?",
         "short",
-        "Those that runs should have, less those that run or have ended with 0.",
+        "Ranks that the runs should have, minus those that run or have exited with 0.",
         q(
             f"sum({of_run('max', 'ddp_world_size_expected')} "
             f"- {of_run('sum', 'ddp_ranks_alive')} - {of_run('sum', 'ddp_ranks_done')})"
@@ -52,9 +52,9 @@ NOW = [
         red=1,
     ),
     number(
-        "What share of the time do they train?",
+        "What share of the time is spent on training?",
         "percentunit",
-        "Goodput of all runs that are there, each over all of its starts, by its ranks.",
+        "Effective training time ratio of all current runs over all of their starts, weighted by ranks.",
         q(
             f"sum({of('ddp_productive_seconds_total')}) "
             f"/ (sum({of('ddp_productive_seconds_total')}) + sum({of('ddp_unproductive_seconds_total')}))"
@@ -65,20 +65,20 @@ NOW = [
     number(
         "How many alerts fire?",
         "short",
-        "Of all runs.",
+        "Alerts that fire for any run.",
         q(f'count(ALERTS{{alertstate="firing", {HERE}}}) or vector(0)'),
         red=1,
     ),
     number(
         "How many nodes do not answer?",
         "short",
-        "Targets that Prometheus knows and cannot scrape.",
+        "Targets that Prometheus cannot scrape.",
         q('sum(1 - up{job="ddp"}) or vector(0)'),
         red=1,
     ),
     rows_of(
-        "How is each run?",
-        "A row a run; its name leads to its dashboard. Behind: ranks that are missing. Skew: slowest rank by median.",
+        "How is each run doing?",
+        "One row per run; its name links to its dashboard. skew: the slowest rank's step time, divided by the median.",
         {
             "ranks": ("short", q(each("run:ddp_ranks_alive:sum"))),
             "step": ("short", q(of_run("max", "ddp_last_step"))),
@@ -97,7 +97,7 @@ NOW = [
     ),
     rows_of(
         "Which alerts fire?",
-        "Empty is good. docs/alerts.md says what to do about each.",
+        "The alerts that fire for any run. docs/alerts.md says what to do about each one.",
         {"firing": ("none", q(f'ALERTS{{alertstate="firing", {HERE}}}'))},
         hidden=("Time", "Value", "__name__", "alertstate", "job", "launcher"),
         link=ITS_BOARD,
@@ -109,20 +109,20 @@ OVER_TIME = [
     series(
         "How fast is each run?",
         "suffix: /s",
-        "Training samples of all ranks a second.",
+        "Training samples of all ranks per second.",
         q(by_run("sum", rate("ddp_samples_total")), LEGEND),
     ),
     series(
-        "Which run trains for too little of its time?",
+        "Which run spends too little time on training?",
         "percentunit",
-        "Goodput of the last hour.",
+        "Effective training time ratio of the last hour.",
         q(of("run:ddp_productive:ratio1h"), LEGEND),
         top=1,
     ),
     series(
-        "What does the time of all runs go to?",
+        "What do all ranks spend their time on?",
         "short",
-        "Ranks that were busy with new steps, and with what was none, by cause: ranks, as if each did one thing only.",
+        "The time of all ranks by activity, as a number of ranks: training new steps, or a cause of lost time.",
         q(f"sum({rate('ddp_productive_seconds_total')})", "training"),
         q(f"sum by (cause) ({rate('ddp_unproductive_seconds_total')})", "{{cause}}"),
         stacked=True,
@@ -130,32 +130,32 @@ OVER_TIME = [
     series(
         "Which run waits for a slow rank?",
         "suffix: x",
-        "The slowest rank's own time of a step by the median: 1 is even.",
+        "The slowest rank's own step time, divided by the median. 1: all ranks are equally fast.",
         q(of_run("max", "ddp_straggler_skew_ratio"), LEGEND),
     ),
     series(
         "Which run waits for data?",
         "percentunit",
-        "Share of the steps.",
+        "Share of the step time.",
         q(of("run:ddp_step_phase:share5m", 'phase="data"'), LEGEND),
         top=1,
     ),
     series(
-        "Which run would lose much?",
+        "How old is each run's newest checkpoint?",
         "s",
         "Age of the newest checkpoint.",
         q(of("run:ddp_checkpoint_age_seconds:min"), LEGEND),
     ),
     series(
-        "Which run starts again and again?",
+        "Which run restarts repeatedly?",
         "short",
-        "Restarts since its nodes started.",
+        "Restarts since the run's nodes started.",
         q(by_run("max", f"sum without (reason) ({of('ddp_restarts_total')})"), LEGEND),
     ),
     series(
         "Are the GPUs busy?",
         "percentunit",
-        "Mean over the GPUs of each run's nodes of the time in which a kernel ran. Needs a GPU.",
+        "Share of the time in which a kernel ran, mean over the GPUs of a run's nodes. Needs a GPU.",
         q(of_run("avg", "ddp_device_utilization_ratio"), LEGEND),
         top=1,
     ),
@@ -168,7 +168,7 @@ def board() -> str:
         dashboard.Dashboard("ddpctl: all runs")
         .uid("ddpctl-fleet")
         .description(
-            "Every training that Prometheus sees. Made by ddpctl; `make specs` in its checkout writes it anew."
+            "All training runs that Prometheus scrapes. Made by ddpctl; `make specs` in its repository writes it again."
         )
         .tags(["ddpctl"])
         .editable()
@@ -179,7 +179,7 @@ def board() -> str:
         .with_variable(dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
         .with_variable(variable("namespace", "Namespace", "label_values(ddp_run_info, namespace)", every=True))
     )
-    for title, panels in {"What needs a look?": NOW, "What are the machines used for?": OVER_TIME}.items():
+    for title, panels in {"Which runs need attention?": NOW, "What are the machines used for?": OVER_TIME}.items():
         made = made.with_row(dashboard.Row(title))
         for panel in panels:
             made = made.with_panel(panel)

@@ -13,46 +13,46 @@ OF_USER = 'namespace=~"$namespace", user=~"$user"'
 HEALTH = [
     word(
         "What is it doing?",
-        "The state of its nodes; several, while they differ. A restart shows as restarting.",
+        "The state of the run's nodes. Several states are shown while the nodes differ.",
         q(f"max by (state) ({of('ddp_job_state')}) == 1", "{{state}}"),
     ),
     number(
         "How many ranks run?",
         "short",
-        "Over all nodes; the second number: how many there should be.",
+        "Running ranks of all nodes, and the number of ranks that the run should have.",
         q(of("run:ddp_ranks_alive:sum"), "running"),
         q(f"max({of('ddp_world_size_expected')})", "expected"),
     ),
     number(
-        "When was the last step?",
+        "How long ago was the last step?",
         "s",
-        "Seconds since any rank ended a step. A step's own time is normal; minutes are a hang.",
+        "Time since a rank completed a step. Much more than the time of a step means that the ranks hang.",
         q(f"time() - max({of('ddp_last_step_timestamp_seconds')} > 0)"),
         red=300,
     ),
     number(
-        "How far is it?",
+        "How far has it got?",
         "percentunit",
-        "The last step by the step at which the training will be done.",
+        "The last step, divided by the number of planned steps.",
         q(f"max({of('ddp_last_step')}) / max({of('ddp_planned_steps')})"),
     ),
     number(
         "How long will it take?",
         "s",
-        "The steps that are left, at the speed of the last five minutes; too long while the run is younger.",
+        "The remaining steps at the speed of the last five minutes. Too long in the first five minutes of a run.",
         q(f"(max({of('ddp_planned_steps')}) - max({of('ddp_last_step')})) / max({of('run:ddp_steps:rate5m')} > 0)"),
     ),
     number(
-        "What share of its time did it train?",
+        "What share of the time was spent on training?",
         "percentunit",
-        "Goodput (effective training time ratio) over all starts of the run: seconds of new steps by all seconds.",
+        "Effective training time ratio over all starts of the run: time spent on new steps, divided by the total time.",
         q(of("run:ddp_productive:ratio")),
         red=0.8,
         below=True,
     ),
     rows_of(
         "Which alerts fire?",
-        "What Prometheus finds wrong with this run; empty is good. docs/alerts.md says what to do about each.",
+        "The alerts that fire for this run. docs/alerts.md says what to do about each one.",
         {"firing": ("none", q(f'ALERTS{{alertstate="firing", {RUN}, run_uid=~"$run_uid|"}}'))},
         hidden=(
             "Time",
@@ -72,22 +72,22 @@ HEALTH = [
     series(
         "Does the loss fall?",
         "short",
-        "Mean loss of the last epoch over all ranks; of your own script, the last that rank 0 reported.",
+        "ddptrain: mean loss of the last epoch over all ranks. Your own script: the last loss that rank 0 reported.",
         q(f"max({of('ddp_loss')})", "loss"),
         width=8,
     ),
     series(
-        "How good is it on data that it has not seen?",
+        "How accurate is it on held-out data?",
         "percentunit",
-        "Share of held-out samples that were classified rightly.",
+        "Share of held-out samples that were classified correctly.",
         q(f"max by (split) ({of('ddp_eval_accuracy_ratio')})", "{{split}}"),
         width=8,
         top=1,
     ),
     series(
-        "Do the gradients stay sane?",
+        "How large are the gradients?",
         "short",
-        "Norm of the gradient over all parameters; a jump comes before a loss that is no number.",
+        "Norm of the gradient over all parameters. A jump often precedes a loss that is NaN.",
         q(f"max({of('ddp_grad_norm')})", "gradient norm"),
         width=8,
     ),
@@ -99,7 +99,7 @@ def board() -> str:
     made = (
         dashboard.Dashboard("ddpctl: a run")
         .uid("ddpctl-run")
-        .description("One distributed training. Made by ddpctl; `make specs` in its checkout writes it anew.")
+        .description("One distributed training run. Made by ddpctl; `make specs` in its repository writes it again.")
         .tags(["ddpctl"])
         .editable()
         .refresh("10s")
@@ -125,8 +125,8 @@ def board() -> str:
         "Where does the time go?": run_speed.TIME,
         "Which rank is slow?": run_speed.RANKS,
         "Is the checkpoint fresh?": run_costs.CHECKPOINT,
-        "What did it lose?": run_costs.LOST,
-        "What do the machines do?": run_costs.MACHINES,
+        "What was lost to failures?": run_costs.LOST,
+        "How busy are the machines?": run_costs.MACHINES,
     }.items():
         made = made.with_row(dashboard.Row(title))
         for panel in panels:

@@ -9,19 +9,19 @@ SPEED = [
     number(
         "How many samples per second?",
         "suffix: /s",
-        "Training samples of all ranks, over the last five minutes.",
+        "Training samples of all ranks per second, over the last five minutes.",
         q(of("run:ddp_samples:rate5m")),
     ),
     number(
-        "How many steps a second?",
+        "How many steps per second?",
         "suffix: /s",
-        "Optimizer steps, over the last five minutes.",
+        "Optimizer steps per second, over the last five minutes.",
         q(of("run:ddp_steps:rate5m")),
     ),
     number(
         "How long does a step take?",
         "s",
-        "Mean over the last five minutes and all ranks.",
+        "Mean step time of all ranks over the last five minutes.",
         q(of("run:ddp_step_duration_seconds:mean5m")),
     ),
     number(
@@ -34,22 +34,22 @@ SPEED = [
     number(
         "How much of the GPUs' peak does the model use?",
         "percentunit",
-        "Model FLOP utilisation: operations that the model needs, by the peak that is chosen above, for all ranks that "
-        "run. 989 is an H100's dense bfloat16; on a CPU it says nothing.",
+        "Floating-point operations of the model per second, divided by the peak of all running ranks' GPUs, which is "
+        "set above (989 TFLOP/s: an H100 in dense bfloat16). Meaningless on a CPU.",
         q(f"{of('run:ddp_model_flops:rate5m')} / ({of('run:ddp_ranks_alive:sum')} * $peak * 1e12)"),
         width=8,
     ),
     series(
-        "Does the speed hold?",
+        "Is the speed steady?",
         "suffix: /s",
-        "Training samples of all ranks a second. Dips: evaluation, checkpoints, restarts.",
+        "Training samples of all ranks per second. It drops during evaluations, checkpoints and restarts.",
         q(f"sum({rate('ddp_samples_total')})", "samples"),
         width=8,
     ),
     series(
         "Do the steps take equally long?",
         "s",
-        "Mean time of a step on each rank. With DDP they are alike: who waits for whom is told below.",
+        "Mean step time of each rank. With DDP it is nearly equal: a slow rank delays all others.",
         q(
             f"sum by (rank) ({rate('ddp_step_duration_seconds_sum')}) "
             f"/ sum by (rank) ({rate('ddp_step_duration_seconds_count')})",
@@ -58,9 +58,9 @@ SPEED = [
         width=8,
     ),
     series(
-        "Which learning rate is it at?",
+        "What is the learning rate?",
         "sci",
-        "Of the last step.",
+        "The learning rate of the last step.",
         q(f"max({of('ddp_learning_rate')})", "learning rate"),
         width=8,
     ),
@@ -70,7 +70,7 @@ TIME = [
     series(
         "What does a step spend its time on?",
         "percentunit",
-        "Share of the steps by phase, over all ranks; comm_exposed: waiting for the other ranks' gradients.",
+        "Share of the step time by phase, over all ranks. comm_exposed: waiting for the other ranks' gradients.",
         q(of("run:ddp_step_phase:share5m"), "{{phase}}"),
         stacked=True,
         top=1,
@@ -78,7 +78,7 @@ TIME = [
     series(
         "How long is each phase?",
         "s",
-        "Seconds of a step by phase, mean over all ranks; together they are the step.",
+        "Seconds of each phase of a step, mean over all ranks. The sum is the step time.",
         q(
             f"sum by (phase) ({rate('ddp_step_phase_seconds_total')}) "
             f"/ ignoring (phase) group_left () sum({rate('ddp_step_duration_seconds_count')})",
@@ -89,7 +89,7 @@ TIME = [
     series(
         "Is communication hidden?",
         "s",
-        "Seconds a step in which gradients travelled: hidden beside the backward pass, or exposed after it.",
+        "Seconds of gradient communication per step. hidden: during the backward pass; exposed: after it.",
         q(
             f"sum by (overlap) ({rate('ddp_comm_seconds_total')}) "
             f"/ ignoring (overlap) group_left () sum({rate('ddp_step_duration_seconds_count')})",
@@ -99,7 +99,7 @@ TIME = [
     series(
         "What keeps it from training?",
         "percentunit",
-        "Share of the ranks' time that was no new step, by cause. recompute: steps taken again after a restart.",
+        "Share of the ranks' time that was not spent on new steps. recompute: steps repeated after a restart.",
         q(
             f"sum by (cause) ({rate('ddp_unproductive_seconds_total')}) "
             f"/ ignoring (cause) group_left () sum({of('ddp_ranks_alive')} > 0)",
@@ -113,14 +113,14 @@ RANKS = [
     bars(
         "Which rank is slow?",
         "percentunit",
-        "The fastest rank's time of a step by each rank's own, without waiting for others. A short bar slows them all.",
+        "The fastest rank's own step time, divided by each rank's. A rank with a short bar slows all others.",
         q(f"sort({of('ddp_rank_relative_speed_ratio')})", "rank {{rank}} on node {{node}}"),
         red_below=0.8,
     ),
     series(
         "How long does each rank work in a step?",
         "s",
-        "A step without waiting for the other ranks' gradients: who is on top is waited for.",
+        "Step time without waiting for other ranks' gradients. All others wait for the rank with the highest value.",
         q(
             f"sum by (rank, node) ({rate('ddp_step_phase_seconds_total', OWN)}) "
             f"/ sum by (rank, node) ({rate('ddp_step_duration_seconds_count')})",
@@ -130,13 +130,13 @@ RANKS = [
     series(
         "How uneven are the ranks?",
         "suffix: x",
-        "The slowest rank's own time of a step by the median of all ranks: 1 is even; above 1.25 an alert fires.",
+        "The slowest rank's own step time, divided by the median. 1: all are equally fast. An alert fires above 1.25.",
         q(f"max({of('ddp_straggler_skew_ratio')})", "slowest / median"),
     ),
     series(
-        "Does every rank live?",
+        "Are all ranks alive?",
         "s",
-        "Seconds since each rank's last sign of life. In a hang the rank that stopped first is on top.",
+        "Time since each rank's last heartbeat. In a hang, the rank that stopped first has the highest value.",
         q(f"time() - max by (rank, node) ({of('ddp_heartbeat_timestamp_seconds')})", "rank {{rank}} on node {{node}}"),
     ),
 ]
