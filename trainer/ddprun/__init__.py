@@ -1,1 +1,1 @@
-"""The node agent: brings up one node's ranks, supervises them, and leaves no process behind."""
+"""The node agent: it starts the ranks of one node, supervises them, and leaves no process behind."""

@@ -1,4 +1,4 @@
-"""``ddprun`` and ``python -m ddprun``."""
+"""The entry point of ``ddprun`` and ``python -m ddprun``."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
 """The node agent: torch elastic's loop with ddprun's own ranks, rendezvous and restart policy.
 
-elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` until that returns success or failure, then
-``_stop_workers``, and repeats this while restarts are left. ``_monitor_workers`` waits for the decision that all nodes
-share; the decision includes whether there is a restart.
+elastic calls ``_rendezvous``, ``_start_workers``, then ``_monitor_workers`` until ``_monitor_workers`` returns success
+or failure, then ``_stop_workers``, and repeats this while restarts are left. ``_monitor_workers`` waits for the
+decision that node 0 makes for all nodes; this decision includes whether the ranks are restarted.
 """
 
 import shutil
@@ -69,7 +69,7 @@ EXIT_CAUSES = {0: "ok"} | {-number: number.name.lower() for number in DEATHS}
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """The parts of a node that its agent works with."""
+    """The objects that the agent of a node works with."""
 
     config: NodeConfig
     node_dir: Path
@@ -97,7 +97,7 @@ class NodeAgent(SimpleElasticAgent):
         consensus: Consensus,
         start_consensus: Callable[..., Consensus],
     ) -> None:
-        """``start_consensus`` creates another Consensus, for the store of a new node 0."""
+        """``start_consensus`` creates a new Consensus for the store of a new node 0."""
         super().__init__(
             WorkerSpec(
                 role=node.config.role,
@@ -165,7 +165,7 @@ class NodeAgent(SimpleElasticAgent):
                 self._node.series.count(ddpwire_metrics.RESTARTS, reason=ended.outcome.cause)
 
     def _join(self, store: Store) -> None:
-        """Replace the consensus with one that uses the store of a new node 0."""
+        """Replace the consensus with a new one that uses the store of a new node 0."""
         self.consensus = self._start_consensus(store, history=self.consensus.history)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -236,7 +236,7 @@ class NodeAgent(SimpleElasticAgent):
         return RankProcess(rank=rank, local_rank=local_rank, pid=pid, log=str(log))
 
     def _gives_up_start(self) -> bool:
-        """Whether to stop starting ranks because a stop was requested; if so, post this for all nodes."""
+        """Return whether a stop was requested, so that no ranks are to be started; if so, post this for all nodes."""
         if number := self._node.stop.requested:
             self.consensus.post_failure(self._unstarted())
         return bool(number)
@@ -253,14 +253,14 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _was_stopped(self, rank: int) -> bool:
-        """Whether a rank that exited with 0 was stopped before its training was complete, as far as that is known."""
+        """Return whether a rank that exited with 0 was stopped before its training was complete; False if unknown."""
         requested = self._node.stop.requested
         if requested == signal.SIGINT:
             return True
         return requested != 0 and not self._num_succeeded and not self._node.heartbeats.is_complete(rank)
 
     def _on_exit(self, tag: str, status: int) -> None:
-        """Handle the exit of a rank. Called from the thread that listens to the supervisor."""
+        """Handle the exit of a rank. The thread that listens to the supervisor calls this."""
         node = self._node
         attempt, local_rank = map(int, tag.split("."))
         rank = self._first_rank + local_rank
@@ -341,9 +341,10 @@ class NodeAgent(SimpleElasticAgent):
         return RunResult(state=WorkerState.FAILED)
 
     def _no_group(self) -> bool:
-        """Whether node 0 knows that no rank of the run has created a process group or met another rank.
+        """Return whether node 0 knows that no rank of the run has created a process group or met another rank.
 
-        The ranks of node 0 record it in files, since they are forked. Others would have met in the attempt's store.
+        Ranks on node 0 that create a process group record it in files. Ranks of other nodes would have met in the
+        attempt's store.
         """
         node = self._node
         if node.config.node_rank or self._world_size == 1 or not node.workers.forks:
@@ -360,7 +361,7 @@ class NodeAgent(SimpleElasticAgent):
         )
 
     def _report_no_group(self) -> None:
-        """Log once that no rank has a process group after NO_GROUP_S: several ranks then bring no gain."""
+        """Log once, after NO_GROUP_S, that no rank has a process group: several ranks are then no faster than one."""
         if not self._reported_no_group and time.monotonic() > self._started_at + NO_GROUP_S:
             self._reported_no_group = True
             if self._no_group():
@@ -383,7 +384,7 @@ class NodeAgent(SimpleElasticAgent):
             self._node.journal.emit("first_step", step=first.step, seconds=took_s, ago_s=ago_s)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002
-        """End this node's ranks. They get time to save, except after a hang or lost node, or before most restarts."""
+        """End this node's ranks. They get time to save, except after a hang or a lost node, or before most restarts."""
         node, outcome = self._node, self.outcome
         cause = outcome.cause if outcome else ""
         if cause == "hang":

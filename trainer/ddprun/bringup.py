@@ -1,4 +1,4 @@
-"""Bring up a node: create its parts, run the ranks, return the outcome.
+"""Bring up a node: create its parts, run the ranks to their end, and return the outcome.
 
 main.py imports this module after the fork, so this module and its imports may use prometheus_client, torch and threads.
 """
@@ -144,7 +144,7 @@ def resize(logs: RankLogs, workers: Workers) -> None:
 
 
 def silence_torch() -> None:
-    """Silence torch's C++ log in this process: ddprun itself reports that it waits for a store or lost it."""
+    """Turn off torch's C++ log in this process: ddprun itself reports that it waits for a store or has lost it."""
     if module := sys.modules.get("torch"):  # already imported for the ranks, with the old value
         set_cpp_log_level("FATAL", str(module.__file__))
     else:

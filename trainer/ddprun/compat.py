@@ -1,6 +1,6 @@
 """Every private interface of CPython, torch and prometheus_client that ddprun uses, each with a check and a fallback.
 
-No library is imported before it is used: a process that is forked should import as little as possible.
+No library is imported before it is used, because a process that is forked should have imported as little as possible.
 """
 
 import atexit
@@ -27,23 +27,23 @@ WRITE_PARAMETERS = ["self", "key", "value", "timestamp"]  # of MmapedDict.write_
 def missing_for_fork() -> str:
     """Return what this Python lacks to make a forked rank behave like one started by exec, or an empty string.
 
-    The fallback is to execute ranks.
+    If something is missing, ranks are executed instead of forked.
     """
     return ", ".join(f"{module.__name__}.{name}" for module, name in FORK_NAMES if not hasattr(module, name))
 
 
 def run_module_as_main(name: str, *, alter_argv: bool = True) -> None:
-    """Run a module, a folder or a zip file as ``__main__``, as CPython's pymain_run_module does."""
+    """Run a module, a folder or a zip file as ``__main__``, as CPython's function pymain_run_module does."""
     runpy._run_module_as_main(name, alter_argv)  # type: ignore[attr-defined]
 
 
 def finalizers() -> Sequence[Callable[[], object]]:
-    """Return what Py_FinalizeEx calls first: one function joins the threads, the other calls the exit functions."""
+    """Return the functions that Py_FinalizeEx calls first: one joins the threads, one calls the exit functions."""
     return threading._shutdown, atexit._run_exitfuncs  # type: ignore[attr-defined]
 
 
 def import_dynamo() -> None:
-    """Import torch._dynamo, which would take a rank a second when it needs it. The fallback: each rank imports it."""
+    """Import torch._dynamo, which otherwise takes each rank a second. The fallback is to let each rank import it."""
     with contextlib.suppress(Exception):  # a rank that needs it reports the error
         import torch._dynamo  # noqa: F401
 
@@ -51,7 +51,7 @@ def import_dynamo() -> None:
 def before_process_group(call: Callable[[], None]) -> bool:
     """Call ``call`` before this process creates its first process group of any kind.
 
-    Return False if this torch has no function to wrap. Then ``call`` is not called.
+    Return False, without calling ``call``, if this torch has no function to wrap.
     """
     from torch.distributed import distributed_c10d
 
@@ -71,7 +71,7 @@ def before_process_group(call: Callable[[], None]) -> bool:
 def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
     """Call ``check`` with the URL, rank and world size before this process meets others in init_process_group.
 
-    The fallback, if this torch has no function to wrap: ``check`` is not called.
+    If this torch has no function to wrap, ``check`` is never called.
     """
     from torch.distributed import distributed_c10d
 
@@ -87,7 +87,7 @@ def before_rendezvous(check: Callable[[object, object, object], None]) -> None:
 
 
 def flight_recorder() -> bytes:
-    """Return torch's record of this process's collectives, as JSON keyed by backend; the fallback: an empty object."""
+    """Return torch's record of this process's collectives, as JSON keyed by backend, or an empty object."""
     c10d = sys.modules.get("torch._C._distributed_c10d")
     found = []
     for backend, name, args in (
@@ -100,14 +100,14 @@ def flight_recorder() -> bytes:
 
 
 def has_profiler() -> bool:
-    """Whether a profiler of torch is prepared or runs in this process."""
+    """Return whether a torch profiler is prepared or runs in this process."""
     module: Any = sys.modules["torch.autograd.profiler"]
     found = [one for one in gc.get_referrers(module.profile) if isinstance(one, module.profile)]
     return module._is_profiler_enabled or any(one.entered and one.kineto_results is None for one in found)
 
 
 def before_profiler(call: Callable[[], None]) -> None:
-    """Call ``call`` from now on before a profiler of torch is prepared or started in this process."""
+    """From now on, call ``call`` before a torch profiler is prepared or started in this process."""
     module: Any = sys.modules.get("torch.autograd.profiler")
 
     def call_first(function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def before_profiler(call: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def profile_all_threads() -> Iterator[Any]:
-    """Run torch's profiler of all threads. It does not use GPUs that the process has not used before."""
+    """Run torch's profiler for all threads. It does not use GPUs that the process has not used before."""
     torch: Any = sys.modules["torch"]
     device = "cuda" if torch.cuda.is_initialized() else None
     config = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
@@ -153,8 +153,8 @@ def merge_files(files: Iterable[str], *, accumulate: bool = True) -> list["Metri
 def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
     """Write metrics in prometheus_client's format into ``path``, an existing file with enough zero bytes.
 
-    Return False if this version's format is not known. The fallback is to leave the files unmerged: each scrape then
-    reads them one by one.
+    Return False if this version's format is not known. The files are then left unmerged, and each scrape reads them one
+    by one.
     """
     from prometheus_client import mmap_dict
 
@@ -173,5 +173,5 @@ def write_merged(metrics: Iterable["Metric"], path: Path) -> bool:
 
 
 def file_base() -> type:
-    """Return the base class of all files. Checks against ``io.IOBase`` itself may run code of the checked objects."""
+    """Return the base class of all files. A check against ``io.IOBase`` may run code of the checked object."""
     return getattr(getattr(io, "_io", None), "_IOBase", io.IOBase)

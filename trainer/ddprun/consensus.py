@@ -1,12 +1,14 @@
-"""How the nodes agree on the end of an attempt: each posts what happens to its ranks, node 0 decides, all follow.
+"""How the nodes agree on the end of an attempt: each node posts what happens to its ranks, node 0 decides, and all
+follow.
 
-It works over the control store, with threads and connections of its own, and waits for keys, so that a decision reaches
-all nodes within milliseconds. ``restart_policy`` determines which failure counts and whether there is another attempt;
-the agent acts on the decision.
+The agreement uses the control store, with its own threads and connections, and waits for keys, so that a decision
+reaches all nodes within milliseconds. ``restart_policy`` determines which failure counts and whether there is another
+attempt; the agent acts on the decision.
 
-Keys of attempt N: ``N/news`` counts the posts and so orders them, ``N/news/I`` is one post: a failure, or a node whose
-ranks all ended with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it. ``beat/NODE``
-is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its ranks.
+Keys of attempt N: ``N/news`` counts and thereby orders the posts, ``N/news/I`` is one post: it reports a failure, or a
+node whose ranks all exited with 0; ``N/verdict`` is the decision, ``N/gone`` counts the nodes that have acted on it.
+``beat/NODE`` is a node's heartbeat: it changes for as long as the node's ddprun lives, and holds the status of its
+ranks.
 
 If lost nodes are replaced, a node that is stopped sets ``N/leaving/NODE``, and ``history`` holds all failed attempts.
 Each node keeps a copy of ``history``: after the loss of node 0, the others write it into the next node 0's store.
@@ -54,7 +56,7 @@ POLL_S = 0.05
 
 @dataclass(kw_only=True)
 class NodeLiveness:
-    """The last heartbeat of a node, and for how long it has not changed."""
+    """The last heartbeat of a node, and for how long its heartbeat has not changed."""
 
     value: bytes = b""
     silent_s: float = 0.0
@@ -72,15 +74,16 @@ def _read_decision(value: Any) -> Decision:
 
 
 def _read_post(value: Any) -> Failure | int:
-    """Return a failure, or the number of a node whose ranks are done."""
+    """Return the failure that the post reports, or the number of a node whose ranks are done."""
     return int(value["done"]) if "done" in value else Failure(**value["failure"])
 
 
 class LivenessTracker:
     """Node 0's view of the nodes: which of them are alive, and the status of their ranks.
 
-    A node whose heartbeat does not change for too long is lost: its claim is removed, so that a ddprun started in its
-    place can join. Silence is counted by node 0's own updates: if node 0 itself could not run, no node was silent.
+    A node whose heartbeat does not change for too long is lost: its claim is removed, so that a new ddprun can join in
+    its place. A node's silence is counted in updates of node 0, not in seconds, so time in which node 0 itself could
+    not run does not count.
     """
 
     def __init__(self, store: Store, max_nodes: int) -> None:
@@ -93,25 +96,25 @@ class LivenessTracker:
         self.step: int | None = None  # the highest step in the attempt
 
     def begin_attempt(self, attempt: int, members: tuple[int, ...]) -> None:
-        """Start an attempt. All its members have just responded, so none is silent."""
+        """Start an attempt. All its members have just responded, so none of them counts as silent."""
         self._attempt, self._members = attempt, members
         self.statuses, self.step = (), None
         for node in members:
             self._nodes[node].silent_s = 0.0
 
     def mark_failure(self) -> None:
-        """Record a failure: a node whose heartbeat changes from now on was alive after the failure."""
+        """Record that a failure occurred: a node whose heartbeat changes from now on was alive after the failure."""
         for liveness in self._nodes.values():
             liveness.changes_at_failure = liveness.num_changes
 
     def all_alive_since_failure(self) -> bool:
-        """Whether each other member has sent two heartbeats since the failure: the first may be from before it."""
+        """Return whether every other member has sent two heartbeats since the failure; the first may predate it."""
         others = (self._nodes[node] for node in self._members if node)
         return all(liveness.num_changes >= liveness.changes_at_failure + 2 for liveness in others)
 
     @property
     def silent_s(self) -> dict[int, float]:
-        """How many seconds each other member has been silent, keyed by node."""
+        """Return how many seconds each other member has been silent, keyed by node."""
         return {node: self._nodes[node].silent_s for node in self._members if node}
 
     def update(self, now_s: float) -> None:
@@ -138,7 +141,7 @@ class LivenessTracker:
 
 
 class Consensus:
-    """One node's part in the agreement: it posts failures and waits for the decision, which it makes on node 0."""
+    """One node's part in the agreement: it posts failures and waits for the decision, which is made on node 0."""
 
     def __init__(
         self,
@@ -154,10 +157,10 @@ class Consensus:
         is_replaced: bool = False,
         history: Sequence[FailedAttempt] = (),
     ) -> None:
-        """``read_statuses`` returns the status of this node's ranks. Raises NodeError.
+        """``read_statuses`` returns the statuses of this node's ranks. Raises NodeError.
 
-        ``is_replaced``: whether another node is started in the place of a node that ends. ``history``: the attempts
-        that failed while an earlier node 0 served the store.
+        ``is_replaced``: whether a node that ends is replaced by a new one. ``history``: the attempts that failed while
+        an earlier node 0 served the store.
         """
         try:
             self._store, self._wait_store = store.clone(), store.clone()  # a waiting connection can do nothing else
@@ -220,20 +223,20 @@ class Consensus:
         self._wake.set()
 
     def wait(self, timeout_s: float) -> Decision | None:
-        """Return the decision as soon as there is one, or None after ``timeout_s``."""
+        """Return the decision as soon as it is made, or None after ``timeout_s``."""
         self._decided.wait(timeout_s)
         return self.decision
 
     def post_failure(self, failure: Failure) -> None:
-        """Post a failure of this node, at once: the order of the failures matters."""
+        """Post a failure of this node. Call this at once, because the order of the failures matters."""
         self._try_store(lambda: self._post({"failure": asdict(failure)}))
 
     def post_done(self) -> None:
-        """Post that all ranks of this node ended with 0."""
+        """Post that all ranks of this node exited with 0."""
         self._try_store(lambda: self._post({"done": self._node}))
 
     def post_leaving(self) -> None:
-        """Post that this node was stopped, before its ranks end. If node 0 does not answer, return after a moment."""
+        """Post, before the ranks end, that this node was stopped. If node 0 does not answer, return after a moment."""
         self._leaves = True
         key = f"{self._attempt}/leaving/{self._node}"
         posting = threading.Thread(target=lambda: self._try_store(lambda: self._store.set(key, "")), daemon=True)
@@ -241,7 +244,7 @@ class Consensus:
         posting.join(LEAVE_TIMEOUT_S)
 
     def post_gone(self) -> None:
-        """Post that this node's ranks have ended after the decision."""
+        """Post that this node's ranks have ended, after the decision was made."""
         self._try_store(lambda: self._store.add(f"{self._attempt}/gone", 1))
 
     def wait_until_all_gone(self, timeout_s: float) -> None:
@@ -285,9 +288,9 @@ class Consensus:
                 self._set_decision(Decision(outcome=lost))
 
     def _watch(self) -> None:
-        """Detect that node 0 vanished without closing its connections (power cut, cable): every call then blocks.
+        """Detect that node 0 disappeared without closing its connections (power cut, cable), so that every call blocks.
 
-        This loop counts its own iterations, not seconds: if this process could not run, node 0 is not to blame.
+        This loop counts its own iterations, not seconds: time in which this process could not run does not count.
         """
         last, num_stalled = -1, 0
         while not self.node_0_lost:

@@ -1,4 +1,4 @@
-"""ddprun's stdout and stderr: what ranks and ddprun itself print, written by one thread.
+"""ddprun's stdout and stderr: one thread writes what the ranks and ddprun itself print.
 
 The reader may be slow or stuck (a paused terminal), so text waits in a bounded queue. When the queue is full, text is
 dropped and counted, so that the training is not blocked.
@@ -19,7 +19,7 @@ NUM_LAST_LINES = 15
 
 
 class Console:
-    """ddprun's stdout and stderr, written by one thread, which ``start`` starts."""
+    """ddprun's stdout and stderr; the method ``start`` starts the thread that writes to them."""
 
     def __init__(self, name: str, on_log: Callable[[bytes], object] = bytes) -> None:
         self._name = name
@@ -34,11 +34,11 @@ class Console:
 
     @property
     def is_one_place(self) -> bool:
-        """Whether stdout and stderr lead to the same file, pipe or terminal."""
+        """Return whether stdout and stderr lead to the same file, pipe or terminal."""
         return self._files[1] == self._files[2]
 
     def start(self) -> None:
-        """Start the thread that writes the queued texts. Call it after the fork, before which no thread may exist."""
+        """Start the thread that writes the queued texts. Call this after the fork: no thread may exist before it."""
         with self._starting:
             if not self._thread:
                 self._thread = threading.Thread(target=self._run, name="console", daemon=True)
@@ -57,10 +57,10 @@ class Console:
                 self._write()
 
     def put(self, descriptor: int, text: bytes, source: object = None) -> None:
-        """Queue ``text`` from ``source``: a rank's stream, or None for ddprun itself, which writes complete lines.
+        """Queue ``text`` from ``source``: a stream of a rank, or None for ddprun itself, which writes complete lines.
 
-        If the queue is full, wait a second for the reader, but only once while it is stuck. If a line of another
-        source is unfinished, ``text`` begins on a new line.
+        If the queue is full, wait one second for the reader, but only once for as long as the reader is stuck. If a
+        line of another source is unfinished, ``text`` begins on a new line.
         """
         try:
             self._texts.put((descriptor, text, source), timeout=0 if self._num_dropped else READER_TIMEOUT_S)
@@ -80,7 +80,7 @@ class Console:
         return line in [shown.decode(errors="replace") for shown in tuple(self._last)]
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until all is written or the reader takes nothing for ``timeout_s``; report how much was left out."""
+        """Wait until all is written, or nothing was accepted for ``timeout_s``; report how much was dropped."""
         self.start()
         left, deadline = self._texts.unfinished_tasks, time.monotonic() + timeout_s
         while left and time.monotonic() < deadline:
@@ -115,7 +115,6 @@ class Console:
 
 
 def _file_of(descriptor: int) -> object:
-    """Return a value that is equal for two descriptors of the same file, pipe or terminal."""
     try:
         found = os.fstat(descriptor)
     except OSError:

@@ -1,9 +1,9 @@
-"""What this node's ranks are doing, as evidence for ``ddpctl explain``: collected on request, and before a kill.
+"""Evidence for ``ddpctl explain`` of what this node's ranks are doing, collected on request and before a kill.
 
-ddpctl writes a unique word into ``diagnosis.request``; ddprun asks its ranks and writes ``diagnosis.json`` with that
-word. The request ``profile SECONDS WORD`` has the ranks profiled instead. A rank that hangs or is stopped may not
-answer, so every question has a timeout, and a missing answer is evidence too. The answers are JSON from ranks, which
-are not trusted, so they are read field by field.
+ddpctl writes a unique word into ``diagnosis.request``; ddprun queries its ranks and writes ``diagnosis.json``, which
+contains the same word. On the request ``profile SECONDS WORD``, ddprun profiles the ranks instead. A rank that hangs or
+is stopped may not answer, so every query has a timeout, and a missing answer is evidence too. The answers are JSON from
+ranks, which are not trusted, so they are read field by field.
 """
 
 import base64
@@ -57,7 +57,7 @@ Frame = tuple[str, int, str]  # file, line, function
 
 
 class Diagnosis:
-    """Collects the evidence of the ranks of the present attempt."""
+    """Collects evidence from the ranks of the current attempt."""
 
     def __init__(self, node_dir: Path, node: int) -> None:
         self._node_dir, self._node = node_dir, node
@@ -77,7 +77,7 @@ class Diagnosis:
         self._ranks, self._attempt = ranks, attempt
 
     def answer_request(self) -> None:
-        """Answer a request that ddpctl has written. This runs in a thread, because the ranks may take seconds."""
+        """Answer a request that ddpctl has written, in a thread, because the ranks may take seconds to answer."""
         if self._thread and self._thread.is_alive():
             return
         try:
@@ -107,7 +107,7 @@ class Diagnosis:
             write_atomic(self._node_dir / name, data)
 
     def _profile(self, seconds: float, request: str) -> None:
-        """Profile the ranks at the same time; ddpctl recognises the answer by the request at its end."""
+        """Profile all ranks at the same time; the answer ends with ``request``, by which ddpctl recognises it."""
         with contextlib.suppress(OSError), tempfile.TemporaryDirectory(prefix="profile-", dir=self._node_dir) as folder:
 
             def record(rank: RankProcess) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class Diagnosis:
 
 
 def collect(ranks: Sequence[RankProcess], node_dir: Path, num_samples: int) -> list[dict[str, Any]]:
-    """Return the evidence of these ranks, as JSON: process state, stacks at several moments, collectives."""
+    """Return the evidence from these ranks, as JSON: the process states, stacks at several moments, and collectives."""
     found = [_about(rank, node_dir) for rank in ranks]
     children = [processes.descendants(rank.pid)[:MAX_CHILDREN] for rank in ranks]
     for number in range(num_samples):
@@ -171,7 +171,7 @@ def _state(pid: int) -> dict[str, Any]:
 
 
 def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
-    """Return each process's stacks, main thread and innermost frame first, or None for a process without an answer."""
+    """Return each process's stacks, main thread and innermost frame first; None for a process that did not answer."""
     files = {pid: descriptor for pid in pids if (descriptor := _open_stacks(pid)) is not None}
     try:
         for pid, descriptor in files.items():
@@ -186,7 +186,7 @@ def read_stacks(pids: Sequence[int]) -> list[list[list[Frame]] | None]:
 
 
 def _open_stacks(pid: int) -> int | None:
-    """Open a process's memory file. Return None if it has none, access is denied, or the process is stopped."""
+    """Open the memory file for a process's stacks. Return None if it is missing, denied, or the process is stopped."""
     with contextlib.suppress(OSError):
         if not processes.is_stopped(pid):
             for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -196,7 +196,7 @@ def _open_stacks(pid: int) -> int | None:
 
 
 def _signal_main_thread(pid: int) -> None:
-    """Signal only the main thread: a signal to the process may interrupt a library's thread that does not expect it."""
+    """Send the signal to the main thread only: otherwise it may interrupt a library's unprepared thread."""
     with contextlib.suppress(OSError):
         if processes.LIBC and hasattr(processes.LIBC, "tgkill"):
             processes.LIBC.tgkill(pid, pid, int(STACKS_SIGNAL))
@@ -216,7 +216,7 @@ def _wait_until_settled(descriptors: Iterable[int]) -> None:
 
 
 def parse_stacks(text: str) -> list[list[Frame]]:
-    """Return the threads in faulthandler's dump, starting with the main thread, which handles the signal."""
+    """Parse faulthandler's dump into threads; the first one is the main thread, which handles the signal."""
     threads: list[tuple[bool, list[Frame]]] = []
     for line in text.splitlines():
         if line.startswith(("Thread ", "Current thread ")):
@@ -229,14 +229,14 @@ def parse_stacks(text: str) -> list[list[Frame]]:
 
 
 def _script_frames(frames: list[Frame]) -> list[Frame]:
-    """Leave out the frames with which ddprun has started the script."""
+    """Leave out the frames of the code with which ddprun started the script."""
     start = str(Path(__file__).with_name("fork_server.py"))
     end = next((number for number, frame in enumerate(frames) if frame[0] == start), len(frames))
     return frames[: min(end, MAX_FRAMES)]
 
 
 def read_collectives(heartbeat: Path) -> dict[str, Any]:
-    """Return a rank's last collectives from its flight recorder, or an empty list and the reason for it."""
+    """Return a rank's last collectives from its flight recorder, or an empty list with the reason why it is empty."""
     try:
         recorders = ask(heartbeat, FLIGHT_TIMEOUT_S)
         entries = [entry for recorder in recorders.values() for entry in recorder.get("entries", ())]
@@ -250,7 +250,7 @@ def read_collectives(heartbeat: Path) -> dict[str, Any]:
 
 
 def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]:
-    """Return what a rank recorded (rank_profiler.py) and its trace, as gzip in base64; or ``unknown``: a reason."""
+    """Return what a rank recorded (rank_profiler.py), and its trace as gzip in base64; or the reason as ``unknown``."""
     try:
         found = dict(ask(heartbeat, seconds + TRACE_TIMEOUT_S, trace=str(trace), seconds=seconds))
         if "unknown" in found:
@@ -263,7 +263,7 @@ def profile_rank(heartbeat: Path, trace: Path, seconds: float) -> dict[str, Any]
 
 
 def _collective(entry: dict[str, Any]) -> dict[str, Any]:
-    """Condense an entry of the flight recorder, version 2.10. On gloo only ``retired`` shows that it is complete."""
+    """Condense an entry of the flight recorder, version 2.10. With gloo, only ``retired`` shows completion."""
     name, description = entry["process_group"]
     return {
         "group": f"{name}",

@@ -1,4 +1,4 @@
-"""The error that ends ddprun before its ranks have ended, with the outcome."""
+"""NodeError, the error that ends ddprun with an outcome before its ranks have ended."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from ddpwire.run_files import Cause, Outcome
 
 
 class NodeError(Exception):
-    """Ends this node with ``outcome``, whose message is one line that includes the hint.
+    """The error that ends this node with ``outcome``, whose message is one line that includes the hint.
 
-    ``fields`` are the facts in the message, for code that acts on them: no code parses the message.
+    ``fields`` are the facts in the message, for code that acts on them, because no code parses the message.
     """
 
     def __init__(self, outcome: Outcome, *, hint: str = "", **fields: Any) -> None:
@@ -21,12 +21,12 @@ class NodeError(Exception):
 
     @property
     def code(self) -> int:
-        """The exit code."""
+        """The exit code of the outcome."""
         return self.outcome.code
 
     @property
     def message(self) -> str:
-        """What is wrong, without the hint."""
+        """The message, which states what is wrong, without the hint."""
         return self.outcome.message.removesuffix(f": {self.hint}") if self.hint else self.outcome.message
 
 
@@ -45,5 +45,5 @@ def config_error(message: str, *, hint: str = "", **fields: Any) -> NodeError:
 
 
 def store_lost_error() -> NodeError:
-    """Return the error for a node 0 that ended, or is silent, while others need its store."""
+    """Return the error for a node 0 that ended or is silent while other nodes need its store."""
     return node_error(Exit.KILLED, "node_lost", "node 0 was lost: its store no longer answers", node=0)

@@ -1,7 +1,8 @@
-"""The watch over the node's folder: whether it is still there, and whether its file system answers.
+"""Watches the node's folder: whether the folder still exists, and whether its file system answers.
 
-One thread touches the node's lock file; it may block for as long as the file system does (NFS without its server,
-fsfreeze). The other thread needs no disk: it counts how long the first has been silent, and may end the node.
+One thread touches the node's lock file; this blocks for as long as the file system does (NFS without its server,
+fsfreeze). The other thread does not use the disk: it measures how long the first thread has been blocked, and may end
+the node.
 """
 
 import os
@@ -22,8 +23,8 @@ GIVE_UP_AFTER_S = 45.0
 class FolderWatch:
     """Calls ``stop`` if the folder was deleted, and ``give_up`` if its file system does not answer for too long.
 
-    The watch begins with the ``with`` block, whose end raises NodeError if the folder was deleted. The file system is
-    watched until the process ends, because writing the outcome may block as well.
+    The watch begins with the ``with`` block; the end of the block raises NodeError if the folder was deleted. The file
+    system is watched until the process ends, because writing the outcome may block as well.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class FolderWatch:
             self._stop()
 
     def _is_there(self) -> bool:
-        """Whether the lock that this node holds is still in its folder. Blocks if the file system does not answer."""
+        """Return whether the folder still contains the lock of this node. Blocks if the file system does not answer."""
         path = self._folder.path / LOCK
         try:
             os.utime(path)  # a write, because a frozen file system still answers reads

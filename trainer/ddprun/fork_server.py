@@ -1,9 +1,9 @@
-"""The fork server: the supervisor as a fork of ddprun that has imported torch, so that ranks start by a fork alone.
+"""The fork server: a supervisor forked from ddprun after it has imported torch, so that a rank starts with just a fork.
 
-ddprun imports torch before it starts a thread, and forks; the fork imports the rest while ddprun meets the other nodes.
-The imports happen in ddprun's environment, from which the ranks' environment is made, so Python and torch read the same
-values at their start. So only variables that are read later may differ between ranks (rank_environment.py). CUDA must
-not be initialised before the fork.
+ddprun imports torch before it starts a thread, and forks; the forked process imports further modules while ddprun meets
+the other nodes. The imports happen in ddprun's environment, from which the ranks' environment is made, so Python and
+torch read the same values at their start. So only variables that are read later than that may differ between ranks
+(rank_environment.py). CUDA must not be initialised before the fork.
 
 Importing torch (tried with 2.15) starts no threads except those of numpy's OpenBLAS, which ends them before a fork.
 """
@@ -40,7 +40,7 @@ HARMLESS_OPTIONS = ("-P", "-u")  # options of the interpreter whose effect is se
 
 
 class CannotForkError(Exception):
-    """ddprun cannot be forked; the message says why."""
+    """Raised if ddprun cannot be forked; the message says why."""
 
 
 def preload_torch(num_threads: int) -> None:
@@ -97,7 +97,7 @@ def _run_supervisor(parent: int, lock_fd: int, control: socket.socket) -> None:
 def fork_rank(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, cores: Sequence[int], streams: Sequence[int]
 ) -> tuple[int, str]:
-    """Fork a rank that runs ``argv``, or execute it if a fork would differ; return its pid and why it was executed."""
+    """Fork a rank that runs ``argv``, or execute it if a fork would differ. Return its pid, and why it was executed."""
     reason = fork_obstacle(argv, cwd)
     if reason:
         return supervisor.exec_rank(argv, env, cwd, cores, streams)[0], reason
@@ -155,7 +155,7 @@ def fork_obstacle(argv: Sequence[str], cwd: str) -> str:
 
 
 def _source(argv: Sequence[str], cwd: str) -> Path:
-    """Return the file that the rank runs first. For a module outside ``cwd`` this is a file that does not exist."""
+    """Return the file that the rank runs first. For a module outside ``cwd``, return a path that does not exist."""
     if argv[1] != "-m":
         script = Path(cwd, argv[1])
         return script / "__main__.py" if script.is_dir() else script.resolve()
@@ -237,7 +237,7 @@ def _run_script(words: Sequence[str], safe: bool) -> None:
 
 
 def _new_main() -> ModuleType:
-    """Install an empty ``__main__``, where pickle and multiprocessing look for it."""
+    """Install an empty module ``__main__``, where pickle and multiprocessing look for it."""
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __loader__=BuiltinImporter)
     sys.modules["__main__"] = main
@@ -246,7 +246,7 @@ def _new_main() -> ModuleType:
 
 
 def _reopen_streams() -> None:
-    """Create the streams that Python creates with -u, which is how ranks are executed."""
+    """Create the streams that Python would create with -u, the option with which ranks are executed."""
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         old = getattr(sys, f"__{name}__")
         raw = io.FileIO(descriptor, mode, closefd=False)
@@ -319,9 +319,9 @@ def _report_uncaught(error: BaseException) -> int:
 
 
 def describe_uncaught(error: BaseException) -> str:
-    """Describe an uncaught exception as Python does (``ValueError: bad label 17``); return "" for an exit code.
+    """Describe an uncaught exception as Python does (``ValueError: bad label 17``); return "" for a plain exit.
 
-    An exit during the handling of an exception is described by that exception.
+    If the script exits while it handles an exception, describe that exception.
     """
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):

@@ -1,6 +1,6 @@
-"""``python -m ddprun.healthcheck`` checks whether the ddprun of this container answers, as the image's HEALTHCHECK.
+"""``python -m ddprun.healthcheck``, the image's HEALTHCHECK, checks whether the ddprun of this container answers.
 
-It finds the node from outside, through the process that holds the node's lock. It uses only the standard library and
+It finds the node's folder through the process that holds the node's lock. It uses only the standard library and
 ddpwire.
 """
 
@@ -15,7 +15,7 @@ TIMEOUT_S = 5.0
 
 
 def main() -> int:
-    """Print the health of the nodes in one line; return 0 if all are healthy, else 1."""
+    """Print the health of all nodes in one line; return 0 if all are healthy, otherwise 1."""
     node_dirs = locked_nodes(Path("/proc"))
     if not node_dirs:
         print("no ddprun runs here")
@@ -37,7 +37,7 @@ def locked_nodes(proc: Path) -> set[Path]:
 
 
 def find_problem(node_dir: Path) -> str:
-    """Return what is wrong with a node, or an empty string. A node without metrics is still starting, and healthy."""
+    """Return what is wrong with a node, or an empty string. A node without metrics is starting, so it is healthy."""
     try:
         url = read_node((node_dir / NODE).read_text()).metrics
         if url is not None:

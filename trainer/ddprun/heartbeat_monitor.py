@@ -1,8 +1,9 @@
-"""Heartbeats and process states of this node's ranks, the search for the rank that hangs, and dumps of their stacks.
+"""Heartbeats and process states of this node's ranks, the search for a rank that hangs, and stack dumps.
 
-Reading the status has effects; finding the hung rank is pure. A rank's silence begins with its last heartbeat, or,
-if a rank without heartbeats is stopped (SIGSTOP), when this was noticed. Before its first heartbeat a running rank has
-all the time it needs to import, compile and load.
+Reading the statuses has side effects; finding the hung rank is pure. A rank's silence is measured from its last
+heartbeat. If a rank that has sent no heartbeat is stopped (SIGSTOP), its silence is measured from the moment at which
+ddprun noticed the stop. A running rank that has sent no heartbeat may take as long as it needs to import, compile and
+load.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ STATUS_FIELDS = ("State", "Threads", "VmRSS", "SigBlk", "SigIgn", "SigCgt")
 
 @dataclass(frozen=True, kw_only=True)
 class RankStatus:
-    """The present state of a rank, as its node sees it. Its fields are posted in the node's heartbeat."""
+    """The current state of a rank, as its node sees it. The fields are posted in the node's heartbeat."""
 
     rank: int
     node: int
@@ -55,7 +56,7 @@ class LastChange:
 
 
 class HeartbeatMonitor:
-    """Reads the heartbeats and process states of the ranks of the present attempt."""
+    """Reads the heartbeats and process states of the ranks of the current attempt."""
 
     def __init__(self, node_dir: Path, node: int) -> None:
         self._node_dir = node_dir
@@ -74,11 +75,11 @@ class HeartbeatMonitor:
         return beat.step if beat else None
 
     def stopped_for(self, rank: int) -> int | None:
-        """Return the rank that received the stop signal, as recorded by ``rank``, or None if it recorded nothing."""
+        """Return which rank received the stop signal, as recorded by ``rank``, or None if ``rank`` recorded nothing."""
         return read_stopped_for(self._node_dir / rank_heartbeat(rank))
 
     def is_complete(self, rank: int) -> bool:
-        """Whether the rank has recorded that its training is complete."""
+        """Return whether the rank has recorded that its training is complete."""
         return read_complete(self._node_dir / rank_heartbeat(rank))
 
     def beat(self, rank: int) -> Beat | None:
@@ -90,7 +91,7 @@ class HeartbeatMonitor:
         return {process.rank: beat for process in self._ranks if (beat := self.beat(process.rank))}
 
     def running_beats(self) -> dict[int, Beat]:
-        """Return the last heartbeats of the ranks that have not ended."""
+        """Return the last heartbeat of each rank that has not ended."""
         running = {process.rank for process in self._ranks if psutil.pid_exists(process.pid)}
         return {rank: beat for rank, beat in self.beats().items() if rank in running}
 
@@ -117,7 +118,7 @@ class HeartbeatMonitor:
 
 
 def _stat(pid: int) -> tuple[bool, float] | None:
-    """Return whether a process is stopped, and its CPU seconds (proc(5)). None if it has ended or /proc is missing."""
+    """Return whether a process is stopped, and its CPU seconds (proc(5)); None if it has ended or /proc is missing."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if fields[0] in "ZX" else (fields[0] == "T", (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
@@ -126,10 +127,10 @@ def _stat(pid: int) -> tuple[bool, float] | None:
 
 
 def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStatus | None:
-    """Return the rank that hangs and blocks the others, or None if no rank hangs or it cannot be determined.
+    """Return the rank that hangs and blocks the others, or None if no rank hangs or the rank cannot be determined.
 
-    Ranks wait for each other, so when one hangs all fall silent: as long as one of them sends heartbeats, none hangs. A
-    stopped rank counts as hung even if the others are not silent.
+    Ranks wait for each other, so when one hangs, all fall silent: while any rank sends heartbeats, none is considered
+    hung. A stopped rank counts as hung even if the others are not silent.
     """
     if not timeout_s:
         return None
@@ -145,18 +146,18 @@ def find_hung_rank(statuses: Sequence[RankStatus], timeout_s: float) -> RankStat
 
 
 def describe_hang(status: RankStatus, timeout_s: float) -> str:
-    """Describe the symptoms of the hang."""
+    """Describe the symptoms of a hang in one sentence."""
     where = "before its first step" if status.step is None else f"after step {status.step}"
     what = "has been stopped by SIGSTOP" if status.stopped else "uses CPU time" if status.busy else "uses no CPU time"
     return f"no heartbeat for {status.silent_s:.0f} s (--hang-timeout {timeout_s:g}) {where}, and it {what}"
 
 
 class SpawnWatch:
-    """Finds executed ranks of a node that each start their own ranks with torch.multiprocessing.spawn.
+    """Finds executed ranks of a node if each of them starts its own ranks with torch.multiprocessing.spawn.
 
     If the script chooses the address, the started ranks never meet: they wait for a store that nobody serves, because
-    their environment names an agent as the server. Then each rank has started processes, and for a while no process of
-    any rank has a connection or uses CPU time.
+    their environment says that an agent serves it. The sign of this is that each rank has started processes, and that
+    for a while no process of any rank has a connection or uses CPU time.
     """
 
     def __init__(self, ranks: Sequence[RankProcess]) -> None:
@@ -165,7 +166,7 @@ class SpawnWatch:
         self._cpu_s = 0.0
 
     def find(self) -> str:
-        """Return a message that names such ranks, or an empty string. Checks once every SPAWN_PROBE_S."""
+        """Return a message that names such ranks, or an empty string. The check is made once every SPAWN_PROBE_S."""
         now, before_s = time.monotonic(), self._cpu_s
         since_s = now - self._probed_at
         if since_s < SPAWN_PROBE_S:
@@ -193,8 +194,8 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
     """Write the kernel's view of each rank and the Python stacks of its threads into ``path``. This ends the ranks.
 
     The ranks print the stacks themselves: with PYTHONFAULTHANDLER, which ddprun sets, a Python that receives SIGABRT
-    writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A stopped rank does so when
-    it is continued. If the disk is full, only this file is lost.
+    writes the stacks of its threads to stderr and ends, even if its main thread is in C++. A rank that is stopped does
+    so when it is continued. If the disk is full, only the file is lost; the ranks still end.
     """
     notes = [_proc_state(rank) for rank in processes]
     logs = [Path(rank.log) for rank in processes]
@@ -220,13 +221,13 @@ def dump_stacks(path: Path, processes: Sequence[RankProcess], workers: Workers, 
 
 
 def _disable_core_dump(pid: int) -> None:
-    """Prevent a core dump of the process, which would be large and add nothing to the stacks."""
+    """Disable core dumps for the process: a core dump would be large and add nothing to the stacks."""
     with contextlib.suppress(OSError, AttributeError):  # it has ended, or this is not Linux
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
 
 
 def _proc_state(rank: RankProcess) -> str:
-    """Return what /proc shows about a rank; only root can read the kernel's stack."""
+    """Return what /proc shows about a rank. Only root can read the kernel's stack."""
     lines = []
     for name in PROC_FILES:
         try:

@@ -1,4 +1,5 @@
-"""The metrics of the machine under a node: cores, memory, network, and GPUs if NVML finds any, read on each scrape.
+"""Metrics of the machine under a node: cores, memory, network, and GPUs if NVML finds any. Each scrape reads them
+again.
 
 Nodes on the same machine report the same values. This module knows nothing about ranks.
 """
@@ -22,17 +23,17 @@ MAX_DEVICES = 16  # four series each
 
 
 class HostSeries(Collector):
-    """The machine's series, without GPUs."""
+    """The machine's metrics, without those of GPUs."""
 
     def collect(self) -> Iterator[Family]:
-        """Yield each family with its present values."""
+        """Yield each metric family with its current values."""
         yield family(metrics.HOST_CPU, cpu_seconds())
         yield family(metrics.HOST_MEMORY, memory_bytes())
         yield family(metrics.HOST_NETWORK, network_bytes())
 
 
 def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Family:
-    """Return the family of a metric with one label; ``values`` are pairs of a label value and a number."""
+    """Return the family of ``metric``, which has one label; ``values`` are pairs of a label value and a number."""
     kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
     made = kind(metric.name, metric.help, labels=tuple(metric.labels))
     for label, value in values:
@@ -41,7 +42,7 @@ def family(metric: metrics.Metric, values: Iterable[tuple[str, float]]) -> Famil
 
 
 def cpu_seconds() -> list[tuple[str, float]]:
-    """Return each CPU mode with its seconds, which are 0 for modes that the system does not count."""
+    """Return pairs of a CPU mode and its seconds; the seconds are 0 for modes that the system does not count."""
     times = psutil.cpu_times()
     return [(mode, getattr(times, mode, 0.0)) for mode in metrics.HOST_CPU.labels["mode"]]
 
@@ -53,7 +54,7 @@ def memory_bytes() -> list[tuple[str, float]]:
 
 
 def network_bytes() -> list[tuple[str, float]]:
-    """Return the bytes received and sent by all interfaces together, except the loopback."""
+    """Return the bytes that all interfaces except the loopback have received and sent in total."""
     loopback = interface_of("127.0.0.1")
     counts = [count for name, count in psutil.net_io_counters(pernic=True).items() if name != loopback]
     return [
@@ -63,7 +64,7 @@ def network_bytes() -> list[tuple[str, float]]:
 
 
 class DeviceSeries(Collector):
-    """The series of the machine's GPUs, numbered as in NVML; series that a device does not support are left out."""
+    """Metrics of the machine's GPUs, with NVML's numbers; metrics that a GPU does not support are left out."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -73,7 +74,7 @@ class DeviceSeries(Collector):
                 self._devices[index] = nvml.nvmlDeviceGetHandleByIndex(index)
 
     def collect(self) -> Iterator[Family]:
-        """Yield each family with its present values."""
+        """Yield each metric family with its current values."""
         nvml = self._nvml
         yield self._read_each(
             metrics.DEVICE_UTILIZATION, lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu / 100

@@ -1,8 +1,10 @@
-"""How a node reaches node 0 and gets its number if no launcher numbers the nodes. Importing this does not import torch.
+"""How a node reaches node 0, and gets its node number if no launcher assigns numbers. This module does not import
+torch.
 
-torchrun's command with --rdzv-backend=c10d is the same on every node. Then node 0 is the node that has the endpoint's
-address; of several nodes on that machine, it is the one that takes the port first. Each other node claims the lowest
-free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its ddprun lives.
+With --rdzv-backend=c10d, torchrun's command is the same on every node. Then node 0 is the node whose machine has the
+endpoint's address; if several nodes run on that machine, node 0 is the one that takes the port first. Each other node
+claims the lowest free number in node 0's store (``claim/NODE``, see rendezvous.py), and keeps it for as long as its
+ddprun lives.
 """
 
 import contextlib
@@ -32,7 +34,7 @@ CLAIM_TIMEOUT_S = 300.0  # may include an import of torch from a cold disk
 
 
 class Wait:
-    """One wait for other nodes: its limit and its progress lines."""
+    """A wait for other nodes, with its time limit and its progress lines."""
 
     def __init__(
         self,
@@ -59,9 +61,10 @@ class Wait:
         return max(0.0, self._limit_s - self.passed_s)
 
     def is_over(self, missing: tuple[int, ...], why: str = "", key: str = "") -> bool:
-        """Return whether the limit has passed. If not, sleep a little and regularly log which nodes are ``missing``.
+        """Return whether the time limit has passed. If not, sleep briefly, and log from time to time which nodes are
+        ``missing``.
 
-        The sleep ends when ``key`` is set.
+        The sleep ends early when ``key`` is set. ``why`` is added to the progress lines.
         """
         self._check_stop()
         if self.passed_s >= self._limit_s:
@@ -87,7 +90,7 @@ def absent_error(config: NodeConfig, missing: tuple[int, ...], why: str = "") ->
 
 
 def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
-    """Return why node 0's port cannot be reached at the moment, or an empty string if a process listens there."""
+    """Return why node 0's port cannot be reached at the moment, or an empty string if a process listens on it."""
     address, port = route.address, config.master_port
     try:
         network.check_reachable(address, port, timeout_s=timeout_s)
@@ -97,7 +100,7 @@ def why_unreachable(config: NodeConfig, route: Route, timeout_s: float) -> str:
 
 
 def run_facts(config: NodeConfig) -> dict[str, str]:
-    """Return the facts that the claims of all nodes of a run have in common."""
+    """Return the facts that must be the same in the claims of all nodes of a run."""
     return {"run id": config.run_id, "number of nodes": f"{config.min_nodes}:{config.max_nodes}"}
 
 
@@ -110,15 +113,15 @@ def check_same_run(config: NodeConfig, node_0: Mapping[str, str]) -> None:
 
 
 def refusal(node: int, outcome: Outcome) -> Outcome:
-    """Return the outcome of the other nodes if ``node`` ends with ``outcome`` before there are ranks."""
+    """Return the outcome of the other nodes if ``node`` ends with ``outcome`` before there are any ranks."""
     return replace(outcome, node=node, message=f"node {node} cannot start: {outcome.message}")
 
 
 def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id: str) -> None:
     """Report to node 0 why this node cannot start, so that it stops waiting. Do nothing if node 0 cannot be reached.
 
-    The values are unchecked user input and may be wrong. A run that has already begun is not affected. Raises NodeError
-    if the store there is not one of this run.
+    The arguments are unchecked user input and may be wrong. A run that has already begun is not affected. Raises
+    NodeError if the store at that address does not belong to this run.
     """
     from ddprun import stores
 
@@ -139,7 +142,8 @@ def report_refusal(outcome: Outcome, *, node: str, host: str, port: str, run_id:
 def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Callable[[], None]) -> NodeConfig:
     """Return the configuration with this node's number. Raises NodeError.
 
-    ``log`` gets progress lines. ``preload`` imports what speeds up a claim; it is called if another node is node 0.
+    ``log`` is called with progress lines. ``preload`` imports what makes a claim faster; it is called if another node
+    is node 0.
     """
     config = replace(config, master_addr=_address_on_network(config))
     route = preflight.find_route(config, PreflightReport(log, quiet=True))
@@ -166,7 +170,7 @@ def settle_number(config: NodeConfig, log: Callable[[str], None], preload: Calla
 
 
 def _becomes_host(config: NodeConfig, route: Route) -> bool:
-    """Whether this ddprun is node 0, because the address belongs to this machine and the port is free."""
+    """Return whether this ddprun becomes node 0, because the address belongs to this machine and the port is free."""
     is_here = machine.is_loopback(route.address) or network.interface_of(route.address) is not None
     try:
         return is_here and config.may_host and network.lock_port(route.address, config.master_port)
@@ -192,9 +196,11 @@ def _address_on_network(config: NodeConfig) -> str:
 
 
 def _claim_number(config: NodeConfig, route: Route) -> int | None:
-    """Claim and return the lowest free number: 0 if there is none, None if node 0 did not answer. Raises NodeError.
+    """Claim and return the lowest free number, 0 if no number is free, or None if node 0 did not answer. Raises
+    NodeError.
 
-    This runs in a fork: a store's client may wait forever, and this process must not have threads yet (fork_server.py).
+    This is done in a forked process, because the client of a store may wait forever, and this process must not have
+    threads yet (fork_server.py).
     """
     read, write = os.pipe()
     parent = os.getpid()

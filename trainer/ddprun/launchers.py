@@ -1,7 +1,8 @@
 """How launchers give a node its place in the run: one function per launcher turns its environment into ``Settings``.
 
-Pure. A setting keeps its source, so that node_config.py can name the source in an error. The first to set a value
-wins: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own variables, Kaggle.
+Pure. Each setting keeps its source, so that node_config.py can name it in an error. The first source that sets a value
+wins, in this order: flags, PET_* (ddpctl, Kubeflow), Slurm, an elastic PyTorchJob, an Indexed Job, a rank's own
+variables, Kaggle.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def read_settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Se
 
 
 def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float:
-    """Return how many seconds to wait for other nodes: as long as their launcher may need; 60 for ssh."""
+    """Return how many seconds to wait for other nodes: as long as their launcher may need; 60 s for SSH."""
     if on_one_machine:
         return 30.0
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -64,12 +65,12 @@ def join_timeout_s(environ: Mapping[str, str], *, on_one_machine: bool) -> float
 
 
 def from_flags(options: argparse.Namespace) -> Settings:
-    """Return the settings of the command line."""
+    """Return the settings from the command line."""
     return _from_torchrun(lambda name: (f"--{name.replace('_', '-')}", getattr(options, name)))
 
 
 def from_pet(environ: Mapping[str, str]) -> Settings:
-    """Return the settings in torchrun's own variables, which ddpctl and Kubeflow's operators set, and the run's id."""
+    """Return the settings from torchrun's own variables (set by ddpctl and Kubeflow's operators) and the run's id."""
     settings = _from_torchrun(lambda name: (f"PET_{name.upper()}", environ.get(f"PET_{name.upper()}")))
     return settings | ({"run_id": (names.RUN_ID, environ[names.RUN_ID])} if environ.get(names.RUN_ID) else {})
 
@@ -99,7 +100,7 @@ def _from_torchrun(lookup: Callable[[str], tuple[str, str | None]]) -> Settings:
 
 
 def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
-    """Parse ``is_host=1,join_timeout=60``; the other keys of torchrun's rendezvous have no meaning here."""
+    """Parse ``is_host=1,join_timeout=60``; other keys of torchrun's --rdzv-conf have no effect here."""
     settings: Settings = {}
     for key, _, value in (pair.partition("=") for pair in (text or "").split(",") if pair):
         if key == "is_host" and value.lower() in ("1", "true", "t", "yes", "y"):
@@ -118,7 +119,7 @@ def _from_rdzv_conf(source: str, text: str | None, known: Settings) -> Settings:
 
 
 def from_slurm(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings of a Slurm step with one task per node. On a node with several tasks, the first counts."""
+    """Return the settings of a Slurm step with one task per node. If a node has several, only the first is used."""
     nnodes = environ.get("SLURM_NNODES", "")
     most = known.get("nnodes", ("", nnodes))[1].rpartition(":")[2]
     if not nnodes or "SLURM_JOB_ID" not in environ or most != nnodes:
@@ -184,7 +185,7 @@ def slurm_tasks(text: str) -> tuple[int, ...]:
 
 
 def from_elastic_pod(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the node rank in an elastic PyTorchJob, from the pod's name: JOB-worker-0 is the endpoint and node 0."""
+    """Return the node rank in an elastic PyTorchJob from the pod's name: JOB-worker-0 is node 0 with the endpoint."""
     source, endpoint = known.get("master_addr", ("", ""))
     stem, _, zero = endpoint.partition(".")[0].rpartition("-")
     pod, _, index = environ.get("HOSTNAME", "").rpartition("-")
@@ -194,13 +195,13 @@ def from_elastic_pod(environ: Mapping[str, str], known: Settings) -> Settings:
 
 
 def from_indexed_job(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the node rank of an Indexed Job's pod, if the number of nodes is given (else the pods are unrelated)."""
+    """Return the node rank of an Indexed Job's pod if the number of nodes is given (without it, pods are unrelated)."""
     index = environ.get("JOB_COMPLETION_INDEX")
     return {"node_rank": ("JOB_COMPLETION_INDEX", index)} if index and "nnodes" in known else {}
 
 
 def from_plain(environ: Mapping[str, str], known: Settings) -> Settings:
-    """Return the settings in a rank's variables set by hand. Unless a launcher is known, the node has one rank."""
+    """Return the settings from a rank's variables set by hand. If no launcher is known, the node has one rank."""
     variables: dict[Setting, str] = {"master_addr": names.MASTER_ADDR, "master_port": names.MASTER_PORT}
     settings: Settings = {setting: (name, environ[name]) for setting, name in variables.items() if environ.get(name)}
     rank, world_size = environ.get(names.RANK), environ.get(names.WORLD_SIZE)

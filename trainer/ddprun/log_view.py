@@ -1,7 +1,7 @@
 """How a rank's output is shown on ddprun's console.
 
-``View`` shows nothing. ``RawView`` shows each byte as it comes (one rank). ``LineView`` shows complete lines with their
-origin (several ranks), progress bars once a second, and the lines of a crash as ``LogFilter`` decides.
+``View`` shows nothing. ``RawView`` shows each byte as it comes (one rank). ``LineView`` shows complete lines, prefixed
+with their rank, for several ranks; progress bars once a second; and the lines of a crash as ``LogFilter`` decides.
 """
 
 import re
@@ -22,28 +22,28 @@ TRACEBACK = b"Traceback (most recent call last):"
 
 
 class View:
-    """A view that shows nothing of a rank's stream."""
+    """A view that shows nothing. It is the base class of the other views."""
 
     num_suppressed = 0  # lines that were not shown because they result from another rank's failure
 
     def accept(self, data: bytes, now: float) -> None:
-        """Take what the rank has written; empty data means the end of the stream."""
+        """Accept what the rank has written; empty data means the end of the stream."""
 
     def tick(self, now: float) -> None:
-        """Show the lines that have been held long enough at the time ``now``."""
+        """Show the lines that, at the time ``now``, have been held long enough."""
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until ``tick`` must be called, or None if only ``accept`` can change something."""
+        """Return in how many seconds ``tick`` must be called, or None if only ``accept`` can change something."""
 
     def suppress(self) -> None:
-        """Show no more, because all that follows results from another rank's failure."""
+        """Show nothing more, because all further output results from another rank's failure."""
 
     def release(self) -> None:
-        """Show all held lines, and hold no lines from now on."""
+        """Show all held lines, and hold back no lines from now on."""
 
 
 class RawView(View):
-    """Shows each byte as it comes, for the only rank that is shown or the rank that is debugged."""
+    """A view that shows each byte as it comes, for the only rank that is shown or the rank that is being debugged."""
 
     def __init__(self, console: Console, descriptor: int, source: object) -> None:
         self._console = console
@@ -85,13 +85,13 @@ class LineView(View):
         self.tick(now)
 
     def tick(self, now: float) -> None:
-        """Show lines that were held long enough, and the bar's last state."""
+        """Show the lines that have been held long enough, and the last state of the progress bar."""
         self._show(self._filter.release_due(now))
         if self._has_state and now >= self._shown_at + PROGRESS_S:
             self._put(last_state(self._rest), b"", now)
 
     def due(self, now: float) -> float | None:
-        """Return the seconds until held lines are checked or a state is shown."""
+        """Return in how many seconds held lines are checked or a progress bar is shown."""
         waits = [HELD_POLL_S] if self._filter.is_holding else []
         if self._has_state:
             waits.append(max(0.0, self._shown_at + PROGRESS_S - now))
@@ -114,7 +114,7 @@ class LineView(View):
             self._put(strip_torch_prefix(line, self._rank), b"\n", 0.0)
 
     def _put(self, text: bytes, end: bytes, now: float) -> None:
-        """Show a line or, if ``end`` is empty, a state of a progress bar, in place of the state shown before."""
+        """Show a line or, if ``end`` is empty, a state of a progress bar, which replaces the state shown before."""
         before = self._shown_state
         padding = b" " * (len(before.decode(errors="replace")) - len(text.decode(errors="replace")))
         start = b"\r" if before or not end else b""
@@ -123,7 +123,7 @@ class LineView(View):
 
 
 def visible_lines(line: bytes) -> list[bytes]:
-    """Return a line as a terminal finally shows it; a traceback header after a progress bar becomes a separate line."""
+    """Return a line as a terminal finally shows it. A traceback's header after a progress bar is a separate line."""
     state = last_state(line)
     if b"\r" in line and state.endswith(TRACEBACK) and state != TRACEBACK:
         return [state.removesuffix(TRACEBACK), TRACEBACK]
@@ -133,11 +133,12 @@ def visible_lines(line: bytes) -> list[bytes]:
 class LogFilter:
     """Holds back the lines of a crash until it is known which rank failed first. Pure.
 
-    When one rank fails, its peers lose their connections and each prints a traceback about it before the first failure
-    is known: of eight tracebacks, seven are consequences that hide the cause. So from the first line of a crash on, a
-    rank's lines are held back from the console. The decision releases the lines of the rank that failed first, right
-    before the reason, and leaves the other lines in their files. If no decision comes in time (the scripts caught their
-    errors), all lines are shown. Lines before a crash are never held, and all lines are shown when a run is stopped.
+    When one rank fails, its peers lose their connections and each prints a traceback about it before ddprun knows of
+    the first failure. Of eight tracebacks, seven are then consequences that hide the cause. So from the first line of a
+    crash on, a rank's lines are held back from the console. The nodes' decision releases the lines of the rank that
+    failed first, right before the reason is logged. The other lines remain only in their files. If no decision comes in
+    time (the scripts caught their errors), all lines are shown. Lines before a crash are never held, and all lines are
+    shown when a run is stopped.
     """
 
     def __init__(self) -> None:
@@ -147,7 +148,7 @@ class LogFilter:
         self.num_suppressed = 0
 
     def accept(self, lines: list[bytes], now: float) -> list[bytes]:
-        """Take new lines; return those that may be shown now."""
+        """Accept new lines; return those that may be shown now."""
         if self._suppressed:
             self.num_suppressed += len(lines)
             return []
@@ -164,7 +165,7 @@ class LogFilter:
         return self.release_due(now)
 
     def release_due(self, now: float) -> list[bytes]:
-        """Return the held lines if they have been held long enough."""
+        """Return the held lines if they have been held long enough, otherwise none."""
         if self._until is not None and (now > self._until or len(self._held) > MAX_HELD_LINES):
             return self._release()
         return []
@@ -179,13 +180,13 @@ class LogFilter:
         self._suppressed = True
 
     def release(self) -> list[bytes]:
-        """Return the held lines, and hold none from now on. Suppressed lines stay suppressed."""
+        """Return the held lines, and hold none from now on. Lines that were suppressed stay suppressed."""
         self._released = True
         return self._release()
 
     @property
     def is_open(self) -> bool:
-        """Whether a new line would be shown at once."""
+        """Return whether a new line would be shown at once."""
         return not self._suppressed and self._until is None
 
     @property

@@ -1,8 +1,9 @@
-"""The output of this node's ranks: every byte goes to the rank's file, and to the console as its view shows it.
+"""The output of this node's ranks: every byte is written to the rank's file, and the rank's view shows it on the
+console.
 
 If ddprun's own stdout and stderr lead to the same place, such as a terminal, a rank's stdout and stderr are one stream
-too, which keeps their order. Otherwise they are two separate streams; then the rank's file has the lines of both in the
-order in which they were read.
+too, which keeps the order of their lines. Otherwise they are two streams; then the rank's file has the lines of both in
+the order in which ddprun read them.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ class RankStreams:
     stderr: int
 
     def close(self) -> None:
-        """Close the descriptors in ddprun, once the rank has them."""
+        """Close the descriptors in ddprun after they were passed to the rank."""
         for descriptor in (self.stdin, self.stdout, self.stderr):
             os.close(descriptor)
 
@@ -63,7 +64,7 @@ class RankLogs:
         threading.Thread(target=self._run, name="logs", daemon=True).start()
 
     def open(self, rank: int, local_rank: int, path: Path) -> RankStreams:
-        """Return the descriptors for the rank; the caller closes them once the rank has them. Raises OSError."""
+        """Return the descriptors for the rank; the caller passes them to the rank and closes them. Raises OSError."""
         targets = (1,) if self.in_order else (1, 2)
         file = RankFile(path, num_streams=len(targets))
         ends = []
@@ -94,7 +95,7 @@ class RankLogs:
             terminal.copy_size(stream.target, stream.descriptor)
 
     def catch_up(self, rank: int) -> None:
-        """Wait until a rank's output so far is in its file, for at most ``CATCH_UP_S``."""
+        """Wait until all output of a rank so far is in its file, but at most ``CATCH_UP_S``."""
         deadline = time.monotonic() + CATCH_UP_S
         streams = [stream for stream in self._streams if stream.rank == rank]
         while time.monotonic() < deadline and self._have_data(streams):
@@ -110,7 +111,7 @@ class RankLogs:
     def show_failed_rank(self, outcome: Outcome) -> None:
         """Show the held lines of the rank that failed first, and no further lines of its peers.
 
-        After a stop, or a lost node, all lines are shown: there is no other information.
+        After a stop or the loss of a node, show all lines, because nothing else describes the failure.
         """
         has_culprit = outcome.rank is not None and outcome.cause not in ("ok", "stopped")
         with self._lock:
@@ -120,13 +121,13 @@ class RankLogs:
             self._release()
 
     def end_attempt(self) -> None:
-        """Show all held lines, because no decision follows."""
+        """Show all held lines, because no decision will follow."""
         self._modes.restore()
         with self._lock:
             self._release()
 
     def close_attempt(self, *, restarting: bool) -> None:
-        """End the attempt; log where the suppressed lines are, unless the ranks start again at once."""
+        """End the attempt; log where to find the suppressed lines, unless the ranks are restarted at once."""
         if not restarting:
             self.drain(DRAIN_S)
         self._modes.restore()
@@ -143,7 +144,7 @@ class RankLogs:
             stream.view.release()
 
     def drain(self, timeout_s: float) -> None:
-        """Wait until the output of all ranks has ended and is written, at most for ``timeout_s``."""
+        """Wait until the output of all ranks has ended and is written, but at most ``timeout_s``."""
         deadline = time.monotonic() + timeout_s
         while self._open and time.monotonic() < deadline:
             time.sleep(0.005)
@@ -157,7 +158,7 @@ class RankLogs:
                 self._process(events)
 
     def _present(self) -> set["Stream"]:
-        """Return this attempt's streams, which may hold lines, and those that earlier attempts' processes keep open."""
+        """Return the streams of this attempt, and those that processes of earlier attempts keep open."""
         return {*self._streams, *self._open}
 
     def _process(self, events: list[tuple[selectors.SelectorKey, int]]) -> None:
@@ -198,14 +199,14 @@ class RankFile:
             self._file.write(text)
 
     def close(self) -> None:
-        """Close the file once its streams are closed."""
+        """Close the file when all its streams are closed."""
         self._num_open -= 1
         if not self._num_open:
             self._file.close()
 
 
 class Stream:
-    """A rank's stdout, stderr or both, which are passed on to the rank's file and to the console."""
+    """A rank's stdout, stderr or both, whose data is passed on to the rank's file and to the console."""
 
     def __init__(self, descriptor: int, target: int, rank: int, file: RankFile, view: View, timed: TimedLog) -> None:
         self.descriptor = descriptor
@@ -224,7 +225,7 @@ class Stream:
 
     @property
     def has_data(self) -> bool:
-        """Whether there is data to read, or the end of file."""
+        """Return whether there is data to read, or the stream has ended."""
         return bool(select.select([self.descriptor], [], [], 0)[0])
 
     def read(self, now: float) -> bool:
@@ -246,7 +247,7 @@ class Stream:
         return bool(data)
 
     def tick(self, now: float) -> None:
-        """Print the lines that have been held long enough at the time ``now``."""
+        """Show the lines that, at the time ``now``, have been held long enough."""
         if now >= self._rest_since + UNFINISHED_S:
             self.flush()
         self.view.tick(now)

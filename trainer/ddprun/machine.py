@@ -1,6 +1,6 @@
-"""The machine of this node: its GPUs, cores for each rank, and limits that may harm a training.
+"""The machine of this node: its GPUs, the cores for each rank, and limits that may harm a training.
 
-This module knows nothing about runs and never imports torch: CUDA must not be initialised before ddprun forks.
+This module does not use runs, and never imports torch: CUDA must not be initialised before ddprun forks.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def plan_affinity(
     """Return the cores that each local rank may run on, or an empty tuple if the ranks are not bound.
 
     The modes come from torchrun's --numa-binding; None is the default. torch.numa.binding needs the numactl program and
-    asks CUDA for the GPU's address, which is not possible before a fork, so here GPUs are given as PCI addresses. A
+    asks CUDA for the GPU's address. ddprun must not use CUDA before a fork, so ``find_gpus`` returns PCI addresses. A
     rank without a GPU gets a NUMA node by its local rank; a rank with several GPUs gets the cores near any of them.
 
     By default ranks are bound only if each has its own GPU or a single rank has them all, the machine has several NUMA
@@ -109,9 +109,10 @@ def _numa_nodes(sysfs: Path, allowed: Cores) -> dict[int, Cores]:
 def _numa_homes(
     local_rank: int, local_world_size: int, gpus: tuple[str, ...], nodes: list[int], sysfs: Path
 ) -> frozenset[int]:
-    """Return the NUMA nodes of a rank: its GPUs' nodes; without GPUs, ranks are spread evenly over the nodes.
+    """Return the NUMA nodes of a rank: those of its GPUs; without GPUs, the ranks are spread evenly over the nodes.
 
-    If r divides g, rank k of r ranks has g / r of the g GPUs, from GPU k * g / r on; otherwise it has GPU k.
+    If the number of ranks r divides the number of GPUs g, rank k has g / r GPUs, starting with GPU k * g / r; otherwise
+    it has GPU k.
     """
     share = len(gpus) // local_world_size if len(gpus) % local_world_size == 0 else 1
     if not (own := gpus[local_rank * share : (local_rank + 1) * share]):
@@ -151,7 +152,7 @@ def _rank_cores(
 
 
 def _group_cores(cores: Cores, key: Callable[[int], Cores]) -> list[Cores]:
-    """Return the groups of cores that share a key, ordered by their first core."""
+    """Group the cores that have the same key; return the groups, ordered by their first core."""
     return sorted({key(core) & cores for core in cores}, key=min)
 
 
@@ -182,7 +183,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineHealth:
-    """Resources and limits of this machine."""
+    """The resources and limits of this machine, from which ``health_warnings`` is computed."""
 
     shm_bytes: int | None  # None if this machine has no /dev/shm
     memlock_bytes: int | None  # None if unlimited
@@ -192,7 +193,7 @@ class MachineHealth:
 
 
 def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes: int, device: str) -> Iterator[str]:
-    """Yield a line for each limit that is likely to harm the training; none of them stops it. Pure."""
+    """Yield a warning for each limit that is likely to harm the training; none of the limits stops it. Pure."""
     shm = max(MIN_SHM, local_world_size * SHM_PER_RANK)
     if machine.shm_bytes is not None and machine.shm_bytes < shm:
         yield (
@@ -221,7 +222,7 @@ def health_warnings(machine: MachineHealth, *, local_world_size: int, num_nodes:
 
 
 def read_health(num_gpus: int) -> MachineHealth:
-    """Read the present state of this machine."""
+    """Read the current resources and limits of this machine."""
     return MachineHealth(
         shm_bytes=shm_bytes(),
         memlock_bytes=resource_limit(resource.RLIMIT_MEMLOCK),
@@ -232,7 +233,7 @@ def read_health(num_gpus: int) -> MachineHealth:
 
 
 def driver_version() -> str | None:
-    """Return the version of the GPUs' driver, or None if there is none."""
+    """Return the version of the GPU driver, or None if there is none."""
     with contextlib.suppress(Exception):  # no driver, no library, an old driver: NVML has an error for each
         import pynvml
 
@@ -242,7 +243,7 @@ def driver_version() -> str | None:
 
 
 def _read_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that a rank sees, even lost ones, but not those whose state cannot be read; none without NVML."""
+    """Return the GPUs that a rank sees, including lost ones. Leave out GPUs whose state cannot be read."""
     found = []
     with contextlib.suppress(Exception):
         import pynvml
@@ -260,7 +261,7 @@ def _read_gpus() -> tuple[Gpu, ...]:
 
 
 def pci_addresses() -> tuple[str, ...]:
-    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; none if one is lost."""
+    """Return the PCI addresses of the GPUs that ranks see, as in /sys/bus/pci/devices; return none if a GPU is lost."""
     with contextlib.suppress(Exception):
         import pynvml
 
@@ -274,7 +275,7 @@ def pci_addresses() -> tuple[str, ...]:
 
 
 def pci_address(bus_id: str) -> str:
-    """Convert NVML's 00000000:3B:00.0 into the kernel's 0000:3b:00.0."""
+    """Convert an address from NVML's format, 00000000:3B:00.0, into the kernel's, 0000:3b:00.0."""
     domain, _, rest = bus_id.lower().partition(":")
     return f"{int(domain, 16):04x}:{rest}"
 

@@ -1,7 +1,7 @@
-"""The steps of a node: configuration, lock, fork, bring-up, outcome; and how ddprun itself ends.
+"""The steps of a node (configuration, lock, fork, bring-up, outcome), and how ddprun itself ends.
 
-Signals are handled first. Nothing heavy is imported before the node has its lock and its node.json and has found a
-route to node 0, so that errors up to there are reported at once. No thread is alive when ddprun forks the
+Signal handlers are installed first. No large module is imported before the node has its lock and its node.json and has
+found a route to node 0, so that errors up to that point are reported at once. No thread is alive when ddprun forks the
 supervisor, which then forks the ranks (decision 0003).
 """
 
@@ -55,7 +55,7 @@ class NodeExit:
     once: threading.Lock
 
     def __call__(self, outcome: Outcome) -> NoReturn:
-        """Write and log the outcome, and exit at once: finalizing an interpreter with torch takes a second."""
+        """Write and log the outcome, and exit at once: finalizing an interpreter with torch imported takes a second."""
         self.once.acquire()
         config, has_met = self.config, self.journal.state.state != "starting"
         if self.folder.requeues:  # even for an outcome that the nodes did not agree on
@@ -185,7 +185,7 @@ def main() -> NoReturn:
 
 
 def end_without_disk(error: NodeError, workers: Workers, console: Console) -> NoReturn:
-    """End this process and its ranks if the run's folder cannot be written. No outcome is saved."""
+    """End this process and its ranks because the run's folder cannot be written. No outcome is saved."""
     workers.kill()
     console.log(f"{error} (exit code {error.code}; no outcome is written)")
     console.drain(DRAIN_S)
@@ -193,7 +193,7 @@ def end_without_disk(error: NodeError, workers: Workers, console: Console) -> No
 
 
 def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None, *, reports: bool) -> NoReturn:
-    """End a node that has no folder yet. ``reports``: report its wrong settings to node 0."""
+    """End a node that has no folder yet. ``reports``: whether to report its wrong settings to node 0."""
     print(f"ddprun: {error}", file=sys.stderr, flush=True)
     write_early_outcome(error.outcome, args.run_dir or os.environ.get(names.RUN_DIR), node_rank)
     if reports:
@@ -205,7 +205,7 @@ def end_early(error: NodeError, args: argparse.Namespace, node_rank: str | None,
 
 
 def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: str) -> None:
-    """Report to node 0 that this node, another one, cannot start; not if it was stopped or has no network."""
+    """Report to node 0 that this node cannot start, unless this node is node 0, was stopped or has no network."""
     is_reported = outcome.code not in (Exit.OK, Exit.UNAVAILABLE) and outcome.cause != "stopped"
     if is_reported and host and all(re.fullmatch(r"[0-9]{1,9}", text) and int(text) for text in (node, port)):
         with contextlib.suppress(ImportError, NodeError):  # torch is not installed, or the store is another run's
@@ -215,14 +215,14 @@ def report_refusal(outcome: Outcome, node: str, host: str, port: str, run_id: st
 
 
 def number_node(config: NodeConfig) -> NodeConfig:
-    """Return the configuration with this node's number, which may have to come from node 0. Raises NodeError."""
+    """Return the configuration with this node's number, which node 0 may have to assign. Raises NodeError."""
     if config.node_rank != node_config.UNNUMBERED:
         return config
     return joining.settle_number(config, say, lambda: preload_torch(config, say))
 
 
 def say(line: str) -> None:
-    """Print a line for a node that has no number yet."""
+    """Print a line on behalf of a node that has no number yet."""
     print(f"ddprun: {line}", file=sys.stderr, flush=True)
 
 
@@ -234,7 +234,7 @@ def preload_torch(config: NodeConfig, log: Callable[[str], None]) -> None:
 
 
 def count_ranks(kind: str) -> int:
-    """Return how many ranks ``kind``, 'gpu' or 'cpu', means on this machine."""
+    """Return how many ranks ``kind`` ('gpu' or 'cpu') means on this machine."""
     return machine.count_gpus() if kind == "gpu" else usable_cores()
 
 
@@ -259,7 +259,7 @@ def crash_outcome(error: BaseException, folder: NodeDir) -> Outcome:
 
 
 def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
-    """End the node when one of its threads ends with an exception, unless the thread only measures."""
+    """End the node when one of its threads ends with an exception, unless that thread only takes measurements."""
     name = args.thread.name if args.thread else ""
     error = args.exc_value
     if error is None or args.exc_type is SystemExit:
@@ -273,9 +273,9 @@ def end_on_thread_error(args: threading.ExceptHookArgs, end: NodeExit) -> None:
 def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: bool, by_hand: bool = False) -> str:
     """Return the last line that ``node`` logs, or an empty string if another node on this machine logs the reason.
 
-    All nodes' lines are read together, so only the node concerned logs the reason: eight copies, seven of them beside
-    the wrong logs, would hide it. On other machines (such as a pod's), a node's line names the node concerned. Nodes
-    that were started ``by_hand`` all log the reason, because each has its own window. Pure.
+    If all nodes run ``on_one_machine``, their lines are read together, so only the node concerned logs the reason.
+    Otherwise each node's line names the node concerned. Nodes that were started ``by_hand`` all log the reason, because
+    each has its own window. Pure.
     """
     reporter = _reporting_node(outcome)
     if reporter not in (None, node) and outcome.node != node:
@@ -296,7 +296,7 @@ def exit_message(outcome: Outcome, *, node: int, folder: Path, on_one_machine: b
 
 
 def _reporting_node(outcome: Outcome) -> int | None:
-    """Return the node that logs the reason, or None if every node does."""
+    """Return the number of the node that logs the reason, or None if every node logs it."""
     if outcome.rank is not None:
         return 0 if outcome.node is None else outcome.node
     return 0 if outcome.cause == "node_lost" and outcome.node else None

@@ -1,9 +1,10 @@
-"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and the snapshot.
+"""The node's /metrics (its own series, and its ranks' series from prometheus_client), history.csv and the final
+snapshot.
 
 A rank writes the files of prometheus_client's multiprocess mode into its own folder; this module reads them and
 replaces the library's label ``pid`` with ``rank``. The counters of ended processes are merged into one file, so that a
-scrape after a hundred starts of a run costs no more than after one. Gauges describe the present: those of a rank that
-has ended are set aside, and appear only in the final snapshot.
+scrape after a hundred starts of a run costs no more than after one. Gauges describe the present, so the gauges of a
+rank that has ended are moved away and appear only in the final snapshot.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104 (configured by the user)
 
 
 def set_gauges_aside(metrics_dir: Path, rank: int) -> None:
-    """Exclude the gauges of a rank that has ended from scrapes."""
+    """Move the gauges of a rank that has ended to where scrapes do not read them."""
     for path in (metrics_dir / f"{RANK_PREFIX}{rank}").glob("gauge_*.db"):
         with contextlib.suppress(OSError):
             path.replace(path.with_suffix(LAST_GAUGE_SUFFIX))
@@ -60,7 +61,7 @@ def prepare_rank_dir(folder: Path) -> None:
 
 
 def merge_rank_files(folder: Path) -> None:
-    """Merge the files of ended processes into one of each kind. Raises the library's errors on torn files."""
+    """Merge the files of ended processes into one file of each kind. Raises the library's errors on torn files."""
     for kind in KEPT_KINDS:
         files = sorted(folder.glob(f"{kind}_*.db"))
         if len(files) < 2:
@@ -79,7 +80,7 @@ def merge_rank_files(folder: Path) -> None:
 
 
 class RankSeries(Collector):
-    """Collects the series of all ranks that have written any."""
+    """Collects the series of all ranks that have written series."""
 
     def __init__(self, metrics_dir: Path) -> None:
         self._metrics_dir = metrics_dir
@@ -97,7 +98,7 @@ class RankSeries(Collector):
 
 
 def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
-    """Return what a rank's processes have written, added up by the library, or an empty list if it cannot be read."""
+    """Return the sum of what a rank's processes have written, or an empty list if it is unreadable."""
     patterns = ("*.db", f"*{LAST_GAUGE_SUFFIX}") if with_last_gauges else ("*.db",)
     try:
         with FILES_LOCK:
@@ -108,7 +109,7 @@ def read_rank(folder: Path, *, with_last_gauges: bool = False) -> list[Family]:
 
 
 def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
-    """Replace the samples' pid with their rank; if two processes have the same gauge, the later one counts."""
+    """Replace the label ``pid`` of the samples with ``rank``. If two processes have the same gauge, keep the later."""
     unique = {}
     for sample in samples:
         labels = {"rank": rank} | {key: value for key, value in sample.labels.items() if key != "pid"}
@@ -117,13 +118,13 @@ def label_rank(samples: Iterable[Sample], rank: str) -> list[Sample]:
 
 
 class HeartbeatSeries(Collector):
-    """Collects the times of the last heartbeats of the running ranks, without ranks that have ended."""
+    """Collects the times of the last heartbeats of the running ranks."""
 
     def __init__(self, heartbeats: HeartbeatMonitor) -> None:
         self._heartbeats = heartbeats
 
     def collect(self) -> Iterator[Family]:
-        """Yield these times for the ranks that have sent heartbeats."""
+        """Yield the time of the last heartbeat of each running rank that has sent one."""
         since_epoch = time.time() - time.monotonic()
         beats = sorted(self._heartbeats.running_beats().items())
         times = [(str(rank), since_epoch + beat.at_s) for rank, beat in beats]
@@ -162,7 +163,7 @@ class NodeSeries:
         return series.labels(**labels) if labels else series
 
     def count_earlier(self, events: Iterable[Event]) -> None:
-        """Count the restarts, exits, signals and lost steps in the node's events; a requeue counts as a restart."""
+        """Count the restarts, exits, signals and lost steps in the node's events; a requeue is counted as a restart."""
         for event in events:
             facts = event.facts
             if event.event == "restart":
@@ -188,7 +189,7 @@ class NodeSeries:
 
 
 class Page:
-    """The page that is served. It is reused for a moment, so that many scrapers cost no more than one."""
+    """The page of metrics that is served. It is cached briefly, so that many scrapers cost no more than one."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -237,9 +238,10 @@ def serve_registry(registry: CollectorRegistry, host: str, port: int) -> int:
 
 
 class MetricHistory:
-    """Writes history.csv (see ddpwire.history): a row of the registry's values every few seconds.
+    """Writes history.csv (see ddpwire.history): one row of the registry's values every few seconds.
 
-    A row costs as much as a scrape, in a thread of ddprun, so no rank waits. A full disk does not stop the training.
+    Writing a row takes as long as a scrape. It is done in a thread of ddprun, so no rank waits. A full disk does not
+    stop the training.
     """
 
     def __init__(self, node_dir: Path, registry: CollectorRegistry) -> None:
@@ -275,13 +277,13 @@ class MetricHistory:
             time.sleep(max(self._every_s, IDLE_RATIO * (time.monotonic() - began)))
 
     def _thin(self) -> None:
-        """Drop every other row, and halve the frequency of the next ones."""
+        """Delete every other row, and from now on write rows half as often."""
         self._rows = self._rows[1::2]
         self._every_s *= 2
         self._write()
 
     def _read_earlier(self) -> list[str]:
-        """Return the rows of an earlier ddprun of this node if their columns are the same; else start a new file."""
+        """Return the rows of this node's earlier ddprun if they have the same columns; otherwise start a new file."""
         with contextlib.suppress(OSError, UnicodeDecodeError):
             header, *rows = self._path.read_text().splitlines() or [""]
             if header == HEADER:
@@ -313,7 +315,7 @@ def _read_text(path: Path) -> str:
 
 
 class NodeMetrics:
-    """All series of a node and of its ranks: the registry, its endpoint, history and snapshot."""
+    """All series of a node and of its ranks, with the registry, the endpoint, the history and the snapshot."""
 
     def __init__(
         self,
@@ -372,7 +374,7 @@ class NodeMetrics:
             log(f"the file for Prometheus cannot be written: {error.filename}: {error.strerror}")
 
     def write_snapshot(self, node_dir: Path) -> None:
-        """Write the final values, including the ranks' gauges, for readers that come too late for a scrape."""
+        """Write the final values, including the ranks' gauges, for readers that come too late to scrape the node."""
         self._ranks.with_last_gauges = True
         self.history.add_row()
         with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ TCP_LISTEN = "0A"  # the state in /proc/net/tcp, see proc(5)
 
 
 def default_address() -> str | None:
-    """Return the address from which this machine reaches other networks, or None if it has no route to them."""
+    """Return this machine's address for traffic to other networks, or None if it has no route to them."""
     with contextlib.suppress(OSError):
         return source_address(DOCUMENTATION_ADDRESS)
     return None
@@ -56,7 +56,7 @@ def interface_of(address: str) -> str | None:
 
 
 def local_addresses() -> str:
-    """Return the addresses of this machine, as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
+    """Return the addresses of this machine in one text, such as '10.0.0.3 (eth0) and 192.168.1.5 (wlan0)'."""
     import psutil  # lazily: nodectl imports this module and must start quickly
 
     own = [
@@ -81,7 +81,7 @@ def check_reachable(address: str, port: int, *, timeout_s: float = CONNECT_TIMEO
 
 
 def _is_unanswered(address: str) -> bool:
-    """Whether ``address`` is on the local network and does not answer ARP requests."""
+    """Return whether ``address`` is on the local network and does not answer ARP requests."""
     with contextlib.suppress(OSError):  # this is not Linux
         rows = [line.split() for line in ARP_TABLE.read_text().splitlines()]
         return any(row[0] == address and row[2] == INCOMPLETE_ENTRY for row in rows)
@@ -125,7 +125,8 @@ def bind(host: str, port: int) -> socket.socket:
 def lock_port(host: str, port: int) -> bool:
     """Lock host:port for this process until it ends. Return False if another process has the port. Raises OSError.
 
-    Linux lets several sockets bind a port before one of them listens, so the lock is a name that only one can have.
+    Linux lets several sockets bind a port before one of them listens, so the lock is a name (an abstract socket) that
+    only one process can have.
     """
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -157,7 +158,7 @@ def bind_free_port(host: str) -> socket.socket:
 
 
 def port_holder(port: int) -> str:
-    """Return the process that listens on ``port``, as ' by pid 12 (python3 -m http.server)'; empty if unknown."""
+    """Return the process that listens on ``port``, such as ' by pid 12 (python3 -m http.server)'; empty if unknown."""
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):

@@ -1,6 +1,7 @@
 """The configuration of a node: the checked settings from the launcher and the flags, as one frozen value.
 
-Only ``watch_deadline`` has effects. Errors name the contradictory settings; nothing falls back to localhost.
+Only ``watch_deadline`` has side effects. Errors name the settings that contradict each other. No setting falls back to
+localhost.
 """
 
 import argparse
@@ -44,7 +45,7 @@ PLAIN_VARIABLES = (names.MASTER_ADDR, names.MASTER_PORT)
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """The time at which the run is ended from outside: ``at``, in seconds since the epoch.
+    """The time ``at`` which the run is ended from outside, in seconds since the epoch.
 
     Slurm kills a run at its time limit, Kubernetes at activeDeadlineSeconds, Kaggle after 12 hours, without a warning
     to the ranks. So ddprun stops the ranks earlier, with a SIGTERM and their grace period.
@@ -94,7 +95,7 @@ def _parse_deadline(source: str, text: str, grace_s: float, now: float) -> Deadl
 def watch_deadline(
     deadline: Deadline, *, grace_s: float, request_stop: Callable[[], None], log: Callable[[str], None]
 ) -> None:
-    """Call ``request_stop`` once, from a thread, early enough for the grace period and the margin."""
+    """Start a thread that calls ``request_stop`` once, earlier than the deadline by the grace period and a margin."""
 
     def expire() -> None:
         left_s = max(0, math.ceil(deadline.at - time.time()))
@@ -109,7 +110,7 @@ def watch_deadline(
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """What one node has to do, and with which other nodes."""
+    """What one node has to run, and with which other nodes."""
 
     command: tuple[str, ...]  # a rank's argv
     forks: bool  # ranks are forked from a process that has imported torch
@@ -153,11 +154,11 @@ class NodeConfig:
     virtual_local_rank: bool  # each rank has LOCAL_RANK=0 and sees its own GPU alone
 
     def reads_stdin(self, rank: int) -> bool:
-        """Whether a rank gets ddprun's stdin. Only one rank may: several would take each other's input."""
+        """Return whether a rank reads ddprun's stdin. Only one rank may: several would take each other's input."""
         return self.max_nodes * self.local_world_size == 1 or rank == self.debug_rank
 
     def shows_raw(self, rank: int) -> bool:
-        """Whether the console shows a rank's output as it comes, because no other rank is shown or it is debugged."""
+        """Return whether the console shows a rank's output as it comes: the rank is the only one shown, or debugged."""
         shown = range(self.local_world_size) if self.shown_local_ranks is None else self.shown_local_ranks
         return rank == self.debug_rank or (self.max_nodes == 1 and [*shown] == [rank])
 
@@ -181,8 +182,8 @@ def read_config(
 ) -> NodeConfig:
     """Return the configuration. Raises NodeError.
 
-    ``count`` returns how many ranks 'gpu' and 'cpu' mean. ``now`` is in seconds since the epoch. ``on_terminal``: stdin
-    is a terminal, in which a person may type the input of a single rank.
+    ``count`` returns how many ranks 'gpu' and 'cpu' mean. ``now`` is in seconds since the epoch. ``on_terminal``:
+    whether stdin is a terminal, in which a user may type input for a single rank.
     """
     settings = launchers.read_settings(options, environ)
     min_nodes, max_nodes = _nnodes(settings)
@@ -249,7 +250,7 @@ def read_config(
 
 
 def read_secret(environ: Mapping[str, str]) -> bytes:
-    """Return the run's secret, or nothing if the node was given none. Raises NodeError."""
+    """Return the run's secret, or empty bytes if the node was given none. Raises NodeError."""
     if not (path := environ.get(names.SECRET_FILE)):
         return b""
     source = f"{names.SECRET_FILE} is {path}"
@@ -267,10 +268,10 @@ def read_secret(environ: Mapping[str, str]) -> bytes:
 
 
 def check_program(config: NodeConfig, *, alone: bool = False) -> None:
-    """Check that the script, or the module's first part, exists. Raises NodeError (66).
+    """Check that the script exists or, for a module, the first part of its name. Raises NodeError (66).
 
-    A single node checks this before anything starts (``alone``). Several nodes check it once they have met; otherwise a
-    node without the script would keep the others waiting. Programs other than Python are found when they are executed.
+    A single node (``alone``) checks this before anything starts. Several nodes check it after they have met: a node
+    that ended earlier would keep the others waiting. Programs other than Python are found when they are executed.
     """
     command = config.command
     if command[0] != sys.executable or config.check_only or (alone and config.max_nodes > 1):
@@ -353,7 +354,7 @@ def _local_world_size(settings: Settings, environ: Mapping[str, str], count: Cal
 
 
 def _torchruns(options: argparse.Namespace, environ: Mapping[str, str], name: str) -> tuple[str, str]:
-    """Return the source and the text of a flag that torchrun also reads from a variable; the text is empty if unset."""
+    """Return the source and the value of a flag that torchrun also reads from a variable; an empty value is unset."""
     given = getattr(options, name)
     if given is not None:
         return f"--{name.replace('_', '-')}", given
@@ -367,7 +368,7 @@ def _torchruns_switch(options: argparse.Namespace, environ: Mapping[str, str], n
 def _shown_local_ranks(
     options: argparse.Namespace, environ: Mapping[str, str], local_world_size: int
 ) -> frozenset[int] | None:
-    """Return the local ranks that the console shows: the filter's, except those whose output goes only to files."""
+    """Return the local ranks that the console shows: those in the filter whose output is not only in files."""
     redirected = _streams(*_torchruns(options, environ, "redirects"), local_world_size)
     copied = _streams(*_torchruns(options, environ, "tee"), local_world_size)
     hidden = {rank for rank in redirected if redirected[rank] == "3" and copied.get(rank, "0") == "0"}
@@ -376,7 +377,7 @@ def _shown_local_ranks(
 
 
 def _streams(source: str, text: str, local_world_size: int) -> dict[int, str]:
-    """Parse torchrun's ``3`` or ``0:3,1:0``: 1 is stdout, 2 stderr, 3 both, 0 none."""
+    """Parse torchrun's ``3`` or ``0:3,1:0``; 1 means stdout, 2 stderr, 3 both, 0 neither."""
     if text and not re.fullmatch(STD_SPEC, text):
         raise config_error(
             f"{source} is {reprlib.repr(text)}: expected a number from 0 to 3, or one per local rank such as 0:3,1:0"

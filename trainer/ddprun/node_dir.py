@@ -1,7 +1,8 @@
-"""The node's folder: its claim and lock, what the previous run left in it, and what this node writes into it.
+"""The node's folder: its claim and lock, what a previous start of the run left in it, and what this node writes into
+it.
 
 A queue starts a run again after a preemption, and Kubernetes starts a pod again after the loss of its node. Then the
-ranks' counters continue, so that goodput covers the run and not only its last start. Files of another run are removed.
+ranks' counters continue, so that goodput covers all starts of the run. Files of another run are removed.
 """
 
 import contextlib
@@ -31,14 +32,14 @@ RUN_ID_FILE = f"{METRICS}/run"  # the run whose counts are kept; a batch script 
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousRun:
-    """An earlier start of the same run on this node."""
+    """What an earlier start of the same run left on this node."""
 
     heard_at: float  # when it last wrote a file, in seconds since the epoch
     step: int | None  # the highest step of all attempts, if known
 
 
 def read_previous_run(node_dir: Path, run_id: str) -> PreviousRun | None:
-    """Return the previous run, if any, and remove files that must not be mistaken for those of this start.
+    """Return what the previous start left, if any, and remove files that must not be mistaken for those of this start.
 
     Raises OSError.
     """
@@ -86,7 +87,7 @@ class NodeDir:
 
 
 def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | None) -> None:
-    """Write the outcome of a node that could not start, where its launcher looks for it, if that is known."""
+    """Write the outcome of a node that could not start to where its launcher reads it, if that place is known."""
     if run_dir and node_rank and re.fullmatch(r"[0-9]{1,4}", node_rank):
         path = Path(run_dir) / node_name(int(node_rank))
         with contextlib.suppress(OSError):
@@ -96,7 +97,7 @@ def write_early_outcome(outcome: Outcome, run_dir: str | None, node_rank: str | 
 
 
 def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
-    """Create and lock the folder, and write node.json. Rank logs of a previous run stay. Raises NodeError."""
+    """Create and lock the folder, and write node.json. The rank logs of a previous start are kept. Raises NodeError."""
     try:
         run_dir = config.run_dir or Path(tempfile.mkdtemp(prefix="ddprun-"))
         path = run_dir / node_name(config.node_rank)
@@ -122,7 +123,7 @@ def claim_node_dir(config: NodeConfig, state: NodeState) -> NodeDir:
 
 
 class Journal:
-    """The node's state in node.json, its events, and its log lines. ``claim_node_dir`` has written the first state."""
+    """The node's state in node.json, its events and its log lines. ``claim_node_dir`` has written the first state."""
 
     def __init__(self, node_dir: Path, state: NodeState, console: Console) -> None:
         self._node_dir = node_dir
@@ -133,12 +134,12 @@ class Journal:
         self.emit = self._events.emit
 
     def emit_failure(self, outcome: Outcome) -> None:
-        """Emit the failure of an attempt, as agreed by all nodes."""
+        """Emit an event for the failure of an attempt on which all nodes have agreed."""
         facts = ("rank", "node", "step", "cause", "message")
         self.emit("failed", **{fact: getattr(outcome, fact) for fact in facts})
 
     def update(self, **changes: Any) -> None:
-        """Change fields of the state and write it. If the disk is full, the old file stays and training continues."""
+        """Change fields of the state and write it. If the disk is full, the old file remains and training continues."""
         with self._lock, contextlib.suppress(OSError):
             self.state = replace(self.state, **changes)
             self._events.attempt = self.state.attempt

@@ -1,8 +1,8 @@
-"""Facts about this node: what must be the same on all nodes, and the inventory in environment.json.
+"""Facts about this node: those that must be the same on all nodes, and the inventory in environment.json.
 
 All nodes need the same builds, script, configuration and number of ranks. The inventory describes the machine and the
-builds for people who study the run when both are gone; it contains no environment variables. CUDA is not initialised
-here, because a rank that is forked later could not use it.
+builds for people who study the run later, when both no longer exist; it contains no environment variables. CUDA is not
+initialised here, because a rank that is forked later could not use it.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ GIB = 1 << 30
 
 
 def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts to compare, keyed by name. CPU ranks need no driver."""
+    """Return the facts to compare, keyed by name. The driver is left out for CPU ranks."""
     return {
         "--check-only": "given" if config.check_only else "not given",
         "torch": _torch(),
@@ -45,7 +45,7 @@ def read_facts(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]
 
 
 def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return both values of each fact that differs between ``node`` and node 0, or an empty string."""
+    """Return the two values of each fact that differs between ``node`` and node 0, or an empty string."""
     return "; ".join(
         f"{what} is {mine.get(what, NONE)} on node {node}, but {node_0.get(what, NONE)} on node 0"
         for what in dict.fromkeys((*node_0, *mine))
@@ -54,18 +54,18 @@ def differences(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -
 
 
 def _compared(what: str, value: str) -> str:
-    """Return the part of a fact that must be the same; for the driver this is its branch, 570 of 570.86.15."""
+    """Return the part of a fact that must be the same; for a driver 570.86.15 this is its branch, 570."""
     return value.partition(".")[0] if what == "driver" else value
 
 
 def driver_difference(mine: Mapping[str, str], node_0: Mapping[str, str], node: int) -> str:
-    """Return both drivers if only their patches differ, which is allowed; an empty string if they are the same."""
+    """Return both driver versions if only their patch versions differ, which is allowed; otherwise an empty string."""
     own, other = mine.get("driver", NONE), node_0.get("driver", NONE)
     return f"the driver is {own} on node {node}, but {other} on node 0" if own != other else ""
 
 
 def argument_hashes(command: tuple[str, ...]) -> list[str]:
-    """Return a hash of each argument of the script, because an argument may contain a secret."""
+    """Return a hash of each argument of the script; hashes, because an argument may contain a secret."""
     return [
         hashlib.sha256(word.encode(errors="surrogateescape")).hexdigest()[:12] for word in _script_arguments(command)
     ]
@@ -74,8 +74,8 @@ def argument_hashes(command: tuple[str, ...]) -> list[str]:
 def differing_argument(command: tuple[str, ...], node_0: Sequence[str], node: int) -> str:
     """Return a sentence about the first script argument that differs from node 0's, or an empty string.
 
-    Placement arguments may differ. The sentence names the argument, but not its value. A difference may be intended, so
-    it never fails a node.
+    Arguments for placement may differ. The sentence names the argument but not its value. A difference may be intended,
+    so it is never an error.
     """
     words = _script_arguments(command)
     if len(words) != len(node_0):
@@ -100,7 +100,7 @@ def _is_placement(name: str) -> bool:
 
 
 def config_sha256(command: tuple[str, ...]) -> str:
-    """Return a hash of the configuration: the script, its files, and its arguments except placement arguments."""
+    """Return a hash of the configuration: the script, its files, and its arguments except those for placement."""
     words = _script_arguments(command)
     module = command[command.index("-m") + 1] if "-m" in command[:2] else ""
     digest = hashlib.sha256(module.encode())
@@ -113,7 +113,7 @@ def config_sha256(command: tuple[str, ...]) -> str:
 
 
 def image_digest(image: str) -> str:
-    """Return the digest in an image's name, as in ``name@sha256:...``, else the name; "none" without an image."""
+    """Return the digest in an image's name (``name@sha256:...``), or the name without one; "none" without an image."""
     return image.rpartition("@")[2] or NONE
 
 
@@ -145,7 +145,7 @@ def _nccl() -> str:
 
 
 def _compared_files(command: tuple[str, ...]) -> list[Path]:
-    """Return the script and its --config files; other files, such as a former run's output, are not compared."""
+    """Return the script and its --config files, which are compared. Other files, such as old outputs, are not."""
     _, *arguments = command if Path(command[0]).name.startswith("python") else ("", *command)
     words = [word for argument in arguments for word in argument.split("=", 1)]
     configurations = [value for flag, value in pairwise(words) if flag.startswith("-") and "conf" in flag]

@@ -1,7 +1,7 @@
 """``python -m ddprun.nodectl``: query and control the ddprun processes of this machine, for launchers.
 
-Answers are JSON lines on stdout; logs are printed, or followed until the run ends. It is started often and must be
-quick, so it imports little: the standard library and ddpwire.
+Answers are JSON lines on stdout; logs are printed, or followed until the run ends. This program is started often and
+must be quick, so it imports little: the standard library and ddpwire.
 """
 
 import argparse
@@ -59,9 +59,10 @@ SIGNALS = {
 def probe_node(
     node_dir: Path, files: tuple[str, ...], *, metrics: bool, max_bytes: int, request: str = ""
 ) -> dict[str, Any]:
-    """Return the node's time, its metrics or the reason for their absence, and the last bytes of the existing files.
+    """Return the node's time, its metrics or why there are none, and the last ``max_bytes`` of each file that exists.
 
-    A ``request`` is written first: ddprun then writes its diagnosis with this word.
+    If there is a ``request``, it is written first: ddprun then writes its diagnosis, which contains the word of the
+    request.
     """
     if request:
         with contextlib.suppress(OSError):  # the answer will be missing
@@ -104,7 +105,7 @@ class LogTail:
             self._file.seek(start_of_last_lines(self._file, tail))
 
     def pass_on(self) -> None:
-        """Pass on what was added to the file."""
+        """Write what was added to the file to stdout."""
         replacement = None
         with contextlib.suppress(OSError):
             if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
@@ -129,7 +130,7 @@ def mark_of(node: int, rank: int) -> Callable[[bytes], bytes]:
 
 
 def start_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return the position at which the last ``count`` lines of a file begin, the last of which may be incomplete."""
+    """Return the position in the file where its last ``count`` lines begin; the very last line may be incomplete."""
     end = position = file.seek(0, os.SEEK_END)
     if count <= 0:
         return end
@@ -154,7 +155,7 @@ def node_dirs(run_dir: Path, nodes: tuple[int, ...]) -> list[tuple[int, Path]]:
 def find_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str]
 ) -> dict[Path, tuple[int, int] | None]:
-    """Return the existing logs, or ``files``, with node and rank, or None if their lines have that prefix."""
+    """Return the existing logs, or ``files``, with node and rank, or with None if their lines already name these."""
     found: dict[Path, tuple[int, int] | None] = {}
     for node, folder in node_dirs(run_dir, nodes):
         plain = files or (() if ranks else (NODE_LOG,))
@@ -169,7 +170,7 @@ def find_logs(
 def print_logs(
     run_dir: Path, nodes: tuple[int, ...], ranks: tuple[int, ...], files: list[str], *, tail: int | None, follow: bool
 ) -> bool:
-    """Print the logs to stdout, with ``follow`` until every node has ended. Return False if there are no logs."""
+    """Print the logs to stdout; with ``follow``, until every node has ended. Return False if there are no logs."""
     tails: dict[Path, LogTail] = {}
     output = MergedOutput(sys.stdout.buffer.write)
     parent = os.getppid()
@@ -200,7 +201,7 @@ class AllNodesEnded:
         self._alive_at = time.monotonic()
 
     def __call__(self) -> bool:
-        """Whether no lock is held and every outcome exists, or no lock has been held for a while."""
+        """Return whether no lock is held and every outcome exists, or no lock has been held for a while."""
         folders = [folder for _, folder in node_dirs(self._run_dir, self._nodes)]
         if any(map(process_discovery.is_alive, folders)):
             self._alive_at = time.monotonic()
@@ -209,7 +210,7 @@ class AllNodesEnded:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line; its verbs are the functions below."""
+    """Return the parser of the command line; its subcommands are the functions below."""
     top = argparse.ArgumentParser(prog="nodectl", description="Ask and tell the ddpruns of this machine.")
     verbs = top.add_subparsers(dest="verb", required=True)
     show = verbs.add_parser("show", help="one JSON line a folder: alive, node.json, outcome.json, what is left")
@@ -259,7 +260,7 @@ def last_rows(path: Path) -> str:
 
 
 def show(args: argparse.Namespace) -> int:
-    """Print each folder's state."""
+    """Print the state of each folder."""
     table = functools.cache(lambda: tuple(process_discovery.all_processes()))  # once for all folders
     for node_dir in args.node_dirs:
         state = {"dir": str(node_dir), "alive": process_discovery.is_alive(node_dir, table)}
@@ -273,7 +274,7 @@ def show(args: argparse.Namespace) -> int:
 
 
 def probe(args: argparse.Namespace) -> int:
-    """Print the endpoint's answer and the files of each node."""
+    """Print, for each node, the endpoint's answer and the files."""
     for node_dir in args.node_dirs:
         options = {"metrics": args.metrics, "max_bytes": args.bytes, "request": args.request}
         print(json.dumps(probe_node(node_dir, tuple(args.files), **options)))
@@ -281,7 +282,7 @@ def probe(args: argparse.Namespace) -> int:
 
 
 def send(args: argparse.Namespace) -> int:
-    """Signal each folder's ddprun, even one without its lock yet. With SIGKILL, kill all processes of the run."""
+    """Signal each folder's ddprun, even before it holds its lock. With SIGKILL, kill all processes of the run."""
     signalled = {node_dir: _signal(node_dir, SIGNALS[args.name]) for node_dir in args.node_dirs}
     deadline = time.monotonic() + args.wait
     while any(map(process_discovery.is_alive, args.node_dirs)) and time.monotonic() < deadline:
@@ -307,7 +308,7 @@ def _write_killed(node_dir: Path) -> None:
 
 
 def _signal(node_dir: Path, number: int) -> bool:
-    """Signal the node's ddprun. It may not have its lock yet, so try for a moment. Return False if there is none."""
+    """Signal the node's ddprun. Retry for a moment, as it may not hold its lock yet. Return False if there is none."""
     deadline = time.monotonic() + FIND_TIMEOUT_S
     while not (node_dir / OUTCOME).exists():
         if process_discovery.is_locked(node_dir):
@@ -356,7 +357,7 @@ def logs(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run one verb."""
+    """Run one subcommand; return its exit code."""
     args = parser().parse_args()
     verb = {"show": show, "look": probe, "signal": send, "port": port, "logs": logs}[args.verb]
     return verb(args)

@@ -1,4 +1,4 @@
-"""ddprun's command line, with torchrun's names. Values are checked in node_config.py, where their source is known."""
+"""ddprun's command line, with torchrun's option names. node_config.py checks the values and knows their sources."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ ACCEPTED_VARIABLES = {
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser. Values stay strings."""
+    """Return the parser of the command line. It leaves all values as strings."""
     top = Parser(
         prog="ddprun", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -178,7 +178,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def accepted(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a line for each given flag or variable of torch elastic's agent that has no effect here."""
+    """Return a line for each given flag or variable that torch elastic's agent uses but that has no effect here."""
     given = {name: why for name, why in ACCEPTED.items() if getattr(options, name) is not None}
     if options.rdzv_backend not in (None, "static", "c10d"):
         given["rdzv_backend"] = "the nodes meet at node 0, as with static"

@@ -1,4 +1,5 @@
-"""Comparisons with node 0 when the nodes meet: builds, arguments and clocks. Also reports which nodes take part.
+"""Comparisons with node 0 when the nodes meet: builds, arguments and clocks; also the log line of which nodes take
+part.
 
 Keys of the control store: ``facts`` holds node 0's facts, ``arguments`` the hashes of its script's arguments, and
 ``checked`` counts the nodes that have finished a --check-only. The keys for the clocks are defined in ddpwire.clock.
@@ -25,7 +26,7 @@ POLL_S = 0.05
 
 
 class PeerChecks:
-    """The checks of a node when it meets the others for the first time."""
+    """The checks that a node makes when it meets the others for the first time."""
 
     def __init__(
         self, config: NodeConfig, report: PreflightReport, series: NodeSeries, environ: Mapping[str, str]
@@ -37,7 +38,7 @@ class PeerChecks:
         self._has_compared = self._has_reported = False
 
     def report_store(self, where: str) -> None:
-        """Report that the control store was reached, except on node 0, which serves it."""
+        """Log that the control store was reached; on node 0, which serves it, do nothing."""
         if self._config.node_rank:
             self._report.done(f"{where} answers")
 
@@ -69,11 +70,11 @@ class PeerChecks:
         self._report.begin("meet")
 
     def compare_again(self) -> None:
-        """Make the next ``compare`` run again, with a new node 0."""
+        """Make the next call of ``compare`` check again, because there is a new node 0."""
         self._has_compared = False
 
     def report_members(self, members: tuple[int, ...]) -> None:
-        """Report that all members have arrived."""
+        """Log that all members have arrived."""
         if self._has_reported:
             return
         self._has_reported = True
@@ -83,7 +84,7 @@ class PeerChecks:
         self._report.sum_up()
 
     def leave(self, control: Store) -> None:
-        """End a preflight without ranks. Node 0 ends last, because it serves the store."""
+        """End a preflight that starts no ranks. Node 0 ends last, because it serves the store."""
         deadline = time.monotonic() + LEAVE_TIMEOUT_S
         with contextlib.suppress(RuntimeError):  # node 0 has ended: nothing is left to do
             num_done = control.add("checked", 1)

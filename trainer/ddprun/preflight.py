@@ -1,7 +1,8 @@
-"""The preflight: problems that can be found before the ranks start, each reported in one sentence with its node.
+"""The preflight: problems that can be found before the ranks start. Each is reported in one sentence that names its
+node.
 
-``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py continues when the
-nodes meet. An absent node is not a problem here: the rendezvous waits for it.
+``find_route`` checks what this machine alone can check, before torch is imported; peer_checks.py makes further checks
+when the nodes meet. An absent node is not a problem here: the rendezvous waits for it.
 """
 
 import errno
@@ -27,7 +28,7 @@ OLD_NAME_S = 60.0  # how long node 0's name may still have the address of the pr
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightStep:
-    """A finished step."""
+    """A step of the preflight that is finished."""
 
     name: str  # one of ddpwire.metrics.PREFLIGHT_STEPS
     result: StepResult
@@ -39,7 +40,7 @@ class PreflightReport:
     """The steps of one node's preflight: log lines, a table, and durations for the metrics."""
 
     def __init__(self, log: Callable[[str], None], *, quiet: bool) -> None:
-        """``quiet``: log only problems, as for a run on one machine."""
+        """``quiet``: whether to log only problems, as for a run on one machine."""
         self._log = log
         self._quiet = quiet
         self._since = time.monotonic()
@@ -51,7 +52,7 @@ class PreflightReport:
         self._name, self._since = name, time.monotonic()
 
     def done(self, what: str, result: StepResult = "ok") -> None:
-        """End the present step."""
+        """End the current step."""
         step = PreflightStep(name=self._name, result=result, what=what, seconds=time.monotonic() - self._since)
         self.steps.append(step)
         self._name = ""
@@ -83,7 +84,7 @@ class PreflightReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """How this node and node 0 reach each other."""
+    """The addresses by which this node and node 0 reach each other."""
 
     address: str  # node 0's address
     own: str  # this node's address, as node 0 sees it
@@ -92,7 +93,7 @@ class Route:
 
 
 def find_route(config: NodeConfig, report: PreflightReport) -> Route:
-    """Find the addresses of node 0 and this node, and its interface; on node 0, bind the port. Raises NodeError."""
+    """Find the addresses of node 0 and of this node, and its interface; on node 0, bind the port. Raises NodeError."""
     report.begin("resolve")
     address = _resolve(config)
     if machine.is_loopback(address) and not config.on_one_machine and config.max_nodes > config.nodes_here:
@@ -139,7 +140,7 @@ def _resolve(config: NodeConfig) -> str:
 def _retry(config: NodeConfig, ask: Callable[[float], str], why: Callable[[OSError], str]) -> str:
     """Retry ``ask`` for RETRY_S, or in Kubernetes until the join timeout: the network may become ready later.
 
-    ``ask`` gets the seconds that are left. Raises NodeError.
+    ``ask`` is called with the number of seconds that are left. Raises NodeError.
     """
     deadline = time.monotonic() + (config.join_timeout_s if config.retries_network else RETRY_S)
     while True:
@@ -173,7 +174,7 @@ def _reserve_port(config: NodeConfig, address: str) -> socket.socket:
 
 
 def check_limits(config: NodeConfig, report: PreflightReport) -> None:
-    """Warn of each limit of this machine that is likely to harm the training."""
+    """Log a warning for each limit of this machine that is likely to harm the training."""
     report.begin("limits")
     device = os.environ.get(names.DEVICE, "")
     health = machine.read_health(0 if device == "cpu" else machine.count_gpus())

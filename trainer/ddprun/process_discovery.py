@@ -1,9 +1,9 @@
-"""Which processes of a run are alive on this machine: a node's ddprun, a starting ddprun, and what they left behind.
+"""Find the living processes of a run on this machine: a node's ddprun, a ddprun that is starting, and orphans.
 
-A node's lock shows whether its ddprun is alive: ddprun takes the lock first and passes it on to its supervisor, so it
-is free only if neither is alive, and then no rank is alive either. A ddprun without the lock yet, and processes that
-escaped a killed supervisor, are found by the environment that every process of a run was started with, if /proc shows
-it.
+A node's lock shows whether its ddprun is alive: ddprun first takes the lock and passes it on to its supervisor. So the
+lock is free only if neither of the two is alive, and then no rank is alive either. A ddprun that has no lock yet, and
+processes that survived a killed supervisor, are found by the environment with which every process of a run was started,
+if /proc shows it.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def take_lock(node_dir: Path) -> int | None:
 
 
 def is_locked(node_dir: Path) -> bool:
-    """Whether the node's ddprun, or its supervisor, is alive."""
+    """Return whether the node's ddprun or its supervisor is alive."""
     try:
         descriptor = os.open(node_dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -58,7 +58,7 @@ def is_locked(node_dir: Path) -> bool:
 
 
 def all_processes() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each living process of any run with its environment, except the caller and its parent."""
+    """Yield the pid and the environment of each living process of any run, except the caller and its parent."""
     mark = f"{names.RUN_DIR}=".encode()
     for process in processes.list_processes():
         if process.alive and process.pid not in (os.getpid(), os.getppid()):
@@ -72,7 +72,7 @@ ProcessTable = Callable[[], Iterable[tuple[int, list[bytes]]]]  # all_processes,
 
 
 def is_alive(node_dir: Path, table: ProcessTable = all_processes) -> bool:
-    """Whether the node's ddprun is alive, or was started but has not written a file yet."""
+    """Return whether the node's ddprun is alive, or was started but has not written a file yet."""
     if is_locked(node_dir):
         return True
     has_written = (node_dir / NODE).exists() or (node_dir / OUTCOME).exists()
@@ -87,7 +87,7 @@ def starting_processes(node_dir: Path, table: ProcessTable = all_processes) -> I
 
 
 def run_processes(run_dir: Path, table: ProcessTable = all_processes) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield each living process of the run with its environment, except the caller and its parent."""
+    """Yield the pid and the environment of each living process of the run, except the caller and its parent."""
     mark = f"{names.RUN_DIR}={run_dir}".encode()
     yield from ((pid, environ) for pid, environ in table() if mark in environ)
 

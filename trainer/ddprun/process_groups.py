@@ -1,9 +1,11 @@
-"""The process groups of a forked rank: records whether it creates one, and detects two ranks that claim one place.
+"""The process groups of a forked rank: record whether it creates one, and detect two processes that claim the same
+rank.
 
-A script that starts its own ranks does so on every rank: then two processes claim one place in the same world, and
-neither group ever forms. The second process to claim the place gets an error. This covers ranks that are forked
-(fork_server.py), processes that they fork, and processes that they start with torch.multiprocessing.spawn, but not
-processes of other programs. Executed ranks are watched from outside (heartbeat_monitor.py).
+If a script starts its own ranks, it does so on every rank: then two processes claim the same place (URL, rank and world
+size), and neither process group ever forms. The second process that claims a place gets an error. This covers ranks
+that are forked (fork_server.py), processes that they fork, and processes that they start with
+torch.multiprocessing.spawn, but not processes of other programs. Executed ranks are watched from outside
+(heartbeat_monitor.py).
 """
 
 import contextlib
@@ -41,7 +43,7 @@ class RankPlace:
     claims: Path  # a folder of this node and attempt, with a link for each place that a process has claimed
 
     def watch(self) -> None:
-        """Check each place before a process group is created, in this process and in those that it starts."""
+        """Check the place each time before a process group is created, in this process and in those that it starts."""
         compat.before_rendezvous(self.check)
         module: Any = importlib.import_module("torch.multiprocessing.spawn")
         start = module.start_processes
@@ -55,7 +57,7 @@ class RankPlace:
         importlib.import_module("torch.multiprocessing").start_processes = start_processes  # type: ignore[attr-defined]
 
     def check(self, url: object, rank: object, world_size: object) -> None:
-        """Claim a place in a world. Raises RuntimeError if a process of another rank of this node has it."""
+        """Claim a place. Raises RuntimeError if a process of another rank of this node has already claimed it."""
         parts = urlsplit(url) if isinstance(url, str) else None
         if parts is None or parts.scheme not in ("env", "tcp"):
             return
@@ -93,7 +95,7 @@ class RankPlace:
         )
 
     def _claim(self, place: str) -> str:
-        """Claim a place. If a living process of another rank already has it, return that rank, else an empty string."""
+        """Claim a place. Return the rank whose living process has already claimed it, or an empty string."""
         link = self.claims / quote(f"group {place}", safe="")
         try:
             link.symlink_to(f"{self.rank}.{os.getpid()}")
@@ -109,7 +111,7 @@ class RankPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class StartedByRank:
-    """The function that a process started by a rank with torch.multiprocessing.spawn runs; pickled with the place."""
+    """A picklable wrapper of the function that a rank passes to torch.multiprocessing.spawn."""
 
     place: RankPlace
     main: Callable[..., None]
@@ -121,7 +123,7 @@ class StartedByRank:
 
 
 def watch_process_groups(env: Mapping[str, str]) -> None:
-    """Check the process groups of a forked rank, unless it is the only rank."""
+    """Check the process groups of a forked rank; do nothing if it is the only rank."""
     if env.get(names.WORLD_SIZE, "1") != "1" and HEARTBEAT_FILE in env:
         RankPlace(
             rank=env[names.RANK],
@@ -133,7 +135,7 @@ def watch_process_groups(env: Mapping[str, str]) -> None:
 
 
 def record_process_group(env: Mapping[str, str]) -> None:
-    """Once the rank creates a process group, write a file beside its heartbeat and serve its flight recorder."""
+    """When the rank creates a process group, write a file beside its heartbeat and serve its flight recorder."""
     path, pid = env.get(HEARTBEAT_FILE), os.getpid()
 
     def record() -> None:

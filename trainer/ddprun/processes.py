@@ -1,6 +1,7 @@
 """Linux processes: which process descends from which, and how to ensure that none outlives its parent.
 
-It uses only the standard library, as the supervisor must. On other systems the tables are empty and calls do nothing.
+This module uses only the standard library, as the supervisor must. On systems other than Linux, the tables are empty
+and the calls do nothing.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int | None) -> None:
-    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. None undoes this."""
+    """Make the kernel SIGKILL this process when ``parent``, which has just forked it, ends. ``None`` undoes this."""
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL) if parent else 0, 0, 0, 0)
     if parent and os.getppid() != parent:  # the parent ended before the prctl
@@ -63,7 +64,7 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_descendants(root: int, *, timeout_s: float, reap: Callable[[], None]) -> bool:
-    """SIGKILL all descendants of ``root`` until none is left, however fast they fork. Return False at the timeout."""
+    """SIGKILL all descendants of ``root`` until none is left, even if they keep forking. Return False on time-out."""
     deadline = time.monotonic() + timeout_s
     while family := descendants(root):
         if time.monotonic() > deadline:
@@ -94,7 +95,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def kill(pid: int, number: int) -> None:
-    """Send a signal to a process that may be gone."""
+    """Send a signal to a process; do nothing if it no longer exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 

@@ -1,4 +1,4 @@
-"""Progress lines during a long wait: one after 5 s, then less and less often.
+"""Progress lines during a long wait: the first after 5 s, then at growing intervals.
 
 While torch is imported ddprun must not have a thread (it could not fork safely), and on a busy machine the import takes
 a minute. So a finder in ``sys.meta_path``, which Python calls for every imported module, logs the lines.
@@ -15,7 +15,7 @@ MAX_INTERVAL_S = 30.0
 
 
 class Progress:
-    """The lines of one wait, which begins now: after 5, 10, 20, 40, 70, 100 … s."""
+    """The progress lines of one wait, which begins now: they are due after 5, 10, 20, 40, 70, 100 … s."""
 
     def __init__(self, log: Callable[[str], None], what: str) -> None:
         self._log, self._what = log, what
@@ -23,7 +23,7 @@ class Progress:
         self._log_at_s = FIRST_LINE_S
 
     def update(self) -> None:
-        """Log how long the wait has taken, if a line is due."""
+        """Log how long the wait has lasted, if a line is due."""
         passed_s = time.monotonic() - self._started
         if passed_s >= self._log_at_s:
             self._log_at_s = passed_s + min(passed_s, MAX_INTERVAL_S)
@@ -31,7 +31,7 @@ class Progress:
 
 
 class _ImportListener:
-    """A finder that finds no module, but is called for each import."""
+    """A finder that never finds a module; Python calls it for each import."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

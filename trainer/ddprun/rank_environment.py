@@ -1,4 +1,4 @@
-"""What each rank gets from its node: its environment variables, threads, and the cores that it is bound to.
+"""What each rank gets from its node: environment variables, the number of threads, and the cores that it is bound to.
 
 ``allocate_resources`` is called before the fork. ``rank_environment`` is pure: it sets torchrun's and ddprun's own
 variables, and removes those that would mislead the script.
@@ -76,7 +76,7 @@ NOT_FOR_RANKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PreviousAttempts:
-    """What the previous attempts have reached and lost, which the ranks count in their goodput."""
+    """What the previous attempts have reached and lost; the ranks include it in their goodput."""
 
     step: int | None  # the highest step of all previous attempts
     lost: str  # in the format of ddpwire.names.LOST_BEFORE
@@ -94,10 +94,10 @@ def rank_environment(
     threads: int,
     interface: str | None,
 ) -> dict[str, str]:
-    """Return the environment of a rank, the ``worker`` in torch elastic's ``group``, made from ddprun's own, ``base``.
+    """Return the environment of a rank, the ``worker`` in torch elastic's ``group``, based on ddprun's own, ``base``.
 
-    The group's master address and port lead to the attempt's store. ``threads``: how many each rank gets.
-    ``interface``: the network interface to node 0; the loopback if all nodes are on this machine.
+    The group's master address and port lead to the attempt's store. ``threads`` is the number of threads of each rank.
+    ``interface`` is the network interface to node 0, or the loopback if all nodes are on this machine.
     """
     rank, world_size, local_rank = worker.global_rank, worker.world_size, worker.local_rank
     env = {key: value for key, value in base.items() if not key.startswith("PET_") and key not in NOT_FOR_RANKS}

@@ -1,4 +1,4 @@
-"""The error that ended a rank, in one line: from its error file, or else from the end of its log."""
+"""The error that ended a rank, in one line, taken from its error file or else from the end of its log."""
 
 import re
 from collections.abc import Sequence
@@ -32,8 +32,9 @@ def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True)
 
     The error is in the rank's error file. A rank that was executed and does not use torch's ``record`` has no such
     file. Then the error is the last traceback in the log, if Python exited with 1, as it does after an uncaught
-    exception. If lines follow the traceback, or the rank chose its exit code, the script may have caught the exception,
-    so the text names its source. If the log's lines are not ``in_order`` of their writing, the error is unknown.
+    exception. The script may have caught the exception if lines follow the traceback or if the rank chose its exit
+    code; then the text says that it comes from the log. If the log's lines are not ``in_order`` of their writing, the
+    error is unknown.
     """
     message = read_error(node_dir / rank_error(rank))
     if message:
@@ -54,7 +55,7 @@ def last_error(node_dir: Path, rank: int, status: int, *, in_order: bool = True)
 
 
 def find_exception(lines: Sequence[str]) -> int | None:
-    """Return the index of a log's last uncaught exception, the line after its traceback, or None."""
+    """Return the index of the last uncaught exception in a log, which is the line after its traceback, or None."""
     for start in range(len(lines) - 1, -1, -1):
         if TRACEBACK.match(lines[start]):
             after = range(start + 1, len(lines))
@@ -65,7 +66,7 @@ def find_exception(lines: Sequence[str]) -> int | None:
 
 
 def first_words(lines: Sequence[str]) -> str:
-    """Return an error's message in one line: its first line, and the text that the first line introduces.
+    """Return an error's message in one line: its first line, and the text that this line introduces.
 
     A first line that ends with a colon introduces the next line. The error of a DataLoader's worker or a spawned
     process contains the traceback of that process; an error of NCCL ends with "Last error:" and its text.

@@ -1,11 +1,12 @@
 """What a forked rank can report while it hangs: the stacks of its Python threads, and torch's flight recorder.
 
-faulthandler writes the stacks from a signal handler in C, even while a thread holds the GIL and before there is a
-process group, into a memory file that ddprun finds among the process's descriptors. A process without this file, such
-as a program that the rank executes, gets no signal. Processes that the rank forks (DataLoader workers) have the file.
+A signal handler in C (faulthandler) writes the stacks into a memory file, which ddprun finds among the process's
+descriptors. This works even while a thread holds the GIL, and before there is a process group. A process without this
+file, such as a program that the rank executes, gets no signal. Processes that the rank forks (DataLoader workers)
+inherit the file.
 
-A thread answers on a Unix socket beside the rank's heartbeat, with the flight recorder or a profile. The thread starts
-with the first process group, which starts threads anyway. It does not use ``threading``, so that scripts do not see it.
+A thread answers on a Unix socket beside the rank's heartbeat, with the flight recorder or a profile. It starts with the
+first process group, which starts threads anyway, and does not use ``threading``, so that scripts do not see it.
 """
 
 import _thread
@@ -81,7 +82,7 @@ def _answer(connection: socket.socket) -> None:
 
 
 def ask(heartbeat: Path, timeout_s: float, **wanted: object) -> Any:
-    """Return a rank's answer: a profile (``rank_profiler.record``), or the flight recorder if nothing is ``wanted``.
+    """Query a rank; return a profile (``rank_profiler.record``), or the flight recorder if nothing is ``wanted``.
 
     Raises OSError, TimeoutError or ValueError.
     """

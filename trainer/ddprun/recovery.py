@@ -1,6 +1,6 @@
-"""What a failure costs: the downtime until ranks run again, and the steps that are trained twice.
+"""What a failure costs: the downtime until ranks run again, and the steps that have to be trained twice.
 
-``Downtime`` is passed on to the ranks, which count it in their goodput. ``Recovery`` measures each phase of a restart
+``Downtime`` is passed on to the ranks, which include it in their goodput. ``Recovery`` measures each phase of a restart
 for the node's metrics. This module must not import prometheus_client, because main.py imports it before the fork.
 """
 
@@ -29,7 +29,7 @@ class Downtime:
 
     @property
     def requeued(self) -> dict[str, Any]:
-        """The field of the event ``node_started`` for the time since the previous run; empty if there was none."""
+        """Return the field of the event ``node_started`` for the time since the previous start; empty without one."""
         return {"requeued_s": round(self._lost["requeue"], 1)} if "requeue" in self._lost else {}
 
     def started(self, now: float) -> str:
@@ -39,17 +39,17 @@ class Downtime:
         return ",".join(f"{cause}={seconds:.3f}" for cause, seconds in lost.items())
 
     def ended(self, now: float, *, hung: bool, beats: Iterable[Beat | None]) -> None:
-        """Record that the ranks of a failed attempt have ended; ``beats``: their last heartbeats."""
+        """Record that the ranks of a failed attempt have ended. ``beats`` are their last heartbeats."""
         trained_at = max((beat.at_s for beat in beats if beat), default=self._started_at)
         self._lost = {"hang" if hung else "restart": max(0.0, now - trained_at)}
         self._since = now
 
 
 class Recovery:
-    """Measures the time from a failure to the first step after it, phase by phase, and the steps lost."""
+    """Measures the time from a failure to the first step after it, phase by phase, and counts the steps lost."""
 
     def __init__(self, series: "NodeSeries", journal: Journal, best: int | None) -> None:
-        """``best``: the highest step of the previous run."""
+        """``best`` is the highest step that a previous start of the run reached."""
         self._series = series
         self._journal = journal
         self._is_requeued = best is not None  # steps lost before this start are counted at the first step
@@ -59,14 +59,14 @@ class Recovery:
         self.waits_for_step = False
 
     def failed(self, step: int | None) -> None:
-        """Start the measurement at the failure of a rank after ``step`` or at the decision, whichever is first."""
+        """Start the measurement at the failure of a rank after ``step``, or at the decision, whichever comes first."""
         self.reached(step)
         if not self._failed_at or self.waits_for_step:
             self.waits_for_step = False
             self._failed_at = self._lap_at = time.monotonic()
 
     def end_phase(self, phase: str) -> None:
-        """Record the duration of a phase, which must be in the catalogue of metrics."""
+        """Record the duration of ``phase``, which must be in the metric catalogue."""
         now = time.monotonic()
         if self._failed_at:
             self._series.set(metrics.RECOVERY, now - self._lap_at, phase=phase)
@@ -80,7 +80,7 @@ class Recovery:
             self.waits_for_step = True
 
     def steps(self, steps: Iterable[int | None]) -> None:
-        """Take the current steps of this node's ranks; the first step after a restart ends the measurement."""
+        """Update with the current steps of this node's ranks; the first step after a restart ends the measurement."""
         step = max((step for step in steps if step is not None), default=None)
         if self.waits_for_step and time.monotonic() - self._failed_at > FIRST_STEP_TIMEOUT_S:
             self.waits_for_step, self._failed_at = False, 0.0  # the script sends no heartbeats
@@ -101,10 +101,10 @@ class Recovery:
         self.reached(step)
 
     def reached(self, step: int | None) -> None:
-        """Record a step that ranks of the run have reached, if it is the highest so far."""
+        """Record a step that ranks of the run have reached; it counts if it is the highest so far."""
         if step is not None:
             self.best = step if self.best is None else max(self.best, step)
 
     def _lost(self, step: int) -> int:
-        """Return the number of steps that are trained again if the first one is ``step``."""
+        """Return the number of steps that are trained again if training restarts at ``step``."""
         return 0 if self.best is None else max(0, self.best - step + 1)

@@ -1,9 +1,9 @@
 """Registers this node with Prometheus: a target file for its service discovery, and the outcome for a Pushgateway.
 
-The target file exists as long as the node lives, in a folder that a Prometheus watches; ddpctl's target ``local`` names
-such a folder. ddpctl later removes the file of a node that was killed. Only the outcome is pushed, as Prometheus
-advises (https://prometheus.io/docs/practices/pushing/). Because main.py imports this module before the fork, it imports
-prometheus_client only when it pushes.
+The target file exists for as long as the node runs, in a folder that a Prometheus server watches; ddpctl's target
+``local`` sets such a folder. If the node is killed, ddpctl removes the file later. Only the outcome is pushed, as
+Prometheus advises (https://prometheus.io/docs/practices/pushing/). Because main.py imports this module before the fork,
+it imports prometheus_client only when it pushes.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ def push_outcome(
 ) -> None:
     """On node 0, push the outcome if a Pushgateway is configured. A failure is logged; the exit code stays the same.
 
-    Each user and run name have one group of series, which stays on the Pushgateway until it is deleted.
+    There is one group of series for each user and run name. It stays on the Pushgateway until someone deletes it.
     """
     if not config.pushgateway or config.node_rank:
         return

@@ -1,14 +1,14 @@
 """The rendezvous of a run's nodes: a handler for torch elastic in which a node keeps its configured rank.
 
-(elastic's own handler sorts addresses as strings, and its restarts race on stale keys.) Node 0 serves a control store
-on the master port as long as the run lives; every attempt has its own number, and its own store, which the ranks use.
+elastic's own handler sorts addresses as strings, and its restarts race on stale keys. Here, node 0 serves a control
+store on the master port for as long as the run lasts. Each attempt has its own number, and its own store for the ranks.
 
 Keys of the control store: ``claim/NODE`` describes the ddprun that is node NODE, and is deleted when the node is lost;
 ``attempt`` is the number N of the latest attempt; ``N/here/NODE`` means that a node has arrived at attempt N;
 ``N/group`` has the members and the port of the attempt's store; ``N/left`` is the outcome of a node that gave up.
 
-If lost nodes are replaced, the others join the store of the next node 0. It counts attempts from 1, but the group's
-number follows the last one in the ``history`` (consensus.py) that the other nodes have written there.
+If lost nodes are replaced, the others join the store of the next node 0. That store counts attempts from 1, but the
+number of the group follows the last number in ``history`` (consensus.py), which the other nodes have written there.
 """
 
 import contextlib
@@ -53,17 +53,17 @@ class NodeClaim:
     """The claim of one ddprun to be node ``node`` of the run; only one ddprun at a time has the claim.
 
     Node 0 deletes the claim of a node that is silent (consensus.py). A ddprun that finds the claim taken waits until it
-    is deleted, unless the claim's owner is alive.
+    is deleted, or fails if the owner of the claim is alive.
     """
 
     def __init__(self, control: Store, node: int, facts: dict[str, str], token: str) -> None:
-        """``facts``: what all nodes must agree on, stored with the claim. ``token``: unique to this claim."""
+        """``facts`` are what all nodes must agree on, stored with the claim. ``token`` is unique to this claim."""
         self._control = control
         self._node = node
         self._value = {"token": token} | facts
 
     def take(self, is_over: Callable[[str], bool]) -> None:
-        """Take the claim; ``is_over`` sleeps a little, or returns True at its limit. Raises NodeError."""
+        """Take the claim. ``is_over`` sleeps briefly, or returns True after its time limit. Raises NodeError."""
         heartbeats = {self._heartbeat()}
         while not self._is_ours():
             heartbeats.add(self._heartbeat())
@@ -79,7 +79,7 @@ class NodeClaim:
         self._control.set(f"beat/{self._node}", json.dumps({"by": self._value["token"], "attempt": 0, "signs": []}))
 
     def keep(self) -> None:
-        """Check that the claim is still ours, or take it again. Raises NodeError."""
+        """Check that this node still has the claim, or take it again. Raises NodeError."""
         if not self._is_ours():
             raise self._replaced_error()
 
@@ -93,13 +93,13 @@ class NodeClaim:
         return stores.decode(key, known, lambda claim: str(claim["token"])) == self._value["token"]
 
     def _heartbeat(self) -> bytes:
-        """Return the last heartbeat of the claim's owner, who is alive as long as it changes."""
+        """Return the last heartbeat of the claim's owner; the owner is alive for as long as the heartbeat changes."""
         key = f"beat/{self._node}"
         return bytes(self._control.get(key)) if self._control.check([key]) else b""
 
 
 def next_attempt(control: Store, attempt: int, *, is_leader: bool) -> int:
-    """Return the number of the nodes' next attempt, given that this node's last one was ``attempt``."""
+    """Return the number of the nodes' next attempt; ``attempt`` is the number of this node's last one."""
     if is_leader:
         control.set("attempt", str(attempt + 1))
     elif control.check(["attempt"]):
@@ -124,7 +124,7 @@ class FixedRankRendezvous(RendezvousHandler):
         log: Callable[[str], None],
         check_stop: Callable[[], None],
     ) -> None:
-        """``log`` gets progress lines; ``check_stop`` raises NodeError if a stop was requested. Raises NodeError."""
+        """``log`` gets progress lines. ``check_stop`` raises NodeError if a stop was requested. Raises NodeError."""
         self._config = config
         self._route = route
         self._checks = checks
@@ -147,7 +147,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def master(self) -> str:
-        """host:port of the control store."""
+        """The address of the control store, as host:port."""
         return f"{self._config.master_addr}:{self.control.port}"
 
     def _host(self) -> TCPStore:
@@ -178,7 +178,7 @@ class FixedRankRendezvous(RendezvousHandler):
                 time.sleep(RESOLVE_S)
 
     def _resolve_again(self) -> str:
-        """Look up node 0's address, which changes with the node. Return why this failed, or an empty string."""
+        """Look up node 0's address again: a new node 0 has another one. Return why this failed, or an empty string."""
         host = self._config.master_addr
         try:
             self._route = replace(self._route, address=network.resolve(host, timeout_s=RETRY_S))
@@ -262,7 +262,7 @@ class FixedRankRendezvous(RendezvousHandler):
 
     @property
     def _host_of_ranks(self) -> str:
-        """Node 0's host for the ranks. If nodes are replaced, its name may still have the previous node's address."""
+        """Return node 0's host for the ranks. If nodes are replaced, its name may still resolve to the old node."""
         return self._route.address if self._config.is_replaced else self._config.master_addr
 
     def _raise_store_lost(self) -> NoReturn:
@@ -313,14 +313,14 @@ class FixedRankRendezvous(RendezvousHandler):
         return tuple(node for node in nodes if self.control.check([f"{self.attempt}/here/{node}", f"claim/{node}"]))
 
     def _missing(self) -> tuple[int, ...]:
-        """Return the nodes to wait for; after a failure, without the lost nodes if the job may shrink."""
+        """Return the nodes to wait for. After a failure, lost nodes are left out if the job may shrink."""
         everyone = tuple(range(self._config.max_nodes))
         left = tuple(node for node in everyone if self.control.check([f"claim/{node}"]))
         expected = left if self.previous_outcome and self._config.min_nodes <= len(left) else everyone
         return tuple(sorted({*expected} - {*self._arrived()}))
 
     def _group(self) -> dict[str, Any]:
-        """Wait for node 0 to choose the group: the members, and the port of the attempt's store."""
+        """Wait until node 0 has chosen the group; return it: the members, and the port of the attempt's store."""
         wait = self._new_wait(extra_s=stores.TIMEOUT.total_seconds())  # node 0 gives up first, and posts why
         while not self.control.check([f"{self.attempt}/group"]):
             self._raise_if_left()
@@ -352,7 +352,7 @@ class FixedRankRendezvous(RendezvousHandler):
         return Wait(self._config, self._log, extra_s=extra_s, check_stop=self._check_stop, pause=self._pause)
 
     def _pause(self, key: str) -> None:
-        """Sleep a little, but if ``key`` is given, at most until it is set in the control store."""
+        """Sleep briefly; if ``key`` is given, only until it is set in the control store."""
         if not key or self.control.check([key]):
             time.sleep(POLL_S)
             return
@@ -370,17 +370,17 @@ class FixedRankRendezvous(RendezvousHandler):
         return joining.absent_error(self._config, missing, why)
 
     def ranks_have_met(self) -> bool | None:
-        """On node 0, whether ranks have used the attempt's store, or None if this is unknown."""
+        """Return whether ranks have used the attempt's store, or None if this is unknown. Called on node 0."""
         keys = compat.store_keys(self._attempt_store)
         return None if keys is None else any(not key.startswith(ELASTIC_KEYS) for key in keys)
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the ranks are clients of the attempt's store, and none of them serves it."""
+        """Return whether the ranks are only clients of the attempt's store, so that none of them serves it."""
         return True
 
     def get_backend(self) -> str:
-        """Return a name for torch elastic."""
+        """Return a name of this rendezvous for torch elastic."""
         return "ddprun"
 
     def get_run_id(self) -> str:
@@ -388,16 +388,16 @@ class FixedRankRendezvous(RendezvousHandler):
         return self._config.run_id
 
     def num_nodes_waiting(self) -> int:
-        """Return 0: no node joins during an attempt."""
+        """Return 0, because no node joins during an attempt."""
         return 0
 
     def is_closed(self) -> bool:
-        """Return False: the rendezvous is open as long as this node lives."""
+        """Return False, because the rendezvous is open for as long as this node runs."""
         return False
 
     def set_closed(self) -> None:
-        """Do nothing: the stores end with node 0."""
+        """Do nothing, because the stores end with node 0."""
 
     def shutdown(self) -> bool:
-        """Do nothing: the stores end with node 0."""
+        """Do nothing, because the stores end with node 0."""
         return True

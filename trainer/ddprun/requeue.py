@@ -1,8 +1,9 @@
 """Checks whether a Slurm job that is requeued makes progress.
 
 The batch script requeues the job if the outcome has ``retry``. At each start of the job, node 0 adds the newest
-checkpoint to the file ``attempts`` in the run's folder. If it is the same for three starts in a row, and still the
-newest when the third start ends, another start would most likely leave no new checkpoint either.
+checkpoint to the file ``attempts`` in the run's folder. If this is the same checkpoint for three starts in a row, and
+still the newest one when the third start ends, the job is not requeued, because a further start would most likely write
+no new checkpoint either.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ class Requeues:
     """The starts of this job, as node 0 counts them."""
 
     def __init__(self, run_dir: Path, checkpoint_dir: Path, *, is_first: bool) -> None:
-        """Record this start. Starts that cannot be read or written are not counted."""
+        """Record this start. If starts cannot be read or written, they are not counted."""
         self._checkpoint_dir = checkpoint_dir
         path = run_dir / ATTEMPTS
         self._marks: list[str] = []
@@ -35,7 +36,7 @@ class Requeues:
             self._marks = []
 
     def limit(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of this start. After too many starts without a new checkpoint, it gives up."""
+        """Return the outcome of this start. After too many starts without a new checkpoint, it forbids a retry."""
         if not outcome.retry or not self._in_vain():
             return outcome
         message = (

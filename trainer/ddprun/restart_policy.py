@@ -1,8 +1,8 @@
-"""The restart policy: which failure of several was the first, its outcome, and whether there is another attempt. Pure.
+"""The restart policy: which of several failures came first, its outcome, and whether there is another attempt. Pure.
 
-A rank that dies makes its peers fail too: a Python peer exits with 1 (a traceback about a closed connection), a peer
-inside gloo or NCCL aborts with 134, and ddptrain exits with 142. Such an exit may result from a failure that is not
-known yet.
+A rank that dies makes its peers fail too: a peer that runs Python code exits with 1 (a traceback about a closed
+connection), a peer inside gloo or NCCL aborts with 134, and ddptrain exits with 142. So such an exit may be the result
+of a failure that node 0 does not know of yet.
 
 Restarts are not limited by number but by progress: preemptions and lost nodes may occur again and again as long as the
 training advances in between. Progress is a higher step in any rank's heartbeat than in all previous attempts; a script
@@ -39,7 +39,7 @@ MAX_OOM_RESTARTS = 1  # another process may have used up the memory, once
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank that failed, hangs or was stopped, or a node that was lost (``rank`` is None)."""
+    """The failure of a rank, or the loss of a node (``rank`` is None). A rank failed, hangs or was stopped."""
 
     node: int
     rank: int | None
@@ -58,9 +58,11 @@ class Failure:
 
     @property
     def code(self) -> int:
-        """The exit code as in a shell; the stop signal's code if ddprun killed the rank or the rank exited with 0.
+        """The exit code as in a shell, or the code of the stop signal if ddprun killed the rank or the rank exited with
+        0.
 
-        After Ctrl-C it is an interruption's code, whatever the rank does; if a second Ctrl-C killed it, SIGKILL's code.
+        After Ctrl-C, the code is that of an interruption whatever the rank does, or SIGKILL's if a second Ctrl-C killed
+        it.
         """
         if self.hung:
             return Exit.HUNG
@@ -70,10 +72,10 @@ class Failure:
 
 
 def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, float], settled: bool) -> Failure | None:
-    """Return the failure that explains the others, or None if it is not known yet or there is none.
+    """Return the failure that caused the others, or None if it is not known yet or nothing failed.
 
-    ``failures`` are in the order in which they happened. ``silent_s`` is how long each other node has been silent,
-    ``settled`` whether every node has responded since the first failure and its SETTLE_S has passed.
+    ``failures`` are in the order in which they happened. ``silent_s`` is how long each other node has been silent.
+    ``settled`` is whether every node has responded since the first failure and its SETTLE_S have passed.
     """
     own = next((failure for failure in failures if failure.code not in SETTLE_S), None)
     if own and (own.status < 0 or settled):  # a rank with another exit code may have noticed the loss of a node
@@ -86,7 +88,7 @@ def find_root_failure(failures: Sequence[Failure], *, silent_s: Mapping[int, flo
 
 
 def outcome_of(failure: Failure, *, attempt: int) -> Outcome:
-    """Return the outcome of ``failure``, the same on all nodes."""
+    """Return the outcome that ``failure`` has on all nodes."""
     node: int | None = failure.node
     rank = failure.rank
     who = f"rank {rank} on node {failure.node}"
@@ -140,12 +142,12 @@ def _how_stopped(failure: Failure, who: str) -> str:
 
 
 def describe_stop(number: int, reason: str = "") -> str:
-    """Return what stopped a node: the signal ``number``, or ddprun itself for a ``reason``."""
+    """Return a text for what stopped a node: the signal ``number``, or ddprun itself because of ``reason``."""
     return f"stopped because {reason}" if reason else f"stopped by {_signal_name(number)}"
 
 
 def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
-    """Return the outcome of an attempt that ended because ``node`` was stopped and another is started in its place."""
+    """Return the outcome of an attempt that ended because ``node`` was stopped and a new node takes its place."""
     return Outcome(
         code=Exit.SAVED_TERM,
         cause="stopped",
@@ -158,16 +160,17 @@ def outcome_of_leaving(node: int, *, step: int | None, attempt: int) -> Outcome:
 
 
 def may_restart(outcome: Outcome, *, leaves: bool = False) -> bool:
-    """Whether another attempt may succeed: it may after external causes, not after errors and crashes of the script.
+    """Return whether another attempt may succeed: it may after external causes, but not after errors or crashes of the
+    script.
 
-    ``leaves``: only one node was stopped, and another is started in its place.
+    ``leaves``: whether only one node was stopped, and a new node is started in its place.
     """
     causes = (*EXTERNAL_CAUSES, "stopped") if leaves else EXTERNAL_CAUSES
     return outcome.cause in causes and outcome.code not in CRASH_CODES
 
 
 def _was_requested(failure: Failure) -> bool:
-    """Whether the exit follows a stop: it has a stop's code, or any error code after a signal that only stops."""
+    """Return whether the exit follows a stop: its code is a stop's, or an error's after a signal that only stops."""
     stop = failure.stopped_by
     return bool(stop) and (failure.code in (128 + stop, *STOP_CODES) or (failure.status > 0 and stop in _ONLY_STOPS))
 
@@ -195,7 +198,7 @@ def read_attempts(values: Any) -> list[FailedAttempt]:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """How an attempt ended, and whether there is another."""
+    """How an attempt ended, and whether there is another attempt."""
 
     outcome: Outcome
     restart: bool = False
@@ -206,8 +209,8 @@ def decide(
 ) -> Decision:
     """Decide what follows the last failure. ``attempts``: all attempts of the run, the failed one last.
 
-    ``restarts_errors``: as in torchrun, restart after any cause except a stop (never after the codes NEVER_AGAIN), and
-    limit only the number of restarts. ``leaves``: see ``may_restart``.
+    ``restarts_errors``: whether to restart as torchrun does, after any cause except a stop (but never after the codes
+    in NEVER_AGAIN), and to limit only the number of restarts. ``leaves``: see ``may_restart``.
     """
     outcome = attempts[-1].outcome
     if restarts_errors:

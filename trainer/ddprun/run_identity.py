@@ -1,4 +1,4 @@
-"""The identity of a run besides its name, which other runs may share: its unique id, its user, its project."""
+"""The identity of a run besides its name, which other runs may share: its unique id, its user and its project."""
 
 import contextlib
 import getpass
@@ -14,11 +14,11 @@ UID_DIGITS = 12
 
 
 def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
-    """Return the run's id: its launcher's, or an id that is the same on all nodes and in all starts of a requeued run.
+    """Return the run's id: the launcher's id, or one that is the same on all nodes and in all starts of a requeued run.
 
-    Nodes that have not met share only their launcher's values: Slurm's job, or the address of node 0. So a run that is
-    started by hand again, with the same name and address, has the same id. A single node without a run id or a run
-    folder gets a random id.
+    Before the nodes have met, they share only values from their launcher: Slurm's job, or the address of node 0. So if
+    a run is started by hand again with the same name and address, it gets the same id. A single node without a run id
+    or a run folder gets a random id.
     """
     if uid := environ.get(names.RUN_UID):
         return uid
@@ -32,7 +32,7 @@ def make_uid(config: NodeConfig, environ: Mapping[str, str]) -> str:
 
 
 def owner(config: NodeConfig, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels ``user`` and ``project``, empty if unknown. The system user of a pod is not used."""
+    """Return the labels ``user`` and ``project``, which are empty if unknown. In a pod, the system user is not used."""
     user = environ.get(names.USER) or environ.get("SLURM_JOB_USER") or ""
     if not user and not config.retries_network:
         with contextlib.suppress(OSError, KeyError, ImportError):

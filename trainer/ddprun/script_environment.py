@@ -1,7 +1,7 @@
-"""Which environment variables a script sets before it imports torch, read from its source; nothing is executed.
+"""Which environment variables a script sets before it imports torch. The source is only read; nothing is executed.
 
-A forked rank already has torch, so a variable that torch, or a library that it imports, reads during its import has no
-effect there. A script that sets one is executed instead. Pure, except for reading the files.
+A forked rank already has torch, so setting a variable that is read during the import of torch has no effect there. A
+script that sets such a variable is executed instead. Pure, except for reading the files.
 """
 
 import ast
@@ -26,26 +26,26 @@ MAX_BYTES = 1 << 20  # a longer file is no script
 
 @functools.cache
 def set_before_torch(script: Path, root: Path) -> tuple[str, ...]:
-    """Return the variables that matter and that ``script``, or a module in ``root``, sets before torch is imported.
+    """Return the relevant variables that ``script``, or a module in ``root``, sets before torch is imported.
 
-    ``root``: where Python looks for the script's own modules. Only the order of the source matters: all code above the
-    import counts, even inside a function. The result is empty for a file that cannot be read or parsed.
+    ``root`` is where Python looks for the script's own modules. Only the order of the source matters: all code above
+    the import counts, even code inside a function. The result is empty for a file that cannot be read or parsed.
     """
     names = dict.fromkeys(name for name in _Reader(root).read(script) if not is_read_later(name))
     return tuple(names)
 
 
 def is_read_later(name: str) -> bool:
-    """Whether a variable is read after torch is imported, if at all."""
+    """Return whether a variable is read only after torch is imported, or never."""
     return name in READ_LATER or name.startswith(READ_LATER_PREFIXES)
 
 
 class _TorchIsImportedError(Exception):
-    """Raised when torch is imported, because variables that are set later have no effect on it."""
+    """Raised at the import of torch, because variables that are set later have no effect on it."""
 
 
 class _Reader:
-    """Reads a script, and its own modules that it imports, in the order of their source."""
+    """Reads a script, and its own modules that it imports, in the order of the source."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -70,7 +70,7 @@ class _Reader:
         self._block(tree.body, runs=True)
 
     def _block(self, body: list[ast.stmt], *, runs: bool) -> None:
-        """Read statements. ``runs``: they are executed when the file is executed, so imports among them count."""
+        """Read statements. ``runs``: whether they run with the file; only then do imports among them count."""
         for statement in body:
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 if runs:
@@ -155,7 +155,7 @@ def _constant(node: ast.AST) -> str:
 
 
 def _keys(node: ast.AST) -> list[str]:
-    """Return the keys of a dict that is written out in the source; UNKNOWN for other values."""
+    """Return the keys of a dict literal, or UNKNOWN for another expression."""
     if isinstance(node, ast.Dict):
         return [_constant(key) if key else UNKNOWN for key in node.keys]
     if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict" and not node.args:

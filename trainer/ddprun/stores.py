@@ -1,8 +1,8 @@
 """Connections to stores in which no call waits forever, and whose values are signed if the run has a secret.
 
-TCPStore's own calls may wait forever: if a foreign server accepts the connection and is silent, or if a machine that
-had answered loses power. Then no connection is closed, and timeouts count only while the store answers that a key is
-missing.
+TCPStore's own calls may wait forever, for example if another program accepts the connection and stays silent, or if the
+store's machine loses power. Then no connection is closed, and TCPStore's timeouts apply only while the store answers
+that a key is missing.
 """
 
 import hmac
@@ -41,10 +41,10 @@ def decode(key: str, value: bytes | str, make: Callable[[Any], T]) -> T:
 
 
 class TimeoutStore(Store):
-    """A remote store: each call returns, or raises RuntimeError soon after its own timeout."""
+    """A client of a store: each call returns, or raises RuntimeError soon after its own timeout."""
 
     def __init__(self, store: Any, timeout: timedelta = TIMEOUT) -> None:
-        """``timeout`` is the store's own, for missing keys."""
+        """``timeout`` is the store's own timeout for missing keys."""
         super().__init__()
         self._store = store
         self._timeout = timeout
@@ -76,7 +76,7 @@ class TimeoutStore(Store):
         return int(self._store.port)
 
     def clone(self) -> "TimeoutStore":
-        """Return another connection."""
+        """Return a new connection to the same store."""
         return TimeoutStore(self._call(self._store.clone), self._timeout)
 
     def set(self, key: str, value: str) -> None:
@@ -105,7 +105,7 @@ class TimeoutStore(Store):
 
 
 class SignedStore:
-    """A store whose values have an HMAC if the run has a secret; counters and torch's keys (``wrapped``) have none."""
+    """A store that signs its values if the run has a secret. Counters and torch's keys (``wrapped``) are unsigned."""
 
     def __init__(self, store: Any, secret: bytes, run_id: str) -> None:
         self.wrapped = store
@@ -115,7 +115,7 @@ class SignedStore:
         return getattr(self.wrapped, name)
 
     def clone(self) -> "SignedStore":
-        """Return another connection."""
+        """Return a new connection to the same store."""
         return SignedStore(self.wrapped.clone(), self._secret, self._run_id)
 
     def set(self, key: str, value: str) -> None:
@@ -127,7 +127,7 @@ class SignedStore:
         return self._verify(key, bytes(self.wrapped.get(key)))
 
     def compare_set(self, key: str, expected: str, value: str) -> bytes:
-        """See Store; ``expected`` is empty: the key is missing. Raises NodeError as ``get`` does."""
+        """See Store. An empty ``expected`` means that the key is missing. Raises NodeError as ``get`` does."""
         value = self._signature(key, value.encode()).decode() + value
         return self._verify(key, bytes(self.wrapped.compare_set(key, expected, value)))
 

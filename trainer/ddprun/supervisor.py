@@ -1,8 +1,9 @@
-"""The supervisor: the parent of a node's ranks, a small process that starts them, reaps them and leaves none behind.
+"""The supervisor: the parent of a node's ranks. It is a small process that starts and reaps them, and leaves none
+behind.
 
-It exists so that ranks have a parent without threads (it may fork safely, and the kernel kills them when it dies), and
-so that a process is left to clean up when ddprun is SIGKILLed: at the end of file of the control socket it kills all
-its descendants and ends. It uses only the standard library, and knows about processes, not about training.
+The supervisor has no threads, so it can fork ranks safely, and the kernel kills the ranks when it dies. It also cleans
+up when ddprun is SIGKILLed: when the control socket closes, it kills all its descendants and ends. It uses only the
+standard library, and handles processes only, not training.
 
 The socket carries JSON lines. To the supervisor: {"do": "start", "tag", "argv", "env", "cwd", "cores"} with the
 descriptors of the rank's stdin, stdout and stderr; {"do": "signal", "tag", "signal"}; {"do": "clear"}. From it:
@@ -35,7 +36,7 @@ BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1,
 
 
 class Supervisor:
-    """The ranks that are alive, and the socket over which ddprun controls them."""
+    """The ranks that are alive, and the socket through which ddprun controls them."""
 
     def __init__(self, control: socket.socket, start: StartRank) -> None:
         self._control = control
@@ -45,7 +46,7 @@ class Supervisor:
         self._rest = b""
 
     def run(self, wakeups: socket.socket) -> None:
-        """Serve until ddprun is gone, then kill all descendants that are left."""
+        """Serve until ddprun has ended, then kill all descendants that are left."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             selector.register(wakeups, selectors.EVENT_READ)
@@ -59,7 +60,7 @@ class Supervisor:
         self._clear(timeout_s=60.0)
 
     def _serve(self) -> bool:
-        """Handle the requests that have arrived. Return False at the end of file, when ddprun is gone."""
+        """Handle the requests that have arrived. Return False at the end of file, which means that ddprun has ended."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self._control, 1 << 16, 16)
         except ConnectionError:
@@ -99,7 +100,7 @@ class Supervisor:
                     processes.kill_session(pid)
 
     def _clear(self, *, timeout_s: float) -> None:
-        """Kill all descendants; report the exit of each rank before returning."""
+        """Kill all descendants; report the exit of each rank before this returns."""
         deadline = time.monotonic() + timeout_s
         for pid in self._ranks:
             processes.kill(pid, signal.SIGKILL)
@@ -132,12 +133,12 @@ def exec_rank(
 
 
 def unbuffered(argv: Sequence[str]) -> list[str]:
-    """Return a rank's command, with -u for Python: otherwise the last output of a killed rank is lost."""
+    """Return a rank's command, with -u added for Python, without which the last output of a killed rank is lost."""
     return [argv[0], "-u", *argv[1:]] if argv[0] == sys.executable else list(argv)
 
 
 def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervisor_pid: int) -> None:
-    """Prepare the forked child: its streams, session, cores, working directory, and death with the supervisor.
+    """Set up the forked child: its streams, session, cores and working directory, and that it dies with the supervisor.
 
     Raises OSError.
     """
@@ -154,13 +155,13 @@ def set_up_rank(cwd: str, cores: Sequence[int], streams: Sequence[int], supervis
 
 
 def exit_not_started(argv: Sequence[str], error: OSError) -> NoReturn:
-    """End a child that could not be started, with a message and exit code like a shell's."""
+    """End a child process that could not be started, with a message and an exit code like a shell's."""
     os.write(2, f"cannot start {argv[0]}: {error.strerror}\n".encode())
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
 def serve(control: socket.socket, start: StartRank) -> None:
-    """Supervise ranks for the process at the other end of ``control``, until that process and the ranks are gone."""
+    """Supervise ranks for the process at the other end of ``control``, until that process and the ranks have ended."""
     processes.adopt_orphans()
     wakeups, waker = socket.socketpair()
     waker.setblocking(False)
@@ -170,7 +171,7 @@ def serve(control: socket.socket, start: StartRank) -> None:
 
 
 def main() -> None:
-    """Supervise ranks that are started with exec; the last arguments: descriptors of the node's lock and the socket."""
+    """Supervise ranks that are executed. The last arguments are the descriptors of the node's lock and the socket."""
     for descriptor in map(int, sys.argv[-2:]):  # the ranks must not inherit these
         os.set_inheritable(descriptor, False)
     with socket.socket(fileno=int(sys.argv[-1])) as control:

@@ -1,4 +1,4 @@
-"""How a node ends: the signals it receives, the stop of its ranks, and kills by the kernel when memory runs out.
+"""How a node ends: the signals it receives, the stop of its ranks, and kills by the kernel when memory is exhausted.
 
 ``Signals`` turns signals, and the end of the lifeline, into calls; ``Stop`` ends the ranks with a signal, a grace
 period and SIGKILL; ``OomMonitor`` reads the kernel's count of OOM kills.
@@ -31,12 +31,12 @@ RANK_OOM_SCORE = 500  # added to oom_score_adj, which is at most 1000 (proc(5))
 class Signals:
     """Calls ``on_stop``, ``on_forward`` and ``on_resize`` when signals arrive, from its creation on.
 
-    The owner may replace the callbacks.
+    The owner may replace these callbacks.
 
-    Before ``listen`` there is no thread, so that the process may be forked, and the main thread makes the calls. After
-    it, a separate thread makes them, whatever the main thread is doing. Python runs a handler only between two
-    bytecodes of the main thread, so not while that waits in C++, but the signal's number arrives through
-    ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
+    Before ``listen`` is called, the main thread makes the calls: there is no other thread, so that the process may be
+    forked. Afterwards a separate thread makes them, whatever the main thread is doing. Python runs a signal handler
+    only between two bytecodes of the main thread, so never while the main thread waits in C++; the signal's number
+    arrives through ``set_wakeup_fd`` at once. None of these signals kills ddprun by itself.
     """
 
     def __init__(self, on_stop: Callable[[int], None], on_forward: Callable[[int], None]) -> None:
@@ -63,7 +63,7 @@ class Signals:
         threading.Thread(target=self._listen, name="signals", daemon=True).start()
 
     def stop(self, reason: str) -> None:
-        """Act as after a SIGTERM, unless a stop was requested: a second signal would end the ranks' grace period."""
+        """Act as after a SIGTERM, unless a stop was already requested: a second one would end the grace period."""
         if self._stop_requested:
             return
         self.stop_reason = reason
@@ -75,7 +75,7 @@ class Signals:
             self._dispatch(number)
 
     def watch_lifeline(self, descriptor: int) -> None:
-        """Treat the end of file of ``descriptor`` as a SIGTERM: the process at its other end is gone."""
+        """Treat the end of file of ``descriptor`` as a SIGTERM, because the process at its other end has ended."""
         try:
             os.set_inheritable(descriptor, False)
         except (OSError, OverflowError):
@@ -107,13 +107,13 @@ class Signals:
 
 
 def stopped_before_start(number: int, node: int, reason: str = "") -> Outcome:
-    """Return the outcome of a stop that was requested before there were ranks."""
+    """Return the outcome of a stop that was requested before there were any ranks."""
     code, message = 128 + number, f"{describe_stop(number, reason)} before the ranks had started"
     return Outcome(code=code, cause="stopped", message=message, node=node, retry=worth_a_retry(code))
 
 
 class Stop:
-    """Ends the ranks of this node, and knows whether a stop was requested."""
+    """Ends the ranks of this node, and records whether a stop was requested."""
 
     def __init__(self, workers: Workers, *, node: int, grace_s: float, log: Callable[[str], None]) -> None:
         self._workers = workers
@@ -134,7 +134,7 @@ class Stop:
     def request(self, number: int, *, leaves: bool = False) -> None:
         """Stop this node: with a grace period on the first request, at once on the second.
 
-        ``leaves``: the run continues, with another node in this node's place.
+        ``leaves``: whether the run continues with a new node in this node's place.
         """
         name = signal.Signals(number).name
         if self.requested:
@@ -155,7 +155,7 @@ class Stop:
             self._signal_ranks(number, self._grace_s)
 
     def forward(self, number: int) -> None:
-        """Forward a signal to the ranks, whatever they do in response: save, dump, or end."""
+        """Forward a signal to the ranks, which may then save, dump or end."""
         self.forwarded = number
 
         def send() -> None:
@@ -173,12 +173,12 @@ class Stop:
             raise NodeError(stopped_before_start(self.requested, self._node, self.reason), leaves=self.leaves)
 
     def new_attempt(self) -> None:
-        """Start an attempt: its ranks have received no signal."""
+        """Start an attempt, whose ranks have received no signal yet."""
         self._sent = 0
         self.forwarded = self.requested
 
     def end_ranks(self, grace_s: float) -> None:
-        """End all ranks, after ``grace_s`` or the rest of a grace period that has already begun."""
+        """End all ranks after ``grace_s``, or after the rest of a grace period that has already begun."""
         if not self._sent:
             self._signal_ranks(signal.SIGTERM, grace_s)
         while self._workers.alive and time.monotonic() < self._deadline:
@@ -199,7 +199,7 @@ class Stop:
 class OomMonitor:
     """Detects whether the kernel has killed a process of this node's memory cgroup.
 
-    cgroup v2 counts kills in memory.events, v1 in memory.oom_control, both even if there is no limit.
+    cgroup v2 counts kills in memory.events, v1 in memory.oom_control; both count even if there is no limit.
     """
 
     def __init__(self, root: Path = CGROUP_ROOT, own: Path = Path("/proc/self/cgroup")) -> None:
@@ -207,7 +207,7 @@ class OomMonitor:
         self._kills = self._read()
 
     def killed(self) -> bool:
-        """Whether a process was killed since the last call."""
+        """Return whether a process was killed since the last call."""
         before, self._kills = self._kills, self._read()
         return self._kills > before
 
@@ -229,7 +229,7 @@ class OomMonitor:
 
 
 def prefer_as_oom_victim(pid: int) -> None:
-    """Make the kernel kill this rank and its children before ddprun, which also has torch in memory."""
+    """Make the kernel kill this rank and its children before ddprun, which also holds torch in memory."""
     own = _read_text(Path("/proc/self/oom_score_adj"))
     with contextlib.suppress(OSError, ValueError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(min(1000, int(own) + RANK_OOM_SCORE)))

@@ -1,4 +1,4 @@
-"""A log of lines ``TIME [node0 rank1] LINE``: when ddprun read the end of the line, in UTC, by the node's clock."""
+"""A log of lines ``TIME [node0 rank1] LINE``. TIME is when ddprun read the line's end, by the node's clock in UTC."""
 
 import contextlib
 import re
@@ -13,7 +13,7 @@ MAX_BYTES = 1 << 25  # of a file; there are at most two
 
 
 class TimedLog:
-    """The lines of one stream of a rank, or of ddprun itself (``rank`` is None)."""
+    """The log of one stream of a rank, or of ddprun itself (``rank`` is None)."""
 
     def __init__(self, path: Path, node: int, rank: int | None = None) -> None:
         self._path, self._rank = path, rank
@@ -23,7 +23,7 @@ class TimedLog:
             path.parent.mkdir(exist_ok=True)
 
     def add(self, data: bytes) -> None:
-        """Add what was read; empty data ends the last line. If the disk is full, lines are lost."""
+        """Add data that was read; empty data ends the last line. If the disk is full, lines are lost."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if self._rest and (not data or len(self._rest) > MAX_LINE_BYTES):
             lines, self._rest = [*lines, self._rest], b""
@@ -35,5 +35,5 @@ class TimedLog:
 
 
 def strip_torch_prefix(line: bytes, rank: int | None) -> bytes:
-    """Return a rank's line without torch's prefixes ``[rank3]: ``, one per default process group: ddprun adds one."""
+    """Remove torch's prefixes ``[rank3]: `` (one per default process group) from a line; ddprun adds its own."""
     return line if rank is None else re.sub(rb"^(\[rank%d\]: ?)+" % rank, b"", line)

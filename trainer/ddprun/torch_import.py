@@ -1,8 +1,8 @@
 """The script's first import of torch in a forked rank, which already has torch.
 
-Until that import, sys.modules does not contain torch, as in an executed rank; then the same modules are put back.
-Before it, code whose source script_environment.py does not read (an installed package) may have set variables that
-torch reads during its import. They have no effect, so ddprun prints their names.
+Until the script imports torch, sys.modules does not contain torch, as in an executed rank; at the import, the same
+modules are put back. Before the import, code that script_environment.py does not read (an installed package) may have
+set variables that torch reads during its import. They have no effect in a forked rank, so ddprun prints their names.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from ddpwire import names
 
 
 class FirstTorchImport(MetaPathFinder, Loader):
-    """A finder for sys.meta_path that returns the torch that was taken out of sys.modules."""
+    """A finder for sys.meta_path that returns the torch module that was removed from sys.modules."""
 
     def __init__(self) -> None:
         self._modules = {name: sys.modules[name] for name in sys.modules if name.partition(".")[0] == "torch"}
@@ -28,7 +28,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         self._spec: ModuleSpec = self._modules["torch"].__spec__  # type: ignore[assignment]
 
     def install(self) -> None:
-        """Take torch, which must be in sys.modules, out of it until torch is imported."""
+        """Remove torch from sys.modules, which must contain it, until the script imports torch."""
         for name in self._modules:
             del sys.modules[name]
         sys.meta_path.insert(0, self)
@@ -39,7 +39,7 @@ class FirstTorchImport(MetaPathFinder, Loader):
         path: Sequence[str] | None = None,  # noqa: ARG002
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> ModuleSpec | None:
-        """Find torch itself. Its submodules are imported after it, and are in sys.modules again by then."""
+        """Find torch itself. Its submodules are imported after it, when they are already in sys.modules again."""
         if fullname != "torch" or self._is_used:
             return None
         real = self._spec
@@ -49,13 +49,13 @@ class FirstTorchImport(MetaPathFinder, Loader):
         return spec
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of torch's own loader, for example to read torch's source or data."""
+        """Return an attribute of torch's own loader, for example to read torch's source files."""
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(self._spec.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Put all of torch's modules back."""
+        """Put all of torch's modules back into sys.modules."""
         self._is_used = True
         with contextlib.suppress(ValueError):  # the script has wrapped the finders
             sys.meta_path.remove(self)
@@ -75,6 +75,6 @@ class FirstTorchImport(MetaPathFinder, Loader):
 
 
 def changed_variables(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the variables that differ and that a library may read while it is imported."""
+    """Return the variables whose values differ and which a library may read while it is imported."""
     names = sorted({name for name, _ in before.items() ^ after.items()})
     return [name for name in names if not is_read_later(name)]

@@ -1,4 +1,4 @@
-"""The rank processes of this node, which ddprun controls through the supervisor: start, signal, exit."""
+"""The rank processes of this node, which ddprun starts, signals and watches through the supervisor."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ KILLED_STATUS = -9
 
 
 class SupervisorLostError(Exception):
-    """The supervisor and its ranks have ended, or it did not reply in time and was killed."""
+    """Raised if the supervisor and its ranks have ended, or if it did not reply in time and was killed."""
 
 
 class Workers:
@@ -45,7 +45,8 @@ class Workers:
     def __init__(self, *, lock_fd: int, fork: bool) -> None:
         """Start the supervisor. The owner sets the callbacks before the first rank is started.
 
-        ``fork``: the supervisor is a fork of this process, which must not have threads yet, and it forks the ranks.
+        ``fork``: whether the supervisor forks the ranks; it is then itself a fork of this process, which must not have
+        threads yet.
         """
         self.on_supervisor_lost = lambda: None
         self.gives_up_start = lambda: False
@@ -89,7 +90,7 @@ class Workers:
 
     @property
     def forks(self) -> bool:
-        """Whether the ranks are forked; if not, they are executed."""
+        """Whether the ranks are forked rather than executed."""
         return self._fork and not self._exec_reason
 
     def start(
@@ -97,7 +98,7 @@ class Workers:
     ) -> int:
         """Start a rank with ``streams``; return its pid. Raises SupervisorLostError.
 
-        ``cores``: the cores that it may run on; if empty, the cores of this process.
+        ``cores`` are the cores on which the rank may run; if empty, it may use the cores of this process.
         """
         if self._lost:
             if self._fork:  # this process has threads now
@@ -119,13 +120,13 @@ class Workers:
             self._send({"do": "signal", "tag": tag, "signal": number})
 
     def clear(self) -> None:
-        """SIGKILL the ranks and all processes that they started; return when these are gone."""
+        """SIGKILL the ranks and all processes that they started; return when all of these have ended."""
         if not self._lost:
             with contextlib.suppress(SupervisorLostError):  # then no rank is left
                 self._request({"do": "clear"})
 
     def continue_supervisor(self) -> None:
-        """Continue the supervisor if it was stopped (SIGSTOP). A stopped one cannot start ranks or notice exits."""
+        """Continue the supervisor if it was stopped (SIGSTOP): while stopped, it cannot start ranks or notice exits."""
         if not self._lost and processes.is_stopped(self._pid):
             self.log(f"the supervisor of the ranks (pid {self._pid}) was stopped by SIGSTOP; it is continued")
             processes.kill(self._pid, signal.SIGCONT)
@@ -158,7 +159,7 @@ class Workers:
         raise SupervisorLostError(f"the supervisor of the ranks did not answer within {limit_s:g} s")
 
     def kill(self) -> None:
-        """SIGKILL the supervisor, and its ranks with it; wait briefly until their exits are handled."""
+        """SIGKILL the supervisor, and with it its ranks; wait briefly until their exits are handled."""
         processes.kill(self._pid, signal.SIGKILL)
         with contextlib.suppress(queue.Empty):  # the supervisor or a rank is stuck in the kernel
             while self._replies.get(timeout=KILL_TIMEOUT_S) is not None:
