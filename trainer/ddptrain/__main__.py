@@ -1,6 +1,6 @@
-"""The entry point of a rank and of the subcommands: installs signal handlers, parses the options, then imports torch.
+"""The entry point of a rank and of the subcommands: install signal handlers, parse the options, then import torch.
 
-Importing torch takes seconds: a signal may come meanwhile, and ``--help`` must not wait for the import.
+Importing torch takes seconds. Signals may arrive in the meantime, and ``--help`` must not wait for the import.
 """
 
 import contextlib

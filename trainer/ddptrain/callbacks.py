@@ -1,7 +1,8 @@
-"""Everything that runs around the steps of the training loop.
+"""The code that runs before and after the steps of the training loop.
 
-`NonFiniteGuard` finds NaN and infinite losses and gradients, `StopVote` lets the ranks agree on when to stop,
-`ProgressDisplay` reports on stdout; `Callbacks` holds these and the other objects called before and after a step.
+`NonFiniteGuard` finds NaN and infinite losses and gradients, `StopVote` lets the ranks agree on when to stop, and
+`ProgressDisplay` reports on stdout. `Callbacks` holds these and all other objects that are called before or after a
+step.
 """
 
 import math
@@ -41,7 +42,7 @@ DEVICE_EVERY_S = 5.0
 
 
 class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error message
-    """Step ``step`` (counted from 1) was not taken: its loss or gradient is not finite."""
+    """Raised if step ``step`` (counted from 1) was not taken because its loss or gradient is not finite."""
 
     def __init__(self, step: int) -> None:
         super().__init__(step)
@@ -49,13 +50,13 @@ class NonFinite(Exception):  # noqa: N818 - a fact about a step, not an error me
 
 
 class NonFiniteGuard:
-    """Finds NaN and infinity before the optimizer's step, so that they reach no weight and no checkpoint.
+    """Finds NaN and infinity before the optimizer's step, so that they never reach a weight or a checkpoint.
 
-    If a loss is not finite on one rank, its gradient becomes NaN, which the all-reduce brings to every rank: all ranks
-    see it after the same step, without further communication. On a CPU the step is not taken and NonFinite is raised.
-    With a GPU, the CPU does not wait: a flag on the GPU, once set, keeps every later step from changing anything
-    (``found_inf``, with which torch's fused optimizers support GradScaler). The CPU reads a copy of the flag when it
-    arrives, one or more steps later.
+    If a loss is not finite on one rank, its gradient becomes NaN, and the all-reduce brings the NaN to every rank. So
+    all ranks see it after the same step, without further communication. On a CPU, the step is not taken and NonFinite
+    is raised. On a GPU, the CPU does not wait: a flag on the GPU (``found_inf``, with which torch's fused optimizers
+    support GradScaler) keeps every later step from changing anything. The CPU reads a copy of the flag when it arrives,
+    one or more steps later.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,15 +72,15 @@ class NonFiniteGuard:
             self._known = False  # whether a copy that was not 0 has arrived
 
     def with_nan_gradient(self, loss: Tensor) -> Tensor:
-        """Return the same loss; its gradient is NaN if the loss is not finite or no more steps are to be taken."""
+        """Return the loss; give it a NaN gradient if it is not finite or if no more steps are to be taken."""
         factor = 1 + (loss - loss).detach()
         return loss * (factor if self._no_more is None else factor + self._no_more)
 
     def check(self, norm: Tensor, optimizer: torch.optim.Optimizer, *, step: int, scaled: bool = False) -> None:
         """Check the gradient's norm before optimizer step ``step`` (counted from 1). Raises NonFinite.
 
-        ``scaled``: whether a GradScaler is used, which skips a step that overflowed and reduces its scale. Then only
-        MAX_OVERFLOWS overflowed steps in a row are an error.
+        ``scaled``: whether a GradScaler is used, which skips a step that overflowed and reduces its scale. Then it is
+        an error only if MAX_OVERFLOWS steps in a row overflow.
         """
         self._norm = norm
         if scaled:
@@ -103,12 +104,12 @@ class NonFiniteGuard:
 
     @property
     def last_norm(self) -> float:
-        """The norm of the last gradient, NaN before the first; waits for the device."""
+        """The norm of the last gradient, or NaN before the first step. Waits for the device."""
         return math.nan if self._norm is None else self._norm.item()
 
     @property
     def detected(self) -> bool:
-        """Whether a step is already known not to be finite; does not wait for the device."""
+        """Whether a step is already known not to be finite. Does not wait for the device."""
         if self._flag is None or self._copied is None:
             return False
         self._copy_arrived()
@@ -116,16 +117,16 @@ class NonFiniteGuard:
 
     @property
     def tripped(self) -> bool:
-        """Whether a step was not finite; waits for the device."""
+        """Whether a step was not finite. Waits for the device."""
         return self._flag is not None and bool(self._flag)
 
     def raise_if_tripped(self) -> None:
-        """Wait for the device. Raise NonFinite if any step so far was not finite. Every rank calls this."""
+        """Wait for the device. Raise NonFinite if any step so far was not finite. Every rank must call this."""
         if self._flag is not None and (step := int(self._step)):
             raise NonFinite(step)
 
     def _copy_arrived(self) -> bool:
-        """Return whether the last copy has arrived, and read it if so."""
+        """Return whether the last copy of the flag has arrived, and if so, read it."""
         if self._copied is None or not self._copied.query():  # type: ignore[no-untyped-call]
             return False
         self._known = self._known or bool(self._seen)
@@ -133,7 +134,7 @@ class NonFiniteGuard:
 
 
 class StopVote:
-    """Agrees with the other ranks on when to stop: after a signal, ``--stop-after`` or a step that was not finite."""
+    """The ranks' agreement on when to stop: after a signal, ``--stop-after``, or a step that was not finite."""
 
     def __init__(
         self, rank_info: RankInfo, signals: Signals, guard: NonFiniteGuard, *, after_s: float, started: float
@@ -146,7 +147,8 @@ class StopVote:
         self._vote = Vote() if rank_info.size > 1 else None
 
     def poll(self) -> int:
-        """Return the exit code that all ranks agree to stop with; 0: continue. Every rank calls it after every step.
+        """Return the exit code with which all ranks agree to stop, or 0 to continue. Every rank calls it after every
+        step.
 
         NOT_FINITE means that `NonFiniteGuard.raise_if_tripped` will raise.
         """
@@ -160,37 +162,37 @@ class StopVote:
 
     @property
     def requested_by(self) -> int | None:
-        """The rank that received the signal, once all have agreed to stop; None: --stop-after passed instead."""
+        """The rank that received the signal, once all have agreed to stop, or None if --stop-after passed instead."""
         if self.timed_out:
             return None
         return self._vote.asker if self._vote else self._rank_info.rank
 
     @property
     def requested_by_other(self) -> int | None:
-        """The same as ``requested_by``, but None if this rank received a signal itself."""
+        """The rank in ``requested_by``, but None if this rank received a signal itself."""
         return None if self._signals.code else self.requested_by
 
     def close(self) -> None:
-        """Read the last vote before the process group ends."""
+        """Read the last vote. Call this before the process group ends."""
         if self._vote:
             self._vote.answer()
 
 
 class ProgressDisplay:
-    """Reports on stdout while the model trains. This base class reports nothing: it is for all ranks but rank 0."""
+    """A display of the training's progress on stdout. This base class, for all ranks except rank 0, shows nothing."""
 
     def log(self, text: str) -> None:
         """Print a line."""
 
     def step(self, step: int, num_steps: int, epoch: str, images_per_s: float) -> None:
-        """Report a step; ``epoch`` is a text such as 3/10."""
+        """Show that a step has ended; ``epoch`` is a text such as 3/10."""
 
     def close(self) -> None:
         """End the display."""
 
 
 class ProgressLines(ProgressDisplay):
-    """For a file or a pipe: complete lines, and in a long epoch a line every LOG_EVERY_S."""
+    """A display for a file or a pipe: complete lines, and in a long epoch one line every LOG_EVERY_S."""
 
     def __init__(self, noun: str = "images") -> None:
         self._noun = noun  # the plural name of a sample
@@ -213,7 +215,7 @@ class ProgressLines(ProgressDisplay):
 
 
 class ProgressBar(ProgressDisplay):
-    """For a terminal: the lines, and a progress bar below them."""
+    """A display for a terminal: lines, and a progress bar below them."""
 
     def __init__(self, noun: str = "images") -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -253,7 +255,7 @@ class ProgressBar(ProgressDisplay):
 
 @contextmanager
 def _closed_terminal_ignored() -> Iterator[None]:
-    """Continue if the terminal was closed."""
+    """Ignore errors that occur because the terminal was closed."""
     try:
         yield
     except OSError:
@@ -274,7 +276,7 @@ def open_progress(*, first: bool, environ: Mapping[str, str] = os.environ, noun:
 
 @dataclass(frozen=True, kw_only=True)
 class Callbacks:
-    """The callbacks of one rank, which take a few microseconds per step."""
+    """All callbacks of one rank, which together take a few microseconds per step."""
 
     poll_stop: Callable[[], int]  # StopVote.poll
     heartbeat: Heart
@@ -307,7 +309,7 @@ class Callbacks:
         self.phases.begin()
 
     def on_step_end(self, *, step: int, epoch: int, samples: int, lr: float) -> int:
-        """Record a step. Return the exit code to stop with, the same on every rank; 0: continue."""
+        """Record a step. Return the exit code with which to stop, or 0 to continue; it is the same on every rank."""
         code = self.poll_stop()
         self.heartbeat.beat(step)
         self._count_steps()

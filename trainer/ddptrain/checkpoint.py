@@ -5,11 +5,12 @@
     step-00000008.shard-1  only in a sharded training: the second rank's file; the first writes step-00000008.pt
 
 In a shard a sharded tensor is a dictionary: "rows" are its rank's rows, "shape" is the shape of the complete tensor.
-The shards' rows, one after the other, are the tensor.
+Concatenated in order, the rows of all shards are the complete tensor.
 
-The checkpoint exists once its manifest does. The data is written as ``.step-00000008.pt.part`` and synced to disk, then
-the manifest gets its final name, then the data does. A manifest beside a matching part means that a kill came between
-the two, so ``finish_write`` renames the part. All shards are written before the manifest, and renamed after it.
+The checkpoint exists once its manifest does. The data is written to ``.step-00000008.pt.part`` and synced to disk; then
+the manifest is renamed to its final name, and then the data. If a manifest exists beside a matching ``.part`` file, the
+process was killed between these two renames, so ``finish_write`` renames the ``.part`` file. All shards are written
+before the manifest and renamed after it.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ SYNC_EVERY = 64 << 20  # bytes, so that a disk that hangs is noticed before ever
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The state of a training after ``step`` optimizer steps. The step is also the only state of the data stream."""
+    """The state of a training after ``step`` optimizer steps. The order of the samples depends on no other state."""
 
     step: int
     shaping: Mapping[str, Any]  # the options that a resumed training must share
@@ -48,7 +49,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """A tensor in shards, which may be files mapped into memory."""
+    """A tensor that is split into shards by rows. The shards may be files mapped into memory."""
 
     shards: Sequence[Tensor]
     shape: tuple[int, ...]
@@ -59,7 +60,7 @@ class Rows:
 class Shard:
     """The part of a checkpoint that one rank writes.
 
-    Each writer passes a value to ``gather``, which returns all values to the writer of shard 0 and None to the others.
+    Each writer calls ``gather`` with a value. The writer of shard 0 gets a list of all values, the others None.
     """
 
     number: int
@@ -68,7 +69,7 @@ class Shard:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The description of a checkpoint, in a file beside it."""
+    """The manifest of a checkpoint, which is a file beside it."""
 
     format: int
     step: int
@@ -79,20 +80,20 @@ class Manifest:
     shards: Sequence[Sequence[Any]] = ()  # size and SHA-256 of each file after the first
 
     def text(self) -> str:
-        """Return the text of the file. It is the only valid one: any other byte means corruption."""
+        """Return the text of the manifest's file. No other text is valid: any other byte means corruption."""
         values = asdict(self)
         if self.format == FORMAT:
             del values["shards"]
         return json.dumps(values, indent=1) + "\n"
 
     def files(self, path: Path) -> list[tuple[Path, int, str]]:
-        """Return each file of the data, with its size and its SHA-256."""
+        """Return the path, the size and the SHA-256 of each data file."""
         described = [(self.bytes, self.sha256), *self.shards]
         return [(shard_path(path, number), size, digest) for number, (size, digest) in enumerate(described)]
 
 
 class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether it is an error
-    """A checkpoint that cannot be loaded. ``reason`` is a metric's: truncated, missing, corrupt or incompatible."""
+    """A checkpoint cannot be loaded. ``reason`` is a label of a metric: truncated, missing, corrupt or incompatible."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -101,11 +102,11 @@ class UnusableCheckpoint(Exception):  # noqa: N818 - the caller decides whether 
 
 
 class CorruptCheckpoint(UnusableCheckpoint):
-    """The files are not a complete checkpoint."""
+    """The files do not form a complete, intact checkpoint."""
 
 
 class OtherFormat(UnusableCheckpoint):
-    """A checkpoint of another version of ddptrain. It is not faulty, so it is neither renamed nor deleted."""
+    """The checkpoint is from another version of ddptrain. It is not faulty, so it is neither renamed nor deleted."""
 
     def __init__(self, number: int) -> None:
         what = "a newer ddptrain wrote it" if number > SHARDED_FORMAT else "an older ddptrain wrote it"
@@ -147,7 +148,7 @@ def map_tensors(tree: Any, function: Callable[[tuple[Any, ...], Any], Any], path
 
 
 def whole(state: Any) -> Any:
-    """Return a nested state with its sharded tensors joined."""
+    """Return a nested state in which the shards of each sharded tensor are joined."""
 
     def join(_path: tuple[Any, ...], leaf: Any) -> Tensor:
         return torch.cat(list(leaf.shards)).view(leaf.shape) if isinstance(leaf, Rows) else leaf
@@ -170,9 +171,9 @@ def write_checkpoint(
 ) -> int:
     """Write the data and the manifest, and return the size in bytes.
 
-    Raises OSError. If that happens before the manifest is on the disk, no new file is left.
-    ``on_write`` is called whenever a piece has reached the disk. With a ``shard``, each writer calls this function and
-    writes its file; the first writer also writes the manifest of all files. If a writer failed, it removes the files.
+    Raises OSError; if that happens before the manifest is on the disk, no new file is left. ``on_write`` is called
+    whenever a piece has reached the disk. With a ``shard``, every writer calls this function and writes its own file;
+    the writer of shard 0 also writes the manifest of all files. If any writer failed, the one of shard 0 removes the files.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
     written: Any
@@ -261,7 +262,7 @@ def finish_write(path: Path) -> None:
 def read_manifest(path: Path) -> Manifest:
     """Return the manifest of a checkpoint. Raises UnusableCheckpoint, and OSError if it cannot be read.
 
-    If it has a newer format, but the data has a format of this version and fits the manifest, the manifest is corrupt.
+    If the manifest has a newer format, but the data fits it and has a format of this version, the manifest is corrupt.
     """
     file = manifest_path(path)
     try:
@@ -288,7 +289,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _describes(values: Mapping[str, Any], path: Path) -> bool:
-    """Return whether a manifest, apart from its format, fits the data, and the data has a format of this version."""
+    """Return whether the data has a format of this version and fits the manifest, apart from the manifest's format."""
     for file in (path, partial_path(path)):
         with contextlib.suppress(UnusableCheckpoint, OSError, TypeError):
             manifest = Manifest(**values)
@@ -321,7 +322,7 @@ def parse_checkpoint(data: bytes) -> Checkpoint:
 
 
 def _map_shards(path: Path, manifest: Manifest) -> Checkpoint:
-    """Return a checkpoint from several files, which are mapped into memory. Raises CorruptCheckpoint and OSError."""
+    """Return a checkpoint from its shards, which are mapped into memory. Raises CorruptCheckpoint and OSError."""
     files = manifest.files(path)
     for file, size, digest in files:
         _check_file(file, size, digest)
@@ -344,7 +345,7 @@ def _join_rows(first: Any, all_shards: Sequence[Any]) -> Any:
 
 
 def _parse(file: io.BytesIO | Path, expected: int) -> Checkpoint:
-    """Return the Checkpoint in bytes, or in a file, which is mapped into memory. Raises UnusableCheckpoint."""
+    """Parse a Checkpoint from bytes, or from a file, which is mapped into memory. Raises UnusableCheckpoint."""
     try:
         values = torch.load(file, map_location="cpu", weights_only=True, mmap=isinstance(file, Path))
         number = int(values.pop("format"))
@@ -382,7 +383,7 @@ def _check_file(file: Path, size: int, digest: str) -> None:
 
 
 class _HashingFile:
-    """A file that is hashed while it is written."""
+    """A file whose hash is computed while it is written."""
 
     def __init__(self, file: BinaryIO, on_write: Callable[[], None]) -> None:
         self._file = file
@@ -410,4 +411,4 @@ class _HashingFile:
         self._on_write()
 
     def flush(self) -> None:
-        """Do nothing; torch.save calls it."""
+        """Do nothing. torch.save calls this method."""

@@ -1,4 +1,4 @@
-"""The checkpoint directory of a training run: its lock, its checkpoints and which are kept. Only rank 0 uses it."""
+"""The checkpoint directory of a training: its lock, its checkpoints, and which are kept. Only rank 0 uses it."""
 
 import contextlib
 import errno
@@ -42,7 +42,7 @@ _NAME = re.compile(r"step-(\d{8,})\.(?:pt|json)")
 
 
 class CheckpointDirectory:
-    """A folder that is locked until ``unlock`` or exit. Raises TrainError if another training has locked it."""
+    """A directory that is locked until ``unlock`` or exit. Raises TrainError if another training has locked it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,15 +68,15 @@ class CheckpointDirectory:
         return checkpoint_path(self.folder, step)
 
     def checkpoints(self) -> list[Path]:
-        """Return the checkpoints, complete or not, newest first. Raises OSError."""
+        """Return the paths of the checkpoints, newest first, including incomplete ones. Raises OSError."""
         return list_checkpoints(self.folder)
 
     def num_bad(self) -> int:
-        """Return how many checkpoints were set aside."""
+        """Return how many checkpoints were renamed because they are corrupt."""
         return len(list(self.folder.glob(f"step-*.pt{SUFFIX_BAD}")))
 
     def set_aside(self, path: Path) -> str:
-        """Rename a corrupt checkpoint. Return what was done, as part of a message."""
+        """Rename a corrupt checkpoint. Return a phrase for a message that says what was done."""
         try:
             for file in (*data_files(path), manifest_path(path)):
                 if file.exists():
@@ -86,9 +86,9 @@ class CheckpointDirectory:
         return f"is set aside as {path.name}{SUFFIX_BAD}"
 
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:
-        """Delete all but the newest ``keep`` (0: all), the best and the one just ``written``. Return how many are left.
+        """Delete all checkpoints but the newest ``keep``, the best and the just ``written`` one; return how many are left.
 
-        Raises OSError.
+        If ``keep`` is 0, delete none. Raises OSError.
         """
         paths = self.checkpoints()
         old = paths[keep:] if keep else []
@@ -101,7 +101,7 @@ class CheckpointDirectory:
         return len(paths)
 
     def _lock(self) -> None:
-        """Lock the folder; forked children do not keep the lock."""
+        """Lock the folder. Child processes that are forked do not keep the lock."""
         lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
         self.unlock = weakref.finalize(self, os.close, lock)
         os.register_at_fork(after_in_child=self.unlock)
@@ -127,7 +127,7 @@ class CheckpointDirectory:
             os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def _clean_up(self) -> None:
-        """Complete or remove writes that a kill interrupted."""
+        """Complete the writes that a kill interrupted, or remove their files."""
         for pattern in (".step-*.json.*", ".shared-*"):
             for torn in self.folder.glob(pattern):
                 torn.unlink(missing_ok=True)
@@ -136,7 +136,7 @@ class CheckpointDirectory:
 
 
 def check_shared(folder: Path, rank_info: RankInfo) -> None:
-    """Raise TrainError unless all ranks see the same folder, to which each writes its shard. Every rank calls this."""
+    """Raise TrainError unless all ranks see the same folder, as each writes its shard there. Every rank calls this."""
     token = folder / f".shared-{broadcast(rank_info, secrets.token_hex(8))}"
 
     def make() -> None:
@@ -162,8 +162,8 @@ def try_lock(descriptor: int) -> bool:
     """Lock a complete file; return False if another process has locked it. Raises OSError if locks are not supported.
 
     The lock belongs to the open file (F_OFD_SETLK, fcntl(2)): closing another descriptor of the same file does not
-    release it. Without F_OFD_SETLK (an older kernel, macOS), the lock belongs to the process. Both kinds exclude each
-    other.
+    release it. Where F_OFD_SETLK is missing (an older kernel, macOS), the lock belongs to the process. The two kinds of
+    lock exclude each other.
     """
     whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)  # struct flock
     try:
@@ -181,19 +181,19 @@ def try_lock(descriptor: int) -> bool:
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, complete or not, newest first. Raises OSError."""
+    """Return the paths of the checkpoints in a folder, newest first, including incomplete ones. Raises OSError."""
     steps = {int(match[1]) for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
     return [checkpoint_path(folder, step) for step in sorted(steps, reverse=True)]
 
 
 def step_of(path: Path) -> int | None:
-    """Return the step in a checkpoint's name, or None for another name."""
+    """Return the step in the name of a checkpoint, or None if the name is not a checkpoint's."""
     match = _NAME.fullmatch(path.name)
     return int(match[1]) if match else None
 
 
 def by_accuracy(paths: Sequence[Path]) -> list[Path]:
-    """Return the checkpoints whose accuracy is known, the most accurate first; equals keep their order."""
+    """Return the checkpoints whose accuracy is known, the most accurate first. Ties keep their order."""
     known: list[tuple[float, Path]] = []
     for path in paths:
         with contextlib.suppress(UnusableCheckpoint, OSError):
@@ -203,7 +203,7 @@ def by_accuracy(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """Return a checkpoint that is whole and of the step in its name. Raises UnusableCheckpoint and OSError."""
+    """Return a checkpoint after verifying it and the step in its name. Raises UnusableCheckpoint and OSError."""
     checkpoint = read_again(lambda: load_checkpoint(path))
     if step_of(path) not in (None, checkpoint.step):
         raise CorruptCheckpoint("corrupt", f"its name does not match its step, {checkpoint.step}")
@@ -213,7 +213,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def first_whole(
     paths: Sequence[Path], read: Callable[[Path], Checkpoint] = read_checkpoint
 ) -> tuple[tuple[Path, Checkpoint] | None, dict[Path, UnusableCheckpoint]]:
-    """Return the first whole checkpoint, or None, and why those before it cannot be used. Raises TrainError."""
+    """Return the first usable checkpoint, or None, and why the ones before it are unusable. Raises TrainError."""
     bad: dict[Path, UnusableCheckpoint] = {}
     for path in paths:
         try:
@@ -230,7 +230,7 @@ def first_whole(
 
 
 def read_again(read: Callable[[], T]) -> T:
-    """Call ``read``, and repeat it after an error that may pass. Raises OSError and the other errors of ``read``."""
+    """Call ``read``; after an error that may be temporary, call it again. Raises OSError and the errors of ``read``."""
     tries = READ_TRIES
     while True:
         tries -= 1
@@ -250,7 +250,7 @@ def log_warning(message: str) -> None:
 
 
 def _may_be_best(path: Path) -> bool:
-    """Return whether the accuracy is unknown because the manifest cannot be read at present."""
+    """Return whether this may be the best checkpoint, because its manifest cannot be read at present."""
     try:
         read_manifest(path)
     except OSError:

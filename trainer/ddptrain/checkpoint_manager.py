@@ -60,7 +60,7 @@ POLL_S = 0.05
 class CheckpointManager:
     """The checkpoints of one training. ``directory`` is None on all ranks but 0.
 
-    ``on_wait`` is called with the step while the loop waits for the disk.
+    ``on_wait`` is called with the step number while the training loop waits for the disk.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class CheckpointManager:
     def resume(self) -> tuple[Path, int, int | None] | None:
         """Load the checkpoint that ``--resume`` selects, on every rank.
 
-        Return its file, the number of steps done and the epochs of its training (None if unknown); or None if there is
-        no checkpoint, to start at step 0. Raises TrainError.
+        Return its file, its step, and the number of epochs of its training (None if unknown). Return None if there is
+        no checkpoint; the training then starts at step 0. Raises TrainError.
         """
         rank_info = self._state.world.rank_info
         with self._goodput.time_lost("restore"):
@@ -127,7 +127,7 @@ class CheckpointManager:
         return path, step, shaping.get("epochs")
 
     def is_due(self, step: int) -> bool:
-        """Return whether to save after this step in the middle of an epoch; False on ranks that do not write."""
+        """Return whether to save after this step, in the middle of an epoch. It is False on ranks that do not write."""
         options, due = self._state.options.checkpoints, self._saver is not None and self._saver.is_due(step)
         if self._sharding is not None and (options.every or options.minutes):
             due = broadcast(self._state.world.rank_info, due)
@@ -153,9 +153,9 @@ class CheckpointManager:
                 saver.save(step, parts, {**self._shaping, "epochs": self._epochs}, accuracy)
 
     def save_last(self, step: int, accuracy: float | None) -> Path | None:
-        """Save the last step, and return its file. Raises TrainError if it cannot be saved.
+        """Save the last step, and return the checkpoint's file. Raises TrainError if it cannot be saved.
 
-        With ``--epochs 0`` it writes nothing, and returns the file that was loaded.
+        With ``--epochs 0``, write nothing and return the file that was loaded.
         """
         if not self._epochs:
             return self._resumed
@@ -177,7 +177,7 @@ class CheckpointManager:
         return path
 
     def wait_for_write(self, step: int | None = None) -> bool:
-        """Wait until the current write is on the disk. Return False if the disk is stuck."""
+        """Wait until the current write is on the disk. Return False if the disk does not respond."""
         with self._goodput.time_lost("checkpoint"):
             return self._saver is None or self._saver.wait_for_write(step)
 
@@ -206,7 +206,7 @@ def _load_part(path: Path, name: str, part: Stateful, values: dict[str, Any] | N
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointFinder:
-    """Selects the checkpoint to resume from. ``warn`` is called with a line for each checkpoint that is not usable."""
+    """Selects the checkpoint to resume from. ``warn`` is called with one line for each unusable checkpoint."""
 
     directory: CheckpointDirectory
     options: CheckpointOptions
@@ -239,9 +239,10 @@ class CheckpointFinder:
             raise TrainError(Exit.NO_INPUT, message) from None
 
     def _newest(self, paths: list[Path]) -> tuple[Path, Checkpoint] | None:
-        """Return the first complete checkpoint, and set aside the corrupt ones before it.
+        """Return the first complete checkpoint, and rename the corrupt ones before it.
 
-        A checkpoint that cannot be read may be complete, so it keeps its name. If none is complete, all keep theirs.
+        A checkpoint that cannot be read may be complete, so it keeps its name. If no checkpoint is complete, none is
+        renamed.
         """
         found, bad = first_whole(paths, self._load)
         for torn, why in bad.items():
@@ -260,7 +261,7 @@ class CheckpointFinder:
         return found
 
     def _given(self, path: Path) -> tuple[Path, Checkpoint]:
-        """Return the checkpoint in a file; without a manifest its bytes are not verified. Raises TrainError."""
+        """Return the checkpoint in a given file. Without a manifest, it is not verified. Raises TrainError."""
         if not path.name:
             message = f"--resume {self.options.resume!r} is not a file; expected auto, never or a file"
             raise TrainError(Exit.NO_INPUT, message)
@@ -311,10 +312,11 @@ class CheckpointFinder:
 
 
 class CheckpointSaver:
-    """Writes checkpoints, one at a time: the loop waits for a copy in memory, and a thread writes the copy to the disk.
+    """Writes checkpoints, one at a time: the loop waits only for a copy in memory, which a thread writes to the disk.
 
-    ``warn`` is called with a line when a write fails: the training continues, and the previous checkpoint stays valid.
-    ``on_wait`` is called with the step while the loop waits for the disk. ``directory`` is None on all ranks but 0.
+    ``warn`` is called with one line when a write fails; the training continues, and the previous checkpoint stays
+    valid. ``on_wait`` is called with the step number while the loop waits for the disk. ``directory`` is None on all
+    ranks but 0.
     """
 
     def __init__(
@@ -360,14 +362,14 @@ class CheckpointSaver:
         self._writing.start()
 
     def skip(self, step: int) -> None:
-        """Report that this step has no checkpoint because a disk is stuck."""
+        """Report that this step has no checkpoint, because a disk does not respond."""
         self._metrics.count(catalogue.CHECKPOINT_FAILURES, "save", "io")
         self._failed(step, f"the previous one has been waiting for the disk for {STUCK_S:g} s")
 
     def wait_for_write(self, step: int | None = None) -> bool:
-        """Wait until the current write is on the disk or has failed. Return False if the disk is stuck.
+        """Wait until the current write is on the disk or has failed. Return False if the disk does not respond.
 
-        ``step`` is passed to ``on_wait``, which is not called if it is None: the training has ended.
+        ``step`` is passed to ``on_wait``. If it is None, the training has ended, and ``on_wait`` is not called.
         """
         while self._writing is not None and self._writing.is_alive():
             if time.monotonic() - self._written_at > STUCK_S:
@@ -401,7 +403,7 @@ class CheckpointSaver:
             self._events.emit("checkpoint_saved", step=step, seconds=seconds, **facts)
 
     def _gather(self, shard: Shard, value: Any) -> list[Any] | None:
-        """Exchange the writers' results. Meanwhile the disk does not count as stuck; the group has its own time-out."""
+        """Exchange the writers' results. A long wait here is not the disk's: the process group has its own time-out."""
         self._written_at = math.inf
         try:
             return shard.gather(value)
@@ -417,7 +419,7 @@ class CheckpointSaver:
 
 
 class Snapshot:
-    """Copies a nested state to buffers on the CPU, which are reused, and pinned for tensors from a GPU.
+    """Copies a nested state to reusable buffers on the CPU; buffers for tensors from a GPU are in pinned memory.
 
     The result of ``take`` is valid until the next call of ``take``.
     """
@@ -427,7 +429,7 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, state: Any) -> Any:
-        """Return the state with its tensors copied. Copies from a GPU are complete after ``wait``."""
+        """Return a copy of the state. Copies from a GPU are complete only after ``wait``."""
         sources: list[Tensor] = []
         copies: list[Tensor] = []
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class NoDispatchMode:
-    """A context that sees no function calls, so the operations of a step remain unknown."""
+    """A context that observes no function calls, so the number of operations of a step is unknown."""
 
     def __enter__(self) -> Self:
         return self
@@ -30,7 +30,7 @@ DispatchMode = _dispatch_mode()  # a context whose __torch_dispatch__ is called 
 
 
 def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> None:
-    """Move each tensor of ``averages`` by the share ``weight`` towards that of ``weights``, in one call if possible."""
+    """Move each tensor of ``averages`` towards ``weights`` by the fraction ``weight``, in one call if possible."""
     if hasattr(torch, "_foreach_lerp_"):
         torch._foreach_lerp_(averages, weights, weight)
         return
@@ -39,7 +39,7 @@ def lerp_all(averages: list[Tensor], weights: list[Tensor], weight: float) -> No
 
 
 def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy each tensor without waiting for the GPU, all in one call if possible."""
+    """Copy each tensor without waiting for the GPU, in one call if possible."""
     if hasattr(torch, "_foreach_copy_"):
         torch._foreach_copy_(copies, sources, non_blocking=True)
         return
@@ -48,7 +48,7 @@ def copy_all(copies: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module is a batch norm, which keeps statistics of batches."""
+    """Return whether a module is a batch norm, which keeps running statistics of the batches."""
     base = getattr(nn.modules.batchnorm, "_BatchNorm", None)
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm) if base is None else base
     return isinstance(module, kinds)
@@ -74,24 +74,24 @@ def flight_recorder_dump() -> Callable[[], Any] | None:
 
 
 def sharded_type() -> type | tuple[type, ...]:
-    """Return the type of sharded tensors; () if torch's module for them (1 s to import) was not imported."""
+    """Return the type of sharded tensors, or () if torch's module for them (1 s to import) was not imported."""
     module = sys.modules.get("torch.distributed.tensor")
     return () if module is None else module.DTensor
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """Return the complete tensor: gathered from shards, summed from the ranks' parts, or unchanged if not sharded."""
+    """Return the complete tensor: gathered if it is sharded, summed if it is partial, otherwise unchanged."""
     sharded: Any = tensor
     return sharded.full_tensor() if isinstance(tensor, sharded_type()) else tensor
 
 
 def storage_id(tensor: Tensor) -> int:
-    """Return a number that is the same for tensors with the same memory, even for tensors without data."""
+    """Return a number that is the same for tensors that share memory, even for tensors without data."""
     storage = tensor.untyped_storage()
     return int(getattr(storage, "_cdata", None) or storage.data_ptr())
 
 
 def ddp_overlap_ns(ddp: nn.Module) -> int:
-    """Return for how many ns of a step DDP's communication and the backward pass ran at the same time; 0: unknown."""
+    """Return for how many ns of a step DDP's communication overlapped the backward pass, or 0 if this is unknown."""
     data: dict[str, Any] = getattr(ddp, "_get_ddp_logging_data", dict)()
     return int(data.get("avg_backward_compute_comm_overlap_time", 0))

@@ -1,8 +1,8 @@
 """The options of ddptrain, as groups of frozen dataclasses, and its command line.
 
-A field of a group has a flag, help, a type, a default, and whether it shapes the weights. A value comes from the flag,
-else from the environment, else from the recipe, else from the default. This module does not import torch, so that
-``--help`` is fast.
+Each field of a group has a flag, a help text, a type and a default. It also states whether it shapes the weights. A
+value comes from the flag, otherwise from the environment, otherwise from the recipe, otherwise from the default. This
+module does not import torch, so that ``--help`` is fast.
 """
 
 import argparse
@@ -37,16 +37,16 @@ _ARGUMENTS: dict[Any, dict[str, Any]] = {
 
 
 def option(text: str, *, shapes: bool = False, flag: str = "", default: Any = MISSING, **argument: Any) -> Any:
-    """Return a dataclass field for an option; ``flag`` if it differs from the field's name, ``argument`` for argparse.
+    """Return a dataclass field for an option. ``flag`` is set if it differs from the field's name.
 
-    ``shapes``: the option shapes the weights, so a checkpoint with another value cannot be resumed.
-    Without a default, the recipe gives the value.
+    ``shapes``: whether the option shapes the weights, so that a checkpoint with another value cannot be resumed.
+    Without a default, the value comes from the recipe. ``argument`` is passed to argparse.
     """
     return field(default=default, metadata={"shapes": shapes, "flag": flag, "argument": {"help": text, **argument}})
 
 
 def shaping(text: str, **rest: Any) -> Any:
-    """Return the field of an option that shapes the weights, see `option`."""
+    """Return the field of an option that shapes the weights; see `option`."""
     return option(text, shapes=True, **rest)
 
 
@@ -56,12 +56,12 @@ def flag_of(item: Field[Any]) -> str:
 
 
 def key_of(item: Field[Any]) -> str:
-    """Return a field's name that is unique among all groups. It is used in checkpoints and in argparse."""
+    """Return a name of the field that is unique among all groups. It is used in checkpoints and by argparse."""
     return flag_of(item).removeprefix("--").replace("-", "_")
 
 
 def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
-    """Return an argparse type: whole numbers from ``lowest`` to ``highest`` (default: the largest of 64 bits)."""
+    """Return an argparse type for whole numbers from ``lowest`` to ``highest`` (default: the largest int64)."""
 
     def parse_whole(text: str) -> int:
         try:
@@ -77,7 +77,7 @@ def whole(lowest: int, highest: int = 2**63 - 1) -> Callable[[str], int]:
 
 
 def real(lowest: float, below: float = math.inf) -> Callable[[str], float]:
-    """Return an argparse type: numbers of at least ``lowest`` and less than ``below``."""
+    """Return an argparse type for numbers of at least ``lowest`` and less than ``below``."""
 
     def parse_real(text: str) -> float:
         try:
@@ -111,7 +111,7 @@ def milestones(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
-    """The data set, where it is, and how its images reach the model."""
+    """The data set, its location, and how its images reach the model."""
 
     name: str = shaping("data set: %(choices)s", flag="--data", default="digits", choices=DATA)
     folder: Path = option(
@@ -145,7 +145,7 @@ class DataOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentationOptions:
-    """The augmentation. It depends only on the seed, the epoch and the sample, not on the number of ranks."""
+    """The augmentation. Its results depend only on the seed, the epoch and the sample, not on the number of ranks."""
 
     augment: bool = shaping("the changes of this group, or none", default=True)
     shift: int | None = shaping(
@@ -260,7 +260,7 @@ class OptimizerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """Where and when checkpoints are saved, and resuming."""
+    """Where and when checkpoints are saved, and from which one to resume."""
 
     folder: Path = option(
         "where they are kept; rank 0 writes them", flag="--checkpoint-dir", default=Path("checkpoints")
@@ -292,7 +292,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
-    """The device and its precision."""
+    """The device and the precision."""
 
     device: str = option("%(choices)s", choices=DEVICES, default="auto")
     precision: str = option(
@@ -316,7 +316,7 @@ class MachineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RankOptions:
-    """How the ranks meet, and DDP. Under ddprun and torchrun, which set a rank's variables, none is needed to meet."""
+    """How the ranks meet, and DDP. ddprun and torchrun set the variables of a rank, so no option is needed there."""
 
     rank: int | None = option("this process's, where no launcher says it", type=whole(0), default=None)
     world_size: int | None = option("ranks, where no launcher says it", type=whole(1), default=None)
@@ -356,7 +356,7 @@ class RankOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class CallbackOptions:
-    """Profiling, debugging, and a limit to the duration."""
+    """Profiling, debugging, and a limit on the duration."""
 
     profile: int = option("trace N steps of every rank, for https://ui.perfetto.dev; 0: none", type=whole(0), default=0)
     profile_dir: Path = option("where the traces go", default=Path("profile"))
@@ -393,7 +393,7 @@ there. The weights are those of a training that never stopped, up to rounding; w
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of one training, including the recipe's values; each group is annotated with its title in --help."""
+    """The options of one training, including the recipe's values. Each group is annotated with its title in --help."""
 
     data: Annotated[DataOptions, "what is trained on"]
     augmentation: Annotated[AugmentationOptions, "how images are changed"]
@@ -412,7 +412,7 @@ _VARIABLES = {"device": names.DEVICE, "checkpoint_dir": names.CHECKPOINT_DIR}  #
 
 
 class Parser(commandline.Parser):
-    """A parser that prints errors on one rank only."""
+    """A parser that prints errors only on one rank."""
 
     quiet = False
     source = ""  # a prefix of errors, when the arguments are not from the command line
@@ -425,7 +425,7 @@ class Parser(commandline.Parser):
         super().error(message)
 
     def with_suggestion(self, message: str) -> str:
-        """Return the message after the prefix ``source``, with a suggestion."""
+        """Return ``message`` with the prefix ``source``, and with a suggestion if there is one."""
         return self.source + super().with_suggestion(message)
 
 
@@ -460,10 +460,11 @@ def _recipe_values(name: str, parser: Parser) -> dict[str, Any]:
 
 
 def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
-    """Return the options that shape the weights, which a resumed training must share; ``batch_size``: over all ranks.
+    """Return the options that shape the weights, which a resumed training must share.
 
-    The values have types that torch.load reads. The epochs are not included, since a training may be made longer. With
-    ``--deterministic`` the options that change the rounding are included.
+    The values have types that torch.load can read. ``batch_size`` is over all ranks. The number of epochs is not
+    included, so that a training can be extended. With ``--deterministic``, options that change the rounding are
+    included.
     """
     groups = [getattr(options, name) for name in GROUPS]
     shaping = ((one, item) for one in groups for item in fields(one) if item.metadata["shapes"])
@@ -477,12 +478,12 @@ def shaping_options(options: Options, *, batch_size: int) -> dict[str, Any]:
 
 
 def _group(kind: Any, values: Mapping[str, Any]) -> Any:
-    """Return a group of options; a field without a value gets its default."""
+    """Return a group of options, in which a field without a value gets its default."""
     return kind(**{item.name: values[key_of(item)] for item in fields(kind) if key_of(item) in values})
 
 
 def _environment_values(environ: Mapping[str, str], parser: Parser) -> dict[str, Any]:
-    """Return the values that the launcher's variables give."""
+    """Return the values that the launcher has set as environment variables."""
     values: dict[str, Any] = {key: environ[name] for key, name in _VARIABLES.items() if environ.get(name)}
     if values.get("device", "auto") not in DEVICES:
         parser.error(f"{names.DEVICE}={values['device']!r} is not auto, cuda or cpu")
@@ -519,7 +520,7 @@ def _parser(*, quiet: bool) -> Parser:
 
 
 def _default_text(item: Field[Any]) -> str:
-    """Return the end of an option's help: its default."""
+    """Return the end of an option's help text, which states the default."""
     key, default = key_of(item), item.default
     if default is MISSING:
         return " (default: the recipe's)"

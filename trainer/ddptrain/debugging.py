@@ -1,4 +1,4 @@
-"""``--debug``: torch's tools to find out why ranks disagree, hang or compute NaN. They make the training slower."""
+"""``--debug``: turn on torch's tools that show why ranks disagree, hang or compute NaN. They slow the training down."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ RECORDS = 2000  # collectives that the flight recorder keeps
 
 
 def set_up(folder: Path = Path()) -> None:
-    """Turn the tools on before the process group is created. The user's environment takes precedence."""
+    """Turn the tools on; call this before the process group is created. The user's environment takes precedence."""
     given = {
         # Not DETAIL: with it DistributedDataParallel over a gloo group ends in SIGSEGV (torch 2.15, without ddptrain).
         "TORCH_DISTRIBUTED_DEBUG": "INFO",
@@ -31,7 +31,7 @@ def set_up(folder: Path = Path()) -> None:
 
 
 def dump_collectives(rank: int, folder: Path, *, log: Callable[[str], None]) -> None:
-    """Write the last collectives of this rank to a file. NCCL does so itself, but gloo does not."""
+    """Write the last collectives of this rank to a file. gloo needs this; NCCL does it itself."""
     dump = compat.flight_recorder_dump()
     if dump is None:
         return

@@ -1,7 +1,7 @@
-"""The ranks of a training: which rank this is, how they meet and agree, their devices, and how DDP wraps the model.
+"""The ranks of a training: which rank this is, how ranks meet and agree, their devices, and the DDP wrapper.
 
-There are two process groups. The default group uses gloo on every machine and carries the data that the ranks exchange
-on the CPU, so that no GPU waits for it; ``World.data_group`` carries the gradients.
+There are two process groups. The default group always uses gloo and carries data that the ranks exchange on the CPU, so
+that no GPU waits for it. ``World.data_group`` carries the gradients.
 """
 
 import io
@@ -53,7 +53,7 @@ _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_c
 
 @dataclass(frozen=True, kw_only=True)
 class RankInfo:
-    """The rank and the number of ranks, over all nodes and on this one."""
+    """The rank and the number of ranks, over all nodes and on this node."""
 
     rank: int = 0
     size: int = 1
@@ -62,14 +62,14 @@ class RankInfo:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which logs and writes for all."""
+        """Whether this is rank 0, which logs and writes for all ranks."""
         return self.rank == 0
 
 
 def read_rank_info(environ: Mapping[str, str], options: RankOptions | None = None) -> RankInfo:
-    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else a single rank.
+    """Return the rank from the options, else from the variables of ddprun, torchrun or mpirun, else as a single rank.
 
-    Without LOCAL_RANK all ranks are assumed to be on this machine. Raises TrainError.
+    If LOCAL_RANK is missing, all ranks are assumed to be on this machine. Raises TrainError.
     """
     environ = _with_options(environ, options or RankOptions())
     if names.RANK not in environ and names.WORLD_SIZE not in environ:
@@ -127,7 +127,7 @@ def _rank_error(message: str) -> TrainError:
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """A rank, its device, and the process group of the gradients."""
+    """A rank, its device, and the process group for the gradients."""
 
     rank_info: RankInfo
     device: torch.device
@@ -169,7 +169,7 @@ def _meeting_point(options: RankOptions) -> str:
 
 @contextmanager
 def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> Iterator[None]:
-    """Print that the rank is waiting if the block takes longer: torch itself prints nothing, and handles no signal."""
+    """Print that the rank is waiting if the block takes longer than ``seconds``: torch prints nothing meanwhile."""
     line = (
         f"ddptrain: rank {rank_info.rank} of {rank_info.size} waits for the other ranks at {_meeting_point(options)}; "
         f"giving up after {options.timeout_s:g} s"
@@ -185,7 +185,7 @@ def _log_if_late(seconds: float, rank_info: RankInfo, options: RankOptions) -> I
 
 
 def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
-    """Wait until the name resolves: a pod's name may appear later than the pod. torch would print a C++ stack."""
+    """Wait until the name resolves: the name of a pod may appear later than the pod. torch would print a C++ stack."""
     deadline, logged = time.monotonic() + timeout_s, False
     while True:
         try:
@@ -206,10 +206,10 @@ def _wait_for_dns(host: str, rank_info: RankInfo, timeout_s: float) -> None:
 
 @contextmanager
 def torch_cpp_log_off() -> Iterator[None]:
-    """Turn off the logging of torch's C++ code, unless the user has set its level.
+    """Turn off the log of torch's C++ code, unless the user has set its level.
 
-    It is used for the rendezvous, where an error is an exception anyway and C++ stacks would hide the one-line message.
-    The NCCL group is created later, so its warnings and errors are printed.
+    This is used during the rendezvous, whose errors are raised as exceptions; C++ stacks would hide the one-line
+    message. The NCCL group is created later, so its warnings and errors are printed.
     """
     if CPP_LOG_LEVEL in os.environ:
         yield
@@ -227,7 +227,7 @@ def _set_cpp_log_level(level: str) -> None:
 
 
 def make_world(rank_info: RankInfo, device_name: str, options: RankOptions) -> World:
-    """Choose the device and create the process group of the gradients, after `join_ranks`. Raises TrainError."""
+    """Choose the device and create the process group for the gradients. Call `join_ranks` first. Raises TrainError."""
     device = agree(rank_info, lambda: take_device(rank_info, device_name))
     check_same_devices(gather(rank_info, device.type))
     timeout = timedelta(seconds=options.timeout_s)  # a new group does not inherit it from the default one
@@ -256,7 +256,7 @@ def choose_device(rank_info: RankInfo, name: str) -> torch.device:
 
 
 def take_device(rank_info: RankInfo, name: str) -> torch.device:
-    """Choose the device and, if it is a GPU, make it this process' own. Raises TrainError."""
+    """Choose the device; if it is a GPU, make it the current device of this process. Raises TrainError."""
     device = choose_device(rank_info, name)
     if device.type == "cuda":
         try:
@@ -269,7 +269,7 @@ def take_device(rank_info: RankInfo, name: str) -> torch.device:
 
 
 def check_same_devices(kinds: Sequence[str]) -> None:
-    """Raise TrainError, the same on every rank, if only some ranks have a GPU. ``kinds``: each rank's device type."""
+    """Raise TrainError on every rank if only some ranks have a GPU. ``kinds`` are the device types of all ranks."""
     without = [rank for rank, kind in enumerate(kinds) if kind == "cpu"]
     if 0 < len(without) < len(kinds):
         owner = next(rank for rank in range(len(kinds)) if rank not in without)
@@ -281,7 +281,7 @@ def check_same_devices(kinds: Sequence[str]) -> None:
 
 
 def gather(rank_info: RankInfo, value: T) -> list[T]:
-    """Return the value of each rank, in the order of the ranks. Every rank calls this."""
+    """Return the values of all ranks, in the order of the ranks. Every rank must call this."""
     values = [value] * rank_info.size
     if rank_info.size > 1:
         dist.all_gather_object(values, value)
@@ -289,7 +289,7 @@ def gather(rank_info: RankInfo, value: T) -> list[T]:
 
 
 def agree(rank_info: RankInfo, action: Callable[[], T]) -> T:
-    """Call ``action`` on every rank. If it raises TrainError on any rank, raise the lowest such rank's error on all."""
+    """Call ``action`` on every rank. If it raises TrainError on some, raise the error of the lowest of them on all."""
     failure: TrainError | None = None
     try:
         result = action()
@@ -312,9 +312,9 @@ def broadcast(rank_info: RankInfo, value: T) -> T:
 
 
 def broadcast_state(rank_info: RankInfo, value: T) -> T:
-    """Return rank 0's value on all ranks. Its tensors, on the CPU, are sent one by one and not copied into a pickle.
+    """Return rank 0's value on all ranks. Its tensors, which are on the CPU, are sent one by one instead of pickled.
 
-    A tensor without gaps keeps its strides: for the fused optimizers, the moments must have the strides of the weight.
+    A tensor without gaps keeps its strides, because fused optimizers need moments with the strides of the weight.
     """
     if rank_info.size == 1:
         return value
@@ -334,7 +334,7 @@ def broadcast_state(rank_info: RankInfo, value: T) -> T:
 
 
 def _has_no_gaps(tensor: Tensor) -> bool:
-    """Return whether the elements fill a block of memory without gaps, in any order of the dimensions."""
+    """Return whether the elements fill a block of memory without gaps, with the dimensions in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and stride != expected:
@@ -344,7 +344,7 @@ def _has_no_gaps(tensor: Tensor) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Collects the tensors of the pickled object in a list, and puts their indices into the pickle."""
+    """A pickler that collects the tensors in a list and pickles only their indices."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
@@ -358,7 +358,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what ``_Pickler`` wrote."""
+    """An unpickler for what ``_Pickler`` wrote."""
 
     def __init__(self, file: io.BytesIO, tensors: list[Tensor]) -> None:
         super().__init__(file)
@@ -369,7 +369,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
-    """Return the sum of a tensor over all ranks, on the CPU."""
+    """Return the sum of a tensor over all ranks, as a tensor on the CPU."""
     values = values.cpu()
     if rank_info.size > 1:
         dist.all_reduce(values)
@@ -377,19 +377,20 @@ def sum_over_ranks(rank_info: RankInfo, values: Tensor) -> Tensor:
 
 
 def is_timeout(error: Exception) -> bool:
-    """Return whether the rendezvous or a collective timed out, judged by the text of torch's or gloo's error.
+    """Return whether the rendezvous or a collective timed out, which only the text of torch's or gloo's error shows.
 
-    No error type means a time-out: torch raises DistNetworkError, DistStoreError or RuntimeError, each also for other
-    failures, and gloo raises RuntimeError. The first line of their texts contains "timeout" or "timed out".
+    No error type is specific to a time-out: torch raises DistNetworkError, DistStoreError or RuntimeError, which are
+    also used for other failures, and gloo raises RuntimeError. The first line of their text contains "timeout" or
+    "timed out".
     """
     first_line = str(error).partition("\n")[0].lower()
     return "timed out" in first_line or "timeout" in first_line
 
 
 def is_lost_peer(error: Exception) -> bool:
-    """Return whether another rank exited or did not answer.
+    """Return whether the error means that another rank exited or did not answer.
 
-    gloo has no error type of its own: it raises RuntimeError with the path of its source file in the text.
+    gloo has no error type of its own: it raises RuntimeError, whose text contains the path of a source file of gloo.
     """
     if isinstance(error, dist.DistError):
         return nccl_failure(error) is None
@@ -397,7 +398,7 @@ def is_lost_peer(error: Exception) -> bool:
 
 
 def nccl_failure(error: Exception) -> str | None:
-    """Return NCCL's reason for a failure, or None if NCCL lost another rank or the error is not NCCL's.
+    """Return NCCL's reason for a failure; None if NCCL lost another rank, or if the error does not come from NCCL.
 
     The text of torch's DistBackendError (NCCLUtils.hpp) contains a line "NCCL error in: FILE:LINE, WHAT", a line
     "ncclKIND: WHAT", and "Last error:" with a line from NCCL. A lost rank is not always an ncclRemoteError:
@@ -416,7 +417,7 @@ def nccl_failure(error: Exception) -> str | None:
 
 
 def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, deterministic: bool) -> None:
-    """Set the threads and algorithms of this process. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
+    """Set the number of threads and the algorithms. OMP_NUM_THREADS takes precedence, unless ``deterministic``."""
     if deterministic:
         torch.set_num_threads(1)
         torch.use_deterministic_algorithms(True)
@@ -426,7 +427,7 @@ def set_up_torch(rank_info: RankInfo, environ: Mapping[str, str], *, determinist
 
 
 def check_strategy(options: Options, rank_info: RankInfo) -> None:
-    """Raise TrainError for options that cannot be combined. Every rank prints it, as the ranks have not met yet."""
+    """Raise TrainError for options that cannot be combined, on every rank, as the ranks have not met yet."""
     ranks, compile_mode, accumulates = options.ranks, options.machine.compile, options.training.accumulate > 1
     strategy, compiled = f"--strategy {ranks.strategy}", f"--compile {compile_mode}"
     if ranks.strategy in SHARDED:
@@ -459,14 +460,14 @@ def _conflict(message: str, *, hint: str) -> TrainError:
 
 
 def is_sharded(options: RankOptions, rank_info: RankInfo) -> bool:
-    """Return whether the ranks share the weights; a single rank has all of them."""
+    """Return whether the weights are sharded over the ranks. A single rank has all of them."""
     return options.strategy in SHARDED and rank_info.size > 1
 
 
 def wrap_model(model: nn.Module, options: RankOptions, world: World, *, deterministic: bool) -> nn.Module:
     """Return the model wrapped for training; a single rank needs no wrapper. Every rank calls this.
 
-    ``deterministic`` fixes the order in which gradients are added, see `lay_out_buckets`. Raises TrainError.
+    If ``deterministic``, the order in which gradients are added is fixed; see `lay_out_buckets`. Raises TrainError.
     """
     if options.sync_bn:
         if world.device.type != "cuda":
@@ -484,7 +485,7 @@ def wrap_model(model: nn.Module, options: RankOptions, world: World, *, determin
 
 
 class WithAutocast(nn.Module):
-    """A model that enables autocast itself, because DataParallel's threads do not inherit autocast's dtype."""
+    """A model that enables autocast itself, because the threads of DataParallel do not inherit autocast's dtype."""
 
     def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[object]]) -> None:
         super().__init__()
@@ -516,22 +517,23 @@ def wrap_in_ddp(model: nn.Module, world: World, options: RankOptions) -> Distrib
 
 
 def find_ddp(model: nn.Module) -> DistributedDataParallel | None:
-    """Return the DDP wrapper of a model, which may be compiled, or None if it has none."""
+    """Return the DDP wrapper of a model, or None if it has none. The model may be compiled."""
     inner = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     return inner if isinstance(inner, DistributedDataParallel) else None
 
 
 def lay_out_buckets(ddp: DistributedDataParallel) -> None:
-    """Give DDP's buckets their final layout before the first step. Every rank calls this.
+    """Give DDP's buckets their final layout before the first step. Every rank must call this.
 
-    DDP groups the gradients into buckets when it is created, and again after the first backward pass of the process, in
-    the order in which the gradients became ready. An all-reduce adds the ranks' numbers in an order that depends on an
-    element's place in its bucket. Without this call the first step after each start adds in a different order than the
-    same step of a process that started earlier, and with three or more ranks the last bits differ.
+    DDP groups the gradients into buckets when it is created, and again after the first backward pass of the process,
+    now in the order in which the gradients became ready. The order in which an all-reduce adds the ranks' numbers
+    depends on an element's place in its bucket. Without this call, the first step after each start would add in a
+    different order than the same step of a process that started earlier; with three or more ranks, the last bits would
+    differ.
 
-    The backward passes made here are those of a sum of one element of each parameter, in the order of the parameters,
-    so the layout depends only on the model. They run neither the model nor an optimizer: weights, buffers and random
-    generators stay as they are, and no gradient is left.
+    The backward passes made here are for a sum of one element of each parameter, in the order of the parameters. So the
+    layout depends only on the model. Neither the model nor an optimizer runs: weights, buffers and random generators do
+    not change, and no gradient is left.
     """
     module = ddp.module
     parameters = [one for one in module.parameters() if one.requires_grad]

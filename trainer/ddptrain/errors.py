@@ -1,4 +1,4 @@
-"""The error of the trainer: a code, a message, a hint and fields."""
+"""The error type of the trainer, with a code, a message, a hint and fields."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,9 +9,9 @@ from ddpwire.exits import Exit
 class TrainError(Exception):
     """An error that ends the training with one line, ``str(error)``: ``message``, and ``hint`` if there is one.
 
-    ``rank`` prints the line; None: every rank that raises it does, for errors before the ranks have met. ``fields`` are
-    the facts in the message, for code that must act on them, since no code parses the message. They must be picklable,
-    since an error of one rank is raised on all.
+    ``rank`` is the rank that prints the line. If it is None, every rank that raises the error prints it, which is used
+    before the ranks have met. ``fields`` are the facts in the message, for code that acts on them, because no code
+    parses the message. They must be picklable, because an error of one rank is raised on all.
     """
 
     def __init__(self, code: Exit, message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> None:
@@ -24,5 +24,5 @@ class TrainError(Exception):
 
 
 def config_error(message: str, *, hint: str = "", rank: int | None = 0, **fields: Any) -> TrainError:
-    """Return the error for options that contradict each other, the machine or the data."""
+    """Return the error for options that contradict each other or do not suit the machine or the data."""
     return TrainError(Exit.CONFIG, message, hint=hint, rank=rank, **fields)

@@ -59,9 +59,9 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str, Any]]:
-    """Return the name and the tensors of a part of a checkpoint, which is at ``path``. Raises TrainError.
+    """Return the name and the tensors of a part of the checkpoint that was read from ``path``. Raises TrainError.
 
-    ``part``: "auto" selects the averaged weights if there are any, else the model's.
+    If ``part`` is "auto", it selects the averaged weights if there are any, otherwise the model's.
     """
     from ddptrain.checkpoint import whole  # imports torch
 
@@ -72,9 +72,9 @@ def read_part(path: Path, found: "Checkpoint", part: str) -> tuple[str, dict[str
 
 
 def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
-    """Return the checkpoint for SOURCE; from a folder, the newest whole one or, with ``best``, the most accurate one.
+    """Return the checkpoint of SOURCE; in a folder, the newest complete one or, with ``best``, the most accurate one.
 
-    It prints a warning for each checkpoint that would be preferred but cannot be used. Raises TrainError.
+    Print a warning for each checkpoint that would be preferred but cannot be used. Raises TrainError.
     """
     from ddptrain.checkpoint import first_file  # imports torch
     from ddptrain.checkpoint_directory import by_accuracy, first_whole, list_checkpoints, log_warning
@@ -98,7 +98,7 @@ def choose_checkpoint(source: Path, *, best: bool) -> tuple[Path, "Checkpoint"]:
 
 
 def _folder_of_run(source: Path) -> Path | None:
-    """Return a run's checkpoint directory, or None. A resumed run shares the first run's, which its record names."""
+    """Return the checkpoint directory of a run, or None. A resumed run uses the first run's, which its record names."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         return Path(json.loads((source / RECORD).read_text())["checkpoint_dir"])
     return source / CHECKPOINTS if (source / CHECKPOINTS).is_dir() else None

@@ -10,10 +10,10 @@ from ddpwire.metrics import UNPRODUCTIVE_CAUSES
 
 
 class Goodput:
-    """Productive and lost seconds of a process. ``started``: time.monotonic() at its start."""
+    """The productive and the lost seconds of a process. ``started`` is the value of time.monotonic() at its start."""
 
     def __init__(self, started: float, *, steps_before: int = 0) -> None:
-        """``steps_before``: the last step of earlier attempts; steps up to it count as recomputed."""
+        """``steps_before`` is the last step of earlier attempts. Steps up to it count as recomputed."""
         self.started = started
         self.productive_s = 0.0  # in steps that no earlier attempt has taken
         self.lost_s = dict.fromkeys(UNPRODUCTIVE_CAUSES, 0.0)
@@ -28,7 +28,7 @@ class Goodput:
 
     @contextlib.contextmanager
     def time_lost(self, cause: str) -> Iterator[None]:
-        """Add the duration of the block to the seconds lost to ``cause``."""
+        """Add the duration of the ``with`` block to the seconds lost to ``cause``."""
         began = time.monotonic()
         try:
             yield
@@ -36,7 +36,7 @@ class Goodput:
             self.lost_s[cause] += time.monotonic() - began
 
     def mark_ready(self) -> None:
-        """End the start-up: it gets all time until now that has no other cause."""
+        """End the start-up. All time so far that has no other cause counts as start-up."""
         self.lost_s["startup"] = 0.0
         self.lost_s["startup"] = self.total_s - sum(self.lost_s.values())
 
@@ -46,12 +46,12 @@ class Goodput:
         return time.monotonic() - self.started
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of this process, keyed by "productive" and by each cause."""
+        """Return the seconds of this process, keyed by "productive" and by the causes of loss."""
         return {"productive": self.productive_s, **self.lost_s}
 
 
 def steps_before(environ: Mapping[str, str]) -> int:
-    """Return the last step of earlier attempts, which ddprun sets in the environment; 0 without any."""
+    """Return the last step of earlier attempts, which ddprun sets in the environment, or 0 if there are none."""
     text = environ.get(names.STEPS_BEFORE, "")
     return int(text) if text.isdecimal() else 0
 
@@ -59,7 +59,8 @@ def steps_before(environ: Mapping[str, str]) -> int:
 def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, float]:
     """Return the seconds lost before this process was ``started``, keyed by cause; ddprun sets them in the environment.
 
-    The time since ddprun requested the process counts as start-up: its fork server may have had to import torch first.
+    The time since ddprun requested the process counts as start-up, because its fork server may have had to import
+    torch.
     """
     given: dict[str, float] = {}
     for pair in environ.get(names.LOST_BEFORE, "").split(","):
@@ -73,7 +74,7 @@ def lost_before(environ: Mapping[str, str], *, started: float) -> dict[str, floa
 
 
 def process_start() -> float:
-    """Return the time.monotonic() at which this process was started; if unknown (not Linux), the present one."""
+    """Return the time.monotonic() at which this process was started, or the current one if unknown (not on Linux)."""
     try:
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / 100  # USER_HZ is 100 for all programs (time(7))

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
-"""A decoder-only transformer over bytes like GPT-2 (A. Radford et al. 2019): learned positions, norms before layers.
+"""A decoder-only transformer over bytes, like GPT-2 (A. Radford et al. 2019), with learned positions and pre-norm.
 
 Shapes: B batch, T positions, D width, H heads, V vocabulary.
 """
@@ -15,7 +15,7 @@ VOCABULARY = 256  # a token is a byte
 
 
 class Attention(nn.Module):
-    """Causal self-attention: a position sees itself and the positions before it."""
+    """Causal self-attention: each position attends to itself and to the positions before it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a multilayer perceptron, each added to its input."""
+    """Attention, then a multilayer perceptron; the output of each is added to its input."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The transformer, which returns the logits of the next byte at each position."""
+    """The transformer. It returns the logits of the next byte at each position."""
 
     def __init__(self, *, layers: int, width: int, heads: int, context: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def generate(model: GPT, prompt: bytes, *, temperature: float, seed: int) -> Iterator[int]:
-    """Yield bytes that may follow the prompt, without end; with temperature 0 always the most probable byte."""
+    """Yield bytes that may follow the prompt, without end. With temperature 0, always yield the most probable byte."""
     generator = torch.Generator().manual_seed(seed)
     tokens = list(prompt or b"\n")
     while True:

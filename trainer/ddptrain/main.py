@@ -1,4 +1,4 @@
-"""Runs one rank from its options to its exit code: process group, data, training state, checkpoint, loop, report."""
+"""Runs one rank from its options to its exit code: process group, data, state, checkpoint, loop, report."""
 
 import contextlib
 import gc
@@ -69,7 +69,7 @@ _SIGNALS = {Exit.INTERRUPTED: "Ctrl-C", Exit.SAVED_USR1: "SIGUSR1", Exit.SAVED_T
 def run(options: Options, environ: Mapping[str, str], signals: Signals, *, started: float | None = None) -> int:
     """Train, and return the exit code. An expected error is printed as one line.
 
-    ``started``: time.monotonic() at the start of the process.
+    ``started`` is the value of time.monotonic() at the start of the process.
     """
     rank_info, metrics = RankInfo(), Metrics()
     goodput = Goodput(time.monotonic() if started is None else started, steps_before=steps_before(environ))
@@ -221,9 +221,9 @@ def _open_heartbeat(environ: Mapping[str, str]) -> Heart:
 
 
 def _load_data(options: Options, rank_info: RankInfo, metrics: Metrics) -> ImageDataset | TextDataset:
-    """Return the data set, after fetching it and the pretrained weights. Raises TrainError.
+    """Return the data set; fetch it and the pretrained weights first if necessary. Raises TrainError.
 
-    Rank 0 downloads first, which is enough if the nodes share a folder; then one rank of each other node.
+    Rank 0 downloads first, which is enough if the nodes share a folder. Then one rank of each other node downloads.
     """
     source = SOURCES[options.data.name]
     fetches = [partial(source.prepare, options.data)] if source.prepare else []
@@ -249,7 +249,7 @@ def _save_and_report(
     progress: ProgressDisplay,
     stop: StopVote,
 ) -> None:
-    """Save the last step, and report how the training ended. Raises TrainError if it cannot be saved."""
+    """Save the last step, and report how the training ended. Raises TrainError if the step cannot be saved."""
     accuracy = None if result.evaluation is None else result.evaluation.accuracy
     path = manager.save_last(result.step, accuracy)
     if result.exit_code:
@@ -280,13 +280,13 @@ def _log_error(message: str) -> None:
 
 
 def out_of_memory_message(error: torch.OutOfMemoryError) -> str:
-    """Return a message with the first sentences of torch's error, which give the requested memory, and with advice."""
+    """Return a message with the start of torch's error, which states the requested memory, and with advice."""
     asked = ". ".join(str(error).partition("\n")[0].split(". ")[:3]).rstrip(".")
     return f"has too little GPU memory: {asked}: use a smaller --batch-size, or --accumulate or --recompute"
 
 
 def start_message(state: TrainingState) -> str:
-    """Return a message about what is trained, on which data and with which resources."""
+    """Return a message that describes the model, the data and the resources of the training."""
     options, world = state.options, state.world
     epochs = options.training.epochs
     parameters = sum(parameter.numel() for parameter in state.model.parameters())
@@ -305,7 +305,7 @@ def start_message(state: TrainingState) -> str:
 
 
 def resume_message(state: TrainingState, path: Path, step: int, epochs_before: int | None) -> str:
-    """Return a message about where the training continues; ``epochs_before``: the earlier training's, if known."""
+    """Return a message about where the training continues. ``epochs_before``: of the training before, if known."""
     epochs = state.options.training.epochs
     if not epochs:
         return f"resumed from {path}: evaluating step {step} (--epochs 0)"
@@ -327,7 +327,7 @@ def resume_message(state: TrainingState, path: Path, step: int, epochs_before: i
 def stop_message(
     state: TrainingState, result: TrainResult, checkpoint: Path | None, *, timed_out: bool, other: int | None = None
 ) -> str:
-    """Return why the training stopped and how to continue; ``other``: the rank that got the signal, if not this one."""
+    """Return why the training stopped and how to continue. ``other`` is the rank that got the signal, if not this."""
     by = "--stop-after" if timed_out else _SIGNALS[Exit(result.exit_code)]
     if other is not None:
         by += f" to rank {other}"
@@ -356,9 +356,10 @@ def summary_message(
 
 
 def cost_message(state: TrainingState, spent_s: Sequence[Mapping[str, float]], phases: Mapping[str, float]) -> str:
-    """Return how the ranks' time was used, and rank 0's peak memory: torch's peak on a GPU, else that of the process.
+    """Return how the ranks' time was used, and rank 0's peak memory (torch's on a GPU, else the process's).
 
-    ``spent_s``: for each rank, the "productive" seconds and the lost seconds, keyed by cause.
+    ``spent_s`` has one entry per rank: its productive seconds, with the key "productive", and its lost seconds by
+    cause.
     """
     total_s = {cause: sum(one[cause] for one in spent_s) for cause in spent_s[0]}
     whole_s, productive_s = sum(total_s.values()), total_s.pop("productive")

@@ -1,4 +1,4 @@
-"""``ddptrain fit``: estimate before a launch whether a training fits into a GPU's memory, and show the calculation.
+"""``ddptrain fit``: estimate, before a launch, whether a training fits into a GPU's memory, and show the calculation.
 
 torch is imported only to measure a model or to read the memory of this machine's GPU.
 """
@@ -51,7 +51,7 @@ The exit code is 0 when it fits and 78 when it does not. A GPU of 80 GB is one o
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the sum; ``size`` is in bytes, None: unknown."""
+    """A line of the calculation. ``size`` is in bytes, or None if it is unknown."""
 
     what: str
     size: float | None
@@ -60,7 +60,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSize:
-    """What determines the memory of a training."""
+    """The values that determine how much memory a training needs."""
 
     num_parameters: float
     optimizer: str
@@ -75,7 +75,7 @@ class TrainingSize:
     recomputed: float | None = None  # bytes of activations with --recompute; None: unknown, or it is already in use
 
     def rows(self) -> tuple[Row, ...]:
-        """Return the items of the estimate."""
+        """Return the rows of the calculation."""
         number, width = self.num_parameters, DTYPE_BYTES[self.dtype]
         compute = 2 if self.dtype == "amp" else width
         moments = OPTIMIZER_MOMENTS[self.optimizer]
@@ -118,7 +118,7 @@ class TrainingSize:
 
 
 def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingSize], ...]:
-    """Return changes that would need less memory, each with its description."""
+    """Return changes that would reduce the memory, each with its description."""
     ideas: list[tuple[str, TrainingSize]] = []
     if not case.bucket_view:
         ideas.append(("gradients as views of DDP's buckets (gradient_as_bucket_view)", replace(case, bucket_view=True)))
@@ -140,12 +140,12 @@ def suggestions(case: TrainingSize, *, ranks: int) -> tuple[tuple[str, TrainingS
 
 
 def with_recompute(case: TrainingSize) -> TrainingSize:
-    """Return the same training with ``--recompute``."""
+    """Return the same training, but with ``--recompute``."""
     return replace(case, activations=case.recomputed, recomputed=None)
 
 
 def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
-    """Return the training on the fewest ranks (a power of two) on which it fits with FSDP, or None if it never fits."""
+    """Return the training on the fewest ranks, a power of two, on which it fits with FSDP, or None if it never fits."""
     counts = [1 << power for power in range(1, MAX_RANKS.bit_length())]
     trials = [replace(one, shards_all=count) for count in counts for one in (case, with_recompute(case))]
     known = (one for one in trials if case.activations is None or one.activations is not None)
@@ -153,9 +153,9 @@ def fewest_shards(case: TrainingSize, memory: float) -> TrainingSize | None:
 
 
 def estimate_message(case: TrainingSize, *, title: str, memory: float, ranks: int, options: str | None = None) -> str:
-    """Return the answer, with its calculation.
+    """Return the answer as a text, with its calculation.
 
-    ``options``: ddptrain's options for this training, without the batch size; None: ddptrain cannot run this training.
+    ``options`` are ddptrain's options for this training, without the batch size, or None if ddptrain cannot run it.
     """
     rows = case.rows()
     lines = [f"{title}, on a GPU of {_gib(memory)}", ""]
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | None", batch_size: int) -> None:
-    """Print the answer on rank 0 if a training does not fit on its GPU. ``shape``: of the images; None: text."""
+    """Print the answer on rank 0 if a training does not fit on its GPU. ``shape``: of the images, or None for text."""
     memory, size = gpu_memory(world.device), world.rank_info.size
     if memory is None or not world.rank_info.is_first or options.machine.precision == "fp64":
         return
@@ -227,7 +227,7 @@ def warn_if_too_large(options: Options, world: "World", shape: "ImageShape | Non
 
 
 def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tuple[bool, str]:
-    """Return whether it fits, and the answer; ``options``: for the launch to recommend, None: recommend none."""
+    """Return whether the training fits, and the answer. ``options``: for the recommended command, None for none."""
     if given.model is not None:
         case, name = _measure_model(given)
     else:
@@ -243,7 +243,7 @@ def _answer(given: argparse.Namespace, memory: float, options: str | None) -> tu
 
 
 def parse_size(text: str) -> float:
-    """Parse a size in bytes: 80GB, 80GiB and 80 are the same; MB, MiB, TB and TiB work in the same way."""
+    """Parse a size in bytes. 80GB, 80GiB and 80 mean the same; MB, MiB, TB and TiB are accepted too."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:i?B)?)?", text, re.IGNORECASE)
     if match is None or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 80GB")
@@ -291,7 +291,7 @@ def _parser() -> Parser:
 
 
 def _measure_model(given: argparse.Namespace) -> tuple[TrainingSize, str]:
-    """Return a model's size and description: counts its parameters, and measures activations on the meta device."""
+    """Return a model's size and description, with counted parameters and activations measured on the meta device."""
     import torch
 
     from ddptrain.models import ImageShape, blocks_of, build_gpt, build_model
@@ -343,7 +343,7 @@ def _launch_options(given: argparse.Namespace) -> str | None:
 
 
 def gpu_memory(device: "torch.device | None" = None) -> float | None:
-    """Return the bytes of a GPU, by default of this machine's first one; None for a CPU, or if there is no GPU."""
+    """Return the memory of a GPU in bytes, by default of this machine's first one; None for a CPU or without a GPU."""
     import torch
 
     if not torch.cuda.is_available() or (device is not None and device.type == "cpu"):
@@ -352,9 +352,9 @@ def gpu_memory(device: "torch.device | None" = None) -> float | None:
 
 
 def activation_bytes(model: "nn.Module", batch: "Tensor") -> int:
-    """Return the bytes that autograd saves for the backward pass, without the parameters.
+    """Return the bytes that autograd saves for the backward pass, not counting the parameters.
 
-    Model and batch are on the meta device, so nothing is computed.
+    The model and the batch are on the meta device, so nothing is computed.
     """
     import torch
 

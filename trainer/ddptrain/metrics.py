@@ -1,6 +1,6 @@
-"""Writes a rank's metrics, which ddpwire.metrics defines, for Prometheus.
+"""Writes a rank's metrics for Prometheus. ddpwire.metrics defines them.
 
-Under ddprun, which sets a folder for them, prometheus_client writes them to files that ddprun collects. Without ddprun
+ddprun sets a folder for them: prometheus_client writes them to files there, which ddprun collects. Without ddprun
 nothing is written, and prometheus_client is not imported.
 """
 
@@ -18,7 +18,7 @@ from ddpwire.metrics import Metric
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingInfo:
-    """What is trained, and where."""
+    """Facts about what is trained, and on what."""
 
     backend: str  # carries the gradients; "none" with one rank
     device: str
@@ -29,13 +29,13 @@ class TrainingInfo:
 
 
 class Metrics:
-    """The metrics of a rank. Values for a series that this rank does not write, such as one of rank 0, are ignored.
+    """The metrics of a rank. Values for series that this rank does not write, such as those of rank 0, are ignored.
 
-    A write costs some microseconds, so values that change with every step are collected until ``flush``.
+    A write takes some microseconds, so values that change in every step are collected until ``flush``.
     """
 
     def __init__(self, folder: str = "", *, first: bool = False) -> None:
-        """``folder``: for the files; empty: write nothing. ``first``: whether this is rank 0. Raises OSError."""
+        """``folder``: for the files; if empty, write nothing. ``first``: whether this is rank 0. Raises OSError."""
         self.enabled = bool(folder)
         self._folder = folder
         self._series: dict[tuple[str, ...], Any] = {}  # keyed by the metric's name and the labels' values
@@ -50,7 +50,7 @@ class Metrics:
                 self._open(metric)
 
     def _open(self, metric: Metric) -> None:
-        """Create a metric's series with the value 0. Those of phases and communication are created when measured."""
+        """Create a metric's series with the value 0. Series of phases and communication are created when measured."""
         from ddpwire.series import series_of  # imports prometheus_client
 
         series = self._series[metric.name,] = series_of(metric)
@@ -64,7 +64,7 @@ class Metrics:
             series.set(value)
 
     def count(self, metric: Metric, *labels: str, number: float = 1) -> None:
-        """Increase a counter; ``labels``: their values, in the catalogue's order."""
+        """Increase a counter. ``labels`` are the label values, in the catalogue's order."""
         if (series := self._series.get((metric.name, *labels))) is None and (metric.name,) in self._series:
             series = self._series[metric.name, *labels] = self._series[metric.name,].labels(*labels)
         if series is not None:
@@ -88,7 +88,7 @@ class Metrics:
         self._unwritten_samples += samples
 
     def step_duration(self, seconds: float) -> None:
-        """Record the duration of the last step or of an earlier one."""
+        """Record the duration of a step, the last or an earlier one."""
         self._unwritten_s.append(seconds)
 
     def flush(self) -> None:
@@ -108,7 +108,7 @@ class Metrics:
         self._set(catalogue.LAST_STEP_TIME, time.time())
 
     def time_spent(self, phases: Mapping[str, float], productive_s: float, lost: Mapping[str, float]) -> None:
-        """Set the seconds since the start: per phase of the steps, productive, and lost per cause."""
+        """Set the seconds since the start: per phase of a step, productive, and lost per cause."""
         for phase, seconds in phases.items():
             self.count(catalogue.STEP_PHASE, phase, number=self._more(phase, seconds))
         for cause, seconds in lost.items():
@@ -128,9 +128,10 @@ class Metrics:
             self.count(catalogue.UNPRODUCTIVE, cause, number=seconds)
 
     def time_totals(self) -> dict[str, float]:
-        """Return this rank's seconds in all starts of the run, keyed by "productive" and cause; empty without a folder.
+        """Return this rank's seconds over all starts of the run, keyed by "productive" and by cause; empty without a
+        folder.
 
-        They come from the files that ddprun collects, which include those of earlier processes.
+        The values come from the files that ddprun collects, which include those of earlier processes.
         """
         if not self.enabled:
             return {}
@@ -143,19 +144,19 @@ class Metrics:
         return {sample.labels.get("cause", "productive"): sample.value for sample in samples}
 
     def epoch(self, *, loss: float, accuracy: float, grad_norm: float) -> None:
-        """Set an epoch's results. First write the collected values, so that the exported step matches the loss."""
+        """Set an epoch's results. Collected values are written first, so that the exported step matches the loss."""
         self.flush()
         self._set(catalogue.LOSS, loss)
         self._set(catalogue.EVAL_ACCURACY, accuracy, "test")
         self._set(catalogue.GRAD_NORM, grad_norm)
 
     def skew(self, ratio: float, speed: float) -> None:
-        """Set how the slowest rank compares with the others, and this rank's speed."""
+        """Set the ratio of the slowest rank to the others, and this rank's speed."""
         self._set(catalogue.STRAGGLER_SKEW, ratio)
         self._set(catalogue.RELATIVE_SPEED, speed)
 
     def memory(self, **kinds: int) -> None:
-        """Set the bytes on the GPU for each kind. A rank on a CPU never calls this and does not have these series."""
+        """Set the bytes of GPU memory for each kind. A rank on a CPU does not call this and has no such series."""
         if self.enabled and (catalogue.DEVICE_MEMORY.name,) not in self._series:
             self._open(catalogue.DEVICE_MEMORY)
             self._open(catalogue.DEVICE_OOMS)
@@ -163,7 +164,7 @@ class Metrics:
             self._set(catalogue.DEVICE_MEMORY, size, kind)
 
     def out_of_memory(self) -> None:
-        """Count an out-of-memory error of the GPU."""
+        """Count an out-of-memory error of a GPU."""
         self.memory()
         self.count(catalogue.DEVICE_OOMS)
 
@@ -184,7 +185,8 @@ class Metrics:
 
 
 def open_metrics(environ: Mapping[str, str], *, first: bool) -> Metrics:
-    """Return metrics that are written if this runs under ddprun; otherwise, or if that fails, metrics that are not.
+    """Return metrics that are written if this process runs under ddprun; otherwise, or on an error, metrics that are
+    not.
 
     ``first``: whether this is rank 0.
     """

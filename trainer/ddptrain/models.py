@@ -1,5 +1,5 @@
 # ruff: noqa: N803 - tensors carry their shape in their name
-"""The models, selected by name: ddptrain's own, and torchvision's classifiers; and their pretrained weights.
+"""The models, which are selected by name: ddptrain's own and torchvision's classifiers, with pretrained weights.
 
 Shapes: B batch, C channels, H height, W width.
 """
@@ -36,7 +36,7 @@ IMAGENET = "imagenet"
 
 
 def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str = "batch") -> nn.Module:
-    """Return the model with this name and initial weights. Raises TrainError for unknown names and too small images."""
+    """Return the named model with initial weights. Raises TrainError if it is unknown or the images are too small."""
     if norm == "group" and name not in _NORMED:
         raise config_error(f"--norm group is for {' and '.join(_NORMED)}, not for {name}", hint="leave it out")
     if name == TEXT_MODEL:
@@ -61,7 +61,7 @@ def build_model(name: str, shape: ImageShape, *, stem: str = "auto", norm: str =
 
 
 def build_gpt(options: ModelOptions, *, context: int) -> GPT:
-    """Return the model of ``--data text`` with initial weights. Raises TrainError."""
+    """Return the model for ``--data text`` with initial weights. Raises TrainError."""
     if options.name != TEXT_MODEL:
         raise config_error(f"--model {options.name} is for images, not for --data text", hint="give gpt")
     if options.width % options.heads:
@@ -70,13 +70,13 @@ def build_gpt(options: ModelOptions, *, context: int) -> GPT:
 
 
 def blocks_of(model: nn.Module) -> tuple[nn.Module, ...]:
-    """Return the layers of a model that are sharded one by one: the parts of its nn.Sequentials with parameters."""
+    """Return the layers that are sharded one by one: the parts of the model's nn.Sequentials that have parameters."""
     children = [child for part in model.children() if isinstance(part, nn.Sequential) for child in part.children()]
     return tuple(child for child in children if any(True for _ in child.parameters()))
 
 
 class Mean(nn.Module):
-    """The mean over height and width. AdaptiveAvgPool2d(1) is equal, but has no deterministic backward on CUDA."""
+    """The mean over height and width. AdaptiveAvgPool2d(1) is equal, but not deterministic in its backward on CUDA."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Return the means, of shape (B, C)."""
@@ -84,7 +84,7 @@ class Mean(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+    """A residual block: two 3x3 convolutions and a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -108,9 +108,10 @@ class BasicBlock(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with the parameter names of torchvision.
+    """ResNet-18 (He et al. 2015, https://arxiv.org/abs/1512.03385), with torchvision's parameter names.
 
-    The small stem is one 3x3 convolution: ImageNet's stem and pool would reduce a 32 px image to 1x1 in the last block.
+    The small stem is one 3x3 convolution: ImageNet's stem and pooling would shrink a 32 px image to 1x1 in the last
+    block.
     """
 
     def __init__(self, shape: ImageShape, *, norm: Norm, small_stem: bool) -> None:
@@ -146,7 +147,7 @@ def simple_model(shape: ImageShape) -> nn.Module:
 
 
 def _pool_relu() -> tuple[nn.Module, nn.Module]:
-    """Return MaxPool2d(2), then ReLU: the results and gradients equal those of the other order, but cost less work."""
+    """Return MaxPool2d(2), then ReLU. The opposite order has the same results and gradients, but costs more work."""
     return nn.MaxPool2d(2), nn.ReLU(inplace=True)
 
 
@@ -182,7 +183,7 @@ def image_classifier(shape: ImageShape) -> nn.Module:
 
 
 def digitsnet(shape: ImageShape) -> nn.Module:
-    """Return three convolutions for the 8x8 digits. Their GroupNorm does not depend on the number of ranks."""
+    """Return three convolutions for the 8x8 digits, with GroupNorm, which does not depend on the number of ranks."""
 
     def layer(inputs: int, outputs: int) -> nn.Module:
         convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
@@ -193,7 +194,7 @@ def digitsnet(shape: ImageShape) -> nn.Module:
 
 
 class ThreeChannels(nn.Module):
-    """Applies a model of colour images to grey images, whose channel is repeated."""
+    """Applies a model for colour images to grey images, whose channel is repeated three times."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -206,7 +207,7 @@ class ThreeChannels(nn.Module):
 
 
 def torchvision_name(name: str) -> str:
-    """Return torchvision's name of a model. Raises TrainError for an unknown model."""
+    """Return torchvision's name for a model. Raises TrainError for an unknown model."""
     models = torchvision_module("models")
     plain = name.removeprefix(TORCHVISION_PREFIX)
     known = models.list_models(module=models)
@@ -218,7 +219,7 @@ def torchvision_name(name: str) -> str:
 
 
 def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -> nn.Module:
-    """Return a classifier of torchvision with initial weights, for 1 or 3 channels. Raises TrainError."""
+    """Return a torchvision classifier with initial weights, for 1 or 3 channels. Raises TrainError."""
     plain = torchvision_name(name)
     options: dict[str, Any] = {"num_classes": shape.classes}
     if plain in _TWO_HEADS:
@@ -242,7 +243,7 @@ def build_torchvision_model(name: str, shape: ImageShape, *, small_stem: bool) -
 
 
 def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
-    """Return the model; if ``small``, with a 3x3 convolution and no pool. Raises TrainError if it is not a ResNet."""
+    """Return the model, with a 3x3 convolution and no pooling if ``small``. Raises TrainError if it is not a ResNet."""
     if small:
         old = getattr(model, "conv1", None)
         if not isinstance(old, nn.Conv2d) or not hasattr(model, "maxpool"):
@@ -253,14 +254,14 @@ def _with_stem(model: nn.Module, name: str, *, small: bool) -> nn.Module:
 
 
 def weights_file(options: ModelOptions) -> Path:
-    """Return the file of the weights, which may still have to be fetched. Raises TrainError."""
+    """Return the path of the weights, which may not have been downloaded yet. Raises TrainError."""
     if options.pretrained != IMAGENET:
         return Path(str(options.pretrained))
     return Path(torch.hub.get_dir(), "checkpoints", _weights_url(options.name).rsplit("/", 1)[1])
 
 
 def fetch_pretrained(options: ModelOptions) -> None:
-    """Download the weights unless they exist. A lock makes several runs on a node take turns. Raises TrainError."""
+    """Download the weights unless they exist. With a lock, several runs on a node take turns. Raises TrainError."""
     path = weights_file(options)
     if options.pretrained != IMAGENET:
         if not path.is_file():
@@ -280,7 +281,8 @@ def fetch_pretrained(options: ModelOptions) -> None:
 def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
     """Load the weights into a model. Return the names of its modules that are not loaded. Raises TrainError.
 
-    These are the head, since its classes differ, and the stem if it has another shape. Everything else must fit.
+    Modules that are not loaded are the head, whose classes differ, and the stem if its shape differs. All others must
+    fit.
     """
     path = weights_file(options)
     given = _read_weights(path)
@@ -305,7 +307,7 @@ def load_pretrained(model: nn.Module, options: ModelOptions) -> tuple[str, ...]:
 
 
 def _read_weights(path: Path) -> Mapping[str, Tensor]:
-    """Return the tensors of a file: a state_dict, or a checkpoint with a state_dict as "model" or "state_dict"."""
+    """Return the tensors in a file: a state_dict, or a checkpoint that contains one as "model" or "state_dict"."""
     try:
         values: Any = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:

@@ -16,9 +16,9 @@ SCALED_WARM_UP_EPOCHS = 5.0  # with --scale-lr: P. Goyal et al. 2017, https://ar
 
 
 def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
-    """Return the optimizer, fused if torch has a fused one for these weights.
+    """Return the optimizer, in a fused version if torch has one for these weights.
 
-    Norms and biases get no weight decay, because it does not regularise them.
+    Norms and biases get no weight decay, because it would not regularise them.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -39,7 +39,7 @@ def build_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.
 
 
 def learning_rate(options: OptimizerOptions, *, ranks: int, step: int, num_steps: int, steps_per_epoch: int) -> float:
-    """Return the learning rate of step ``step`` (counted from 0) of ``num_steps``. It has no state to save."""
+    """Return the learning rate of step ``step`` (counted from 0) of ``num_steps``. There is no state to save."""
     peak = options.lr * (ranks if options.scale_lr else 1)
     if options.schedule == "one-cycle":
         return peak * one_cycle(step / num_steps)
@@ -64,21 +64,21 @@ def warm_up_steps(options: OptimizerOptions, *, num_steps: int, steps_per_epoch:
 
 
 def one_cycle(fraction: float) -> float:
-    """Return the share of the peak: it rises to 1 along a cosine, and then falls to 0 along a cosine."""
+    """Return the learning rate as a share of the peak: it rises to 1 along a cosine, then falls to 0 along a cosine."""
     if fraction < WARM_UP_SHARE:
         return 1 + (START_SHARE - 1) * cosine(fraction / WARM_UP_SHARE)
     return cosine((fraction - WARM_UP_SHARE) / (1 - WARM_UP_SHARE))
 
 
 def cosine(fraction: float) -> float:
-    """Return the share of the peak, which falls from 1 to 0 along a cosine."""
+    """Return the learning rate as a share of the peak: it falls from 1 to 0 along a cosine."""
     return (1 + math.cos(math.pi * fraction)) / 2
 
 
 def match_strides(optimizer: torch.optim.Optimizer) -> None:
-    """Give each moment the strides of its weight: the fused step goes through the memory of both in the same order.
+    """Give each moment the strides of its weight, because the fused step reads both in the order of memory.
 
-    The strides differ after loading a checkpoint of a training with the other value of ``--channels-last``.
+    The strides differ after loading a checkpoint that was saved with the other setting of ``--channels-last``.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():
@@ -87,9 +87,9 @@ def match_strides(optimizer: torch.optim.Optimizer) -> None:
 
 
 class WeightAverage:
-    """An exponential moving average of the weights, evaluated in their place. In the first steps it decays faster.
+    """An exponential moving average of the weights, which is evaluated instead of them. It decays faster at first.
 
-    ``decay``: the share of the average that a step keeps. ``average``: a copy of the model; None: make a copy.
+    ``decay`` is the share of the average that each step keeps. ``average`` is a copy of the model, made here if None.
     """
 
     def __init__(self, model: nn.Module, decay: float, average: nn.Module | None = None) -> None:
@@ -105,18 +105,18 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Add the weights after ``step`` steps, and the statistics of the batch norms."""
+        """Add the weights after ``step`` steps, and the statistics of batch norms."""
         decay = min(self._decay, (1 + step) / (10 + step))
         compat.lerp_all(self._averages, self._weights, 1 - decay)
         for own, given in self._counts:
             own.copy_(given)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average."""
+        """Return the state of the average."""
         return self.model.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
-        """Load a saved average."""
+        """Load a saved state of the average."""
         return self.model.load_state_dict(state_dict)
 
 

@@ -1,4 +1,4 @@
-"""``ddptrain sample``: generate text with a GPT that was trained on ``--data text``."""
+"""``ddptrain sample``: generate text with a GPT that was trained with ``--data text``."""
 
 import contextlib
 import os

@@ -1,7 +1,8 @@
-"""Sharding with torch's fully_shard: each rank keeps some rows of every parameter, of its gradient and its moments.
+"""Sharding with torch's fully_shard: each rank keeps some rows of every parameter, gradient and moment.
 
-``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of a node, so each node has a complete replica. The
-ranks of the first replica write the checkpoints. Only a sharded training imports this module: it takes 1 s.
+``fsdp`` shards over all ranks. ``hybrid`` shards over the ranks of each node, so that each node has a complete replica.
+The ranks of the first replica write the checkpoints. Only a sharded training imports this module, because the import
+takes 1 s.
 """
 
 from collections.abc import Mapping
@@ -25,17 +26,18 @@ from ddptrain.models import blocks_of
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How a training is sharded. ``shard``: the part of a checkpoint that this rank writes; None: it writes none."""
+    """How a training is sharded. ``shard`` is the part of a checkpoint that this rank writes, or None."""
 
     world: World
     mesh: DeviceMesh
     shard: Shard | None
 
     def apply(self, model: nn.Module, weights: nn.Module | None, compute: torch.dtype | None) -> None:
-        """Shard a model of the meta device in place, and give each rank its rows of the weights. Every rank calls this.
+        """Shard a model on the meta device in place, and give each rank its rows of the weights. Every rank must call
+        this.
 
-        ``weights``: on rank 0, the complete model, which may be too large for the device; on the others None.
-        ``compute``: the dtype of mixed precision, in which weights are gathered; None: the weights' own dtype.
+        ``weights`` is the complete model on rank 0, where it may be too large for the device, and None on the others.
+        ``compute`` is the dtype of mixed precision, in which weights are gathered, or None for the weights' own dtype.
         """
         reduce_dtype = None if compute is None else torch.float32
         policy = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=reduce_dtype)
@@ -45,7 +47,7 @@ class Sharding:
         model.load_state_dict(self.distribute(model, None if weights is None else weights.state_dict()))
 
     def own_rows(self, state: Any) -> Any:
-        """Return a state with each sharded tensor replaced by this rank's rows, as in a checkpoint's shard."""
+        """Return a state in which each sharded tensor is replaced by this rank's rows, as in a checkpoint's shard."""
 
         def rows_of(_path: tuple[Any, ...], tensor: Tensor) -> Any:
             return {"rows": tensor.to_local(), "shape": list(tensor.shape)} if isinstance(tensor, DTensor) else tensor
@@ -53,9 +55,9 @@ class Sharding:
         return map_tensors(state, rows_of)
 
     def distribute(self, part: Any, values: Any) -> Any:
-        """Return on each rank its own rows of rank 0's state of a part. Every rank calls this.
+        """Return on each rank its own rows of rank 0's state of a part. Every rank must call this.
 
-        Only one tensor at a time is complete in memory, so that no rank holds a complete state.
+        Only one complete tensor at a time is in memory, so that no rank holds a complete state.
         """
         rank_info, tensors = self.world.rank_info, []
 
@@ -82,7 +84,7 @@ class Sharding:
 
 
 def make_sharding(options: RankOptions, world: World) -> Sharding:
-    """Return the sharding for ``--strategy``. Every rank calls this. Raises TrainError."""
+    """Return the sharding for ``--strategy``. Every rank must call this. Raises TrainError."""
     rank_info, kind = world.rank_info, world.device.type
     timeout = timedelta(seconds=options.timeout_s)
     if options.strategy == "fsdp":
@@ -117,7 +119,7 @@ def make_sharding(options: RankOptions, world: World) -> Sharding:
 
 
 def _like(part: Any, path: tuple[Any, ...]) -> Any:
-    """Return the parameter that a tensor of a part's state belongs to, or None if there is none."""
+    """Return the parameter that a tensor in the state of a part belongs to, or None if there is none."""
     if isinstance(part, torch.optim.Optimizer):
         parameters = [one for group in part.param_groups for one in group["params"]]
         return parameters[path[1]] if path[0] == "state" and path[1] < len(parameters) else None

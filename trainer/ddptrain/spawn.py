@@ -1,6 +1,6 @@
 """``--spawn N``: start the ranks of one machine with torch.multiprocessing.
 
-The ranks meet through a file, so that no port is needed. This process forwards signals to them and waits.
+The ranks meet through a file, so that no port is needed. The parent process forwards signals to the ranks and waits.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 def spawn(arguments: Sequence[str], num_ranks: int) -> int:
-    """Train on ``num_ranks`` processes with a command line of ddptrain. Return the first exit code that is not 0."""
+    """Train with ``num_ranks`` processes, given ddptrain's command line. Return the first exit code that is not 0."""
     from torch.multiprocessing.spawn import start_processes  # imports torch
 
     processes: list[BaseProcess] = []
@@ -53,7 +53,7 @@ def spawn(arguments: Sequence[str], num_ranks: int) -> int:
 
 
 def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, ...], parent: int) -> None:
-    """Run one rank in its own process. torch ends the process when its parent ends."""
+    """Run one rank in its own process. torch ends this process when its parent ends."""
     if os.getppid() != parent:  # the parent was killed before torch could watch it
         os._exit(Exit.KILLED)
     variables = {
@@ -68,7 +68,7 @@ def run_rank(rank: int, num_ranks: int, init_method: str, arguments: tuple[str, 
 
 
 def is_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether a launcher has started this process as a rank. A rank does not spawn others."""
+    """Return whether a launcher has started this process as a rank. A rank does not start other ranks."""
     return names.RANK in environ
 
 

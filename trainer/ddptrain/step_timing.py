@@ -1,11 +1,11 @@
-"""The time of each phase of a step, the overlap of communication with the backward pass, and profiler traces.
+"""The time of each phase of a step, the overlap of communication with the backward pass, and traces of the profiler.
 
-The phases of a step add up to the step, and no device waits for the measurement. On a CPU a clock is read between the
-phases. On a GPU an event is recorded there, and the time between two events is read when the GPU has passed both: so
-the time of a step is the GPU's, since the host may be many steps ahead. ``comm_exposed`` is the end of the backward
-pass: from the time when a rank's last gradient is ready to the end of the all-reduce. Sharded ranks wait for each other
-within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is everything around a step: the vote
-on a stop, metrics, the heartbeat.
+The phases of a step add up to its duration, and no device waits for the measurement. On a CPU, a clock is read between
+the phases. On a GPU, an event is recorded between the phases, and the time between two events is read when the GPU has
+passed both. So the time of a step is measured on the GPU, because the host may be many steps ahead. ``comm_exposed`` is
+the end of the backward pass, from the time when a rank's last gradient is ready to the end of the all-reduce. Sharded
+ranks wait for each other within ``forward`` and ``backward``, so they have no ``comm_exposed``. ``other`` is the time
+around a step: the vote on a stop, metrics, the heartbeat.
 """
 
 import os
@@ -39,7 +39,7 @@ class StepTime:
 
 
 class Phases(Protocol):
-    """Measures the steps. For each step call ``begin``, ``mark`` at the end of each phase, and ``end``."""
+    """Measures the steps. Call ``begin`` for each step, ``mark`` at the end of each phase, and finally ``end``."""
 
     totals: dict[str, float]  # seconds per phase, over all measured steps
     own_s: deque[float]  # per step since it was last emptied: the rank's own time, without waiting for the others
@@ -49,17 +49,17 @@ class Phases(Protocol):
         """Begin a step."""
 
     def mark(self, phase: str) -> None:
-        """End a phase; a step may have the same phase several times."""
+        """End a phase; one step may have the same phase several times."""
 
     def gradients_ready(self) -> None:
-        """Note that the rank's last gradient is ready: the rest of ``backward`` is waiting for the other ranks."""
+        """Record that this rank's last gradient is ready; in the rest of ``backward`` it waits for other ranks."""
 
     def end(self, step: int) -> None:
-        """End the step; the time since the last mark is ``other``."""
+        """End the step; the time since the last mark is the phase ``other``."""
 
 
 class ClockPhases:
-    """Measures phases with a clock, on a CPU, where a call returns when its work is done."""
+    """Measures phases on a CPU with a clock, because a call on a CPU returns when its work is done."""
 
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
@@ -85,7 +85,7 @@ class ClockPhases:
         self._last = now
 
     def gradients_ready(self) -> None:
-        """Record that the rest of ``backward`` only waits for the other ranks."""
+        """Record that during the rest of ``backward`` this rank only waits for the other ranks."""
         self._ready = time.perf_counter()
 
     def end(self, step: int) -> None:
@@ -98,14 +98,14 @@ class ClockPhases:
 
 @dataclass(slots=True)
 class PendingStep:
-    """The events of a step in the GPU's stream, each with the phase that it ends."""
+    """The events of a step in the stream of the GPU, each with the phase that ends there."""
 
     step: int
     marks: list[tuple[str, torch.cuda.Event]]
 
 
 class EventPhases:
-    """Measures phases with events in the stream of a GPU."""
+    """Measures phases on a GPU with events in its stream."""
 
     def __init__(self) -> None:
         self.totals = dict.fromkeys(STEP_PHASES, 0.0)
@@ -130,7 +130,7 @@ class EventPhases:
         self._marks.append((phase, self._event()))
 
     def gradients_ready(self) -> None:
-        """Record that the rest of ``backward`` only waits for the other ranks."""
+        """Record that during the rest of ``backward`` this rank only waits for the other ranks."""
         self._ready = self._event()
 
     def end(self, step: int) -> None:
@@ -158,7 +158,7 @@ class EventPhases:
 def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone: bool, sharded: bool = False) -> Phases:
     """Return an object that measures steps on this device.
 
-    ``parameters``: the model's, in the order of its forward pass. ``alone``: whether this is the only rank.
+    ``parameters`` are the model's, in the order of its forward pass. ``alone``: whether this is the only rank.
     """
     phases: Phases = EventPhases() if device.type == "cuda" else ClockPhases()
     if sharded:
@@ -170,20 +170,20 @@ def measure_phases(device: torch.device, parameters: Iterable[Tensor], *, alone:
 
 
 class Overlap:
-    """How much of the gradient communication overlaps with the backward pass, measured by DDP every hundredth step."""
+    """How much of the gradient communication overlaps the backward pass; DDP measures this in every hundredth step."""
 
     def __init__(self, model: nn.Module) -> None:
         self._ddp = find_ddp(model)
 
     def hidden_s(self) -> float:
-        """Return the seconds of overlap in a step, averaged over the sampled steps; 0 without DDP."""
+        """Return the seconds of overlap in a step, averaged over the measured steps, or 0 without DDP."""
         if self._ddp is None:
             return 0.0
         return NANO * compat.ddp_overlap_ns(self._ddp)
 
 
 class Tracer:
-    """Traces ``num_steps`` steps of this rank (0: none), after the first few steps, for https://ui.perfetto.dev."""
+    """Traces ``num_steps`` steps of this rank, after the first few steps, for https://ui.perfetto.dev."""
 
     def __init__(self, num_steps: int, path: Path, *, log: Callable[[str], None]) -> None:
         self._left = SKIPPED_STEPS + WARM_UP_STEPS + num_steps if num_steps else 0
@@ -194,7 +194,7 @@ class Tracer:
         self._num_steps = num_steps
 
     def begin(self) -> None:
-        """Start the profiler. Raises OSError if the trace's folder cannot be made."""
+        """Start the profiler. Raises OSError if the folder of the trace cannot be created."""
         if not self._left:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ class Tracer:
         self._profile.start()
 
     def step(self) -> None:
-        """Record the end of a step."""
+        """Tell the profiler that a step has ended."""
         if self._profile is not None:
             self._left -= 1
             if self._left == 0:

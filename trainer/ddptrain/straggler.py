@@ -1,9 +1,9 @@
-"""Finds stragglers: ranks that the others wait for. It compares each rank's own time for a step, without waiting.
+"""Finds stragglers: ranks for which the others wait. It compares the ranks' own times for a step, without waiting.
 
-Every few steps each rank contributes the shortest time of its last steps to an all-reduce of one number per rank:
-another process on a rank's core lengthens only some of its steps, but a slow rank has no fast steps. The result is read
-a few steps later, so no rank waits for it. A rank is reported, with its node, when it was slow in several comparisons
-in a row (see `StragglerPolicy`), and again when it is no longer slow.
+Every few steps, an all-reduce of one number per rank distributes the shortest time of each rank's last steps. The
+shortest is used because another process on a rank's core slows down only some of its steps, but a slow rank has no fast
+steps. The result is read a few steps later, so no rank waits for it. A rank and its node are reported when the rank was
+slow in several comparisons in a row (see `StragglerPolicy`), and again when it is no longer slow.
 """
 
 import math
@@ -33,7 +33,7 @@ PRIOR_SLOW, PRIOR_ALL = 0.5, 40.0  # counts to start with: slow ranks, and all r
 
 @dataclass(frozen=True, kw_only=True)
 class Skew:
-    """How the ranks' own times compare."""
+    """How the ranks' own step times compare with each other."""
 
     slowest: int  # the slowest rank
     ratio: float  # its time divided by the median of all ranks
@@ -42,7 +42,7 @@ class Skew:
 
 
 def compute_skew(own_s: Sequence[float]) -> Skew:
-    """Return the skew of these times, one per rank. For an even number of ranks, the lower median is used."""
+    """Return the skew of the given times, one per rank. For an even number of ranks, the lower median is used."""
     typical, best = statistics.median_low(own_s), min(own_s)
     slowest = max(range(len(own_s)), key=own_s.__getitem__)
     return Skew(
@@ -55,18 +55,19 @@ def compute_skew(own_s: Sequence[float]) -> Skew:
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerEvent:
-    """A rank is slow or, if ``ratio`` is 0, is as fast as the others again."""
+    """A rank is slow, or is no longer slow (``ratio`` is then 0)."""
 
     rank: int
     ratio: float = 0.0
 
 
 class StragglerPolicy:
-    """Decides when to report that a rank is slow, and that it is no longer slow. Without side effects.
+    """Decides when to report that a rank is slow, and when to report that it is no longer slow. Pure.
 
-    A healthy rank is slow in a share p of the comparisons. If comparisons are independent, it is slow by chance in k
-    comparisons in a row with probability p**k. A rank is reported after the smallest k for which this, summed over all
-    ranks, is at most FALSE_REPORTS, and not before LASTING_S. p is measured in this training, without reported ranks.
+    A healthy rank is slow in a share p of the comparisons. If comparisons are independent, the probability that it is
+    slow by chance in k comparisons in a row is p**k. A rank is reported after the smallest k for which this
+    probability, summed over all ranks, is at most FALSE_REPORTS, but not before LASTING_S. p is measured in this
+    training, excluding reported ranks.
     """
 
     def __init__(self, size: int) -> None:
@@ -78,7 +79,7 @@ class StragglerPolicy:
         self._num_slow, self._num_all = PRIOR_SLOW, PRIOR_ALL
 
     def update(self, own_s: Sequence[float], *, seconds: float) -> list[StragglerEvent]:
-        """Return the events to report now. ``own_s``: each rank's time; ``seconds``: how long the steps took."""
+        """Return the events to report now. ``own_s`` has each rank's time; ``seconds`` is the duration of the steps."""
         self._seconds += seconds
         self._least_s = list(map(min, self._least_s, own_s))
         if self._seconds < COMPARISON_S:
@@ -115,7 +116,7 @@ class StragglerPolicy:
 
 
 class StragglerDetector:
-    """Compares the ranks' own step times; every rank calls it after every step."""
+    """Compares the ranks' own step times. Every rank calls it after every step."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class StragglerDetector:
         on_event: Callable[[StragglerEvent, int], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``on_event`` is called on rank 0, with the event and the step."""
+        """``on_event`` is called on rank 0 with the event and the step."""
         self.skew: Skew | None = None  # of the last comparison
         self._rank = rank
         self._began_s = clock()  # when the present steps began
@@ -138,11 +139,11 @@ class StragglerDetector:
 
     @property
     def speed(self) -> float:
-        """The speed of this rank in the last comparison, 0 to 1."""
+        """The speed of this rank in the last comparison, from 0 to 1."""
         return self.skew.speeds[self._rank] if self.skew else 1.0
 
     def after_step(self, step: int, own_s: deque[float]) -> bool:
-        """Return whether there is a new ``skew``. Empties ``own_s``, the times since the last comparison."""
+        """Return whether ``skew`` is new. Empties ``own_s``, the times of the steps since the last comparison."""
         if step % EVERY_STEPS or len(self._times_s) == 1:
             return False
         is_new = self.read_answer(step)
@@ -157,7 +158,7 @@ class StragglerDetector:
         return is_new
 
     def read_answer(self, step: int) -> bool:
-        """Read the last all-reduce; call it also before the process group ends. Return whether ``skew`` is new."""
+        """Read the last all-reduce. Call this also before the process group ends. Return whether ``skew`` is new."""
         if self._pending is None:
             return False
         self._pending.wait()
@@ -174,7 +175,7 @@ class StragglerDetector:
 
 @dataclass(frozen=True, kw_only=True)
 class RankHost:
-    """The machine of a rank."""
+    """The machine that a rank runs on."""
 
     node: int | None  # the number that the launcher gave it; None: unknown
     host: str
@@ -184,7 +185,7 @@ class RankHost:
 
 
 def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[RankHost, ...]:
-    """Return the hosts of all ranks. Every rank calls this."""
+    """Return the machines of all ranks. Every rank must call this."""
     node = environ.get(names.RANKS_NODE) or environ.get(names.GROUP_RANK) or ""
     mine = (int(node) if node.isdecimal() else None, socket.gethostname())
     hosts = [mine] * rank_info.size
@@ -194,7 +195,7 @@ def gather_rank_hosts(rank_info: RankInfo, environ: Mapping[str, str]) -> tuple[
 
 
 def straggler_message(event: StragglerEvent, rank_host: RankHost, step: int) -> str:
-    """Return one line about a rank that is slow, or no longer slow."""
+    """Return one line that says that a rank is slow, or no longer slow."""
     who = f"step {step}: rank {event.rank} on {rank_host}"
     if not event.ratio:
         return f"{who} is as fast as the others again"

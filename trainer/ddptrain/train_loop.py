@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806 - tensors carry their shape in their name
-"""The training loop: `train`, one step, the evaluation, and the diagnosis of a step that was not finite.
+"""The training loop `train`, one step, the evaluation, and the diagnosis of a step that was not finite.
 
 A step does not wait for the device. Shapes: B batch, K classes.
 """
@@ -37,7 +37,7 @@ MAX_EVAL_BYTES = 1 << 15  # of text
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How well a model predicts the test set: the classes of images, or the bytes of a text."""
+    """How well a model predicts the test set: classes of images, or bytes of a text."""
 
     num_correct: int
     num_predicted: int
@@ -50,7 +50,7 @@ class Evaluation:
 
     @property
     def bits(self) -> float:
-        """The loss in bits."""
+        """The loss in bits instead of nats."""
         return self.loss / math.log(2)
 
 
@@ -73,7 +73,7 @@ def train(
     due: Callable[[int], bool],
     save: Callable[[int, float | None], None],
 ) -> TrainResult:
-    """Train from ``first_step`` to the last step, or until the ranks agree to stop; also save. Raises NonFinite."""
+    """Train from ``first_step`` to the last step, or until the ranks agree to stop, and save. Raises NonFinite."""
     rank_info, epochs = state.world.rank_info, state.options.training.epochs
     step, images, seconds, evaluation = first_step, 0, 0.0, None
     for epoch in range(first_step // state.steps_per_epoch, epochs):
@@ -136,7 +136,8 @@ def train_step(
 ) -> Tensor:
     """Take optimizer step ``step`` (counted from 1) with this rank's shard of a global batch. Return the weighted loss.
 
-    The loss may still be computed on the device. May raise NonFinite, on every rank and before the optimizer's step.
+    The device may not have computed the loss yet. If NonFinite is raised, every rank raises it before the optimizer's
+    step.
     """
     batch = state.batch_builder.batch(shard.indices_N, epoch=epoch, mark=phases.mark)
     phases.mark("data")
@@ -152,9 +153,10 @@ def train_step(
 def compute_gradients(
     state: TrainingState, batch: Batch, shard: BatchShard, *, phases: Phases, guard: NonFiniteGuard
 ) -> Tensor:
-    """Compute every parameter's gradient, averaged over all ranks. Return the weighted loss.
+    """Compute the gradients of all parameters, averaged over all ranks. Return the weighted loss.
 
-    Sharded ranks exchange weights in each part, so a rank with fewer parts repeats its last part with weight 0.
+    Sharded ranks exchange weights in each part of a batch, so a rank with fewer parts repeats its last one with weight
+    0.
     """
     state.optimizer.zero_grad()
     loss = torch.zeros((), device=batch.labels_B.device)
@@ -174,14 +176,14 @@ def compute_gradients(
 
 
 def local_loss(state: TrainingState, model: nn.Module, batch: Batch, weight: float) -> Tensor:
-    """Return the weighted loss of a rank's batch. ``model``: ``state.ddp``, or ``state.model`` without other ranks."""
+    """Return the weighted loss of a rank's batch. ``model`` is ``state.ddp``, or ``state.model`` for a single rank."""
     with state.precision.autocast(state.world.device):
         logits_BK = model(batch.inputs)
     return weighted_loss(logits_BK, batch, weight, state.options.training.label_smoothing)
 
 
 def optimizer_step(state: TrainingState, lr: float, *, step: int, guard: NonFiniteGuard) -> None:
-    """Update the weights from the gradients. Raise NonFinite."""
+    """Update the weights from the gradients. Raises NonFinite."""
     for group in state.optimizer.param_groups:
         group["lr"] = lr
     scaler, clip = state.precision.scaler, state.options.optimizer.clip
@@ -228,18 +230,18 @@ def _parts(batch: Batch, count: int) -> Iterator[Batch]:
 
 
 def _no_sync(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Return DDP's context for accumulating gradients without an all-reduce."""
+    """Return DDP's context in which gradients are accumulated without an all-reduce."""
     ddp = find_ddp(model)
     return contextlib.nullcontext() if ddp is None else ddp.no_sync()
 
 
 @torch.no_grad()
 def evaluate(state: TrainingState) -> Evaluation:
-    """Return how well the model predicts the test set; the same on every rank.
+    """Return how well the model predicts the test set, which is the same on every rank.
 
-    The evaluation is exact: every test sample is counted once, on any number of ranks. Every rank makes the same number
-    of forward passes, because sharded ranks exchange weights in them; a rank that has no samples left evaluates sample
-    0, which is not counted.
+    The evaluation is exact: every test sample counts once, for any number of ranks. Every rank makes the same number of
+    forward passes, because sharded ranks exchange weights in them. A rank that has no samples left evaluates sample 0,
+    which is not counted.
     """
     model, world, num_samples = state.evaluated, state.world, len(state.test)
     _broadcast_buffers(model, world)
@@ -287,7 +289,7 @@ def _logits(model: nn.Module, images: Tensor, *, flip: bool) -> Tensor:
 
 
 def _broadcast_buffers(model: nn.Module, world: World) -> None:
-    """Broadcast rank 0's batch norm statistics, because DDP does so only before the next training step."""
+    """Broadcast rank 0's batch norm statistics, which DDP does only before the next training step."""
     if world.data_group is not None:
         for buffer in model.buffers():
             dist.broadcast(buffer, src=0, group=world.data_group)
@@ -295,21 +297,21 @@ def _broadcast_buffers(model: nn.Module, world: World) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFinding:
-    """What a rank finds in its own shard of the batch, before anything is summed over the ranks."""
+    """What a rank finds in its own shard of the batch, before any sum over the ranks."""
 
     loss: float
     gradient_finite: bool | None  # None: unknown, since a sharded gradient is summed over the ranks first
 
     @property
     def loss_finite(self) -> bool:
-        """Whether the loss is neither NaN nor infinite."""
+        """Whether the loss is finite."""
         return self.loss - self.loss == 0
 
 
 def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> TrainError:
-    """Return the error that ends the training, the same on every rank. Every rank calls this.
+    """Return the error that ends the training, which is the same on every rank. Every rank must call this.
 
-    The step, which was not taken, is computed again to find what was not finite, and on which ranks.
+    The step, which was not taken, is computed again to find out what was not finite, and on which ranks.
     """
     rank_info = state.world.rank_info
     mine = _recompute_step(state, step)
@@ -322,7 +324,7 @@ def diagnose_nonfinite(state: TrainingState, step: int, metrics: Metrics) -> Tra
 
 
 def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: int, lr: float) -> str:
-    """Return the error message. ``findings``: one per rank, in their order."""
+    """Return the error message. ``findings`` has one entry per rank, in the ranks' order."""
     losses = [rank for rank, one in enumerate(findings) if not one.loss_finite]
     gradients = [rank for rank, one in enumerate(findings) if one.loss_finite and one.gradient_finite is False]
     parts = []
@@ -341,7 +343,7 @@ def nonfinite_message(findings: Sequence[RankFinding], *, step: int, num_steps: 
 
 
 def _recompute_step(state: TrainingState, step: int) -> RankFinding:
-    """Compute this rank's shard of step ``step`` (counted from 1) again; the weights have not changed since."""
+    """Compute this rank's shard of step ``step`` (counted from 1) again, with the weights that it had."""
     rank_info = state.world.rank_info
     epoch, index = divmod(step - 1, state.steps_per_epoch)
     order = epoch_order(len(state.train), seed=state.options.training.seed, epoch=epoch).to(state.world.device)

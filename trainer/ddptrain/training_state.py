@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""A rank's training: model, optimizer, data, precision, TensorBoard; also gradient checkpointing and FLOPs."""
+"""The state of a rank's training: model, optimizer, data, precision, TensorBoard; also gradient checkpointing."""
 
 import contextlib
 import copy
@@ -38,7 +38,7 @@ BACKWARD_RATIO = 2  # a backward pass has two products for each of the forward p
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """``weights``: the dtype of the parameters; ``compute``: the dtype of the matrix products."""
+    """``weights`` is the dtype of the parameters, ``compute`` the dtype of the matrix products."""
 
     name: str
     compute: torch.dtype
@@ -51,7 +51,7 @@ class Precision:
         return self.compute != self.weights
 
     def autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Return the context of a forward pass."""
+        """Return the context manager for a forward pass."""
         return torch.autocast(device.type, self.compute) if self.mixed else contextlib.nullcontext()
 
 
@@ -69,7 +69,7 @@ def choose_precision(options: MachineOptions, device: torch.device) -> Precision
 
 
 def same_precision(options: MachineOptions, world: World) -> MachineOptions:
-    """Return the options, with ``auto`` replaced by a precision that suits all ranks. Every rank calls this."""
+    """Return the options with ``auto`` replaced by a precision that suits all ranks. Every rank must call this."""
     if options.precision != "auto":
         return options
     choices = gather(world.rank_info, choose_precision(options, world.device).name)
@@ -81,19 +81,19 @@ def same_precision(options: MachineOptions, world: World) -> MachineOptions:
 
 
 def lowest_precision(choices: Sequence[str]) -> str:
-    """Return the precision that every rank supports. ``choices``: the fastest precision of each rank."""
+    """Return the precision that every rank supports. ``choices`` has the fastest precision of each rank."""
     return min(choices, key=("fp32", "fp16", "bf16").index)
 
 
 def fastest_precision(device: torch.device) -> str:
-    """Return bf16 if the hardware supports it, as emulated bf16 is slow; else fp16 on a GPU, and fp32 on a CPU."""
+    """Return bf16 if the hardware supports it (emulated bf16 is slow), otherwise fp16 on a GPU and fp32 on a CPU."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "bf16" if compat.has_cpu_bf16() else "fp32"
 
 
 class Stateful(Protocol):
-    """A part of a checkpoint."""
+    """An object whose state is a part of a checkpoint."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -103,10 +103,10 @@ class Stateful(Protocol):
 
 
 class TensorBoard:
-    """Writes scalars of each epoch to TensorBoard's event files."""
+    """Writes the results of each epoch to TensorBoard's event files."""
 
     def __init__(self, folder: Path | None) -> None:
-        """``folder``: where to write; None: write nothing. Raises TrainError."""
+        """``folder`` is where to write; if it is None, nothing is written. Raises TrainError."""
         self._writer: Any = None
         try:
             if folder is not None:
@@ -120,7 +120,7 @@ class TensorBoard:
             raise TrainError(Exit.CANNOT_WRITE, f"--tensorboard {folder} cannot be written: {error.strerror}") from None
 
     def epoch(self, *, step: int, loss: float, accuracy: float, lr: float, images_per_s: float) -> None:
-        """Write the results of an epoch that ended after ``step`` steps."""
+        """Write the results of the epoch that ended after ``step`` steps."""
         values = {"train/loss": loss, "test/accuracy": accuracy, "train/lr": lr, "train/images_per_s": images_per_s}
         for name, value in values.items() if self._writer else ():
             self._writer.add_scalar(name, value, step)
@@ -130,7 +130,7 @@ class TensorBoard:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingState:
-    """One training on one rank. ``ddp`` is the model wrapped for training, ``model`` the model without wrappers."""
+    """The state of one training on one rank. ``model`` is the plain model, ``ddp`` the one wrapped for training."""
 
     options: Options
     world: World
@@ -157,12 +157,12 @@ class TrainingState:
 
     @property
     def evaluated(self) -> nn.Module:
-        """The model to evaluate: the average of the weights if there is one."""
+        """The model to evaluate, which is the average of the weights if there is one."""
         return self.model if self.ema is None else self.ema.model
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of optimizer steps of an epoch; the last step may have a smaller batch."""
+        """The number of optimizer steps in an epoch; the last step may have a smaller batch."""
         return num_batches(len(self.train), self.batch_size)
 
     @property
@@ -172,7 +172,7 @@ class TrainingState:
 
     @property
     def parts(self) -> dict[str, Stateful]:
-        """The parts of a checkpoint, keyed by name: everything that has a state, apart from the step."""
+        """The parts of a checkpoint, keyed by name: every object that has a state."""
         parts: dict[str, Stateful | None] = {
             "model": self.model,
             "optimizer": self.optimizer,
@@ -193,7 +193,7 @@ class TrainingState:
 
 
 def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
-    """Return the number of samples of an optimizer step over all ranks. Raises TrainError."""
+    """Return the number of samples in an optimizer step over all ranks. Raises TrainError."""
     if options.batch_size_per_rank:
         return options.batch_size_per_rank * rank_info.size
     if options.batch_size < rank_info.size:
@@ -208,7 +208,7 @@ def global_batch_size(options: TrainingOptions, rank_info: RankInfo) -> int:
 def build_training_state(
     options: Options, world: World, data: ImageDataset | TextDataset, *, batch_size: int
 ) -> TrainingState:
-    """Build the model, the optimizer and the input on the device; the seed fixes the weights. Raises TrainError."""
+    """Build the model, optimizer and input on the device. The seed determines the weights. Raises TrainError."""
     precision = choose_precision(options.machine, world.device)
     sharding = _make_sharding(options, world, precision) if is_sharded(options.ranks, world.rank_info) else None
     torch.manual_seed(options.training.seed)
@@ -266,7 +266,7 @@ def _make_sharding(options: Options, world: World, precision: Precision) -> "Sha
 
 
 def initial_model(options: Options, data: ImageDataset | TextDataset) -> nn.Module:
-    """Return the model with its initial weights; without pretrained ones on the meta device. Raises TrainError."""
+    """Return the model with initial weights; on the meta device, pretrained ones are not loaded. Raises TrainError."""
     if isinstance(data, TextDataset):
         return build_gpt(options.model, context=data.context)
     model = build_model(options.model.name, data.shape, stem=options.model.stem, norm=options.model.norm)
@@ -291,9 +291,9 @@ def _make_batches(
 
 
 def fingerprint(state: dict[str, Tensor]) -> str:
-    """Return 16 hex digits of a hash of a model's state_dict: names, dtypes, shapes and bytes.
+    """Return 16 hex digits of a hash of a state_dict: names, dtypes, shapes and bytes.
 
-    Every rank calls this: the tensors of a sharded training are gathered, one at a time.
+    Every rank must call this. The tensors of a sharded training are gathered one at a time.
     """
     digest = hashlib.sha256()
     for name, tensor in state.items():
@@ -304,9 +304,9 @@ def fingerprint(state: dict[str, Tensor]) -> str:
 
 
 def enable_recompute(model: nn.Module) -> None:
-    """Turn on gradient checkpointing: the model's blocks keep only their inputs, and recompute their activations.
+    """Turn on gradient checkpointing: the model's blocks keep only their inputs and recompute their activations.
 
-    The blocks are the model's children; for a child that is an nn.Sequential, its children.
+    The blocks are the model's children; if a child is an nn.Sequential, its children are blocks instead.
     """
     for child in model.children():
         for block in child.children() if isinstance(child, nn.Sequential) else (child,):
@@ -321,7 +321,7 @@ def _contexts(block: nn.Module) -> tuple[contextlib.AbstractContextManager[None]
 
 @contextlib.contextmanager
 def _no_statistics(block: nn.Module) -> Iterator[None]:
-    """Keep batch norms from counting a batch again when it is recomputed."""
+    """Keep batch norms from counting a batch again when its activations are recomputed."""
     norms: list[Any] = [module for module in block.modules() if compat.is_batch_norm(module)]
     before = [(norm, norm.momentum, norm.num_batches_tracked) for norm in norms]
     counts = [None if count is None else count.clone() for _, _, count in before]
@@ -337,9 +337,10 @@ def _no_statistics(block: nn.Module) -> Iterator[None]:
 
 
 class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
-    """Counts the floating-point operations of matrix products, convolutions and attention; the rest is negligible.
+    """Counts the floating-point operations of matrix products, convolutions and attention. Others are negligible.
 
-    torch's own counter (torch.utils.flop_counter) is not used because its imports take seconds at each start of a rank.
+    torch's own counter (torch.utils.flop_counter) is not used, because importing it takes seconds at each start of a
+    rank.
     """
 
     def __init__(self) -> None:
@@ -347,14 +348,14 @@ class FlopCounter(compat.DispatchMode):  # type: ignore[misc]
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call the function, and count its operations."""
+        """Call the function, and add its operations to the count."""
         result = func(*args, **(kwargs or {}))
         self.total += count_flops(func.overloadpacket.__name__, args, result)
         return result
 
 
 def count_flops(name: str, args: Any, result: Any) -> int:
-    """Return the operations of one call of aten's function ``name``; a multiplication and its addition count as two."""
+    """Return the operations of one call of an aten function. A multiplication and its addition count as two."""
     products = 0
     if name in ("mm", "bmm"):
         products = prod(args[0].shape) * args[1].shape[-1]
@@ -371,7 +372,7 @@ def count_flops(name: str, args: Any, result: Any) -> int:
 
 
 def step_flops(state: TrainingState) -> int:
-    """Return the floating-point operations of a training step for one sample; 0: unknown."""
+    """Return the floating-point operations of a training step per sample, or 0 if unknown."""
     device, data = state.world.device, state.data
     if isinstance(data, TextDataset):
         inputs = torch.zeros(1, data.context, dtype=torch.int64, device=device)
@@ -386,7 +387,7 @@ def step_flops(state: TrainingState) -> int:
 
 
 def sample_flops(model: nn.Module, inputs: Tensor) -> int:
-    """Return the floating-point operations of a training step of this model for one sample; 0: unknown."""
+    """Return the floating-point operations of a training step of this model per sample, or 0 if unknown."""
     was_training = model.training
     model.eval()  # no batch statistics, no dropout
     counter = FlopCounter()

@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Makes batches of samples: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix, on the device.
+"""Builds batches of samples on the device: normalisation, crops, mirror images, cutout, erasing, mixup and cutmix.
 
 Random values depend only on (seed, epoch, sample). Shapes: N samples, B batch, H height, W width, C channels.
 """
@@ -25,9 +25,9 @@ Mark = Callable[[str], None]  # called at the end of a phase of a step, with its
 
 @dataclass(frozen=True, kw_only=True)
 class Normalisation:
-    """Normalises to mean 0 and deviation 1 over the training images: bytes times ``scale`` plus ``offset``.
+    """Normalises images to mean 0 and standard deviation 1 over the training set.
 
-    Both have the shape (C, 1, 1).
+    A normalised value is a byte times ``scale`` plus ``offset``; both have the shape (C, 1, 1).
     """
 
     scale: Tensor
@@ -47,12 +47,12 @@ class Normalisation:
         return torch.addcmul(offset, rows, scale).view(batch, height, width, channels).permute(0, 3, 1, 2)
 
     def to(self, device: torch.device, dtype: torch.dtype) -> "Normalisation":
-        """Return a copy on a device, in a dtype."""
+        """Return a copy on the given device, in the given dtype."""
         return Normalisation(scale=self.scale.to(device, dtype), offset=self.offset.to(device, dtype))
 
 
 def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
-    """Return the normalisation of uint8 images. It is computed from integer counts: identical bits on every rank."""
+    """Return the normalisation of uint8 images, computed from integer counts, so that all ranks get identical bits."""
     per_image = images_NHWC[0].numel()
     counted = images_NHWC[:: max(1, len(images_NHWC) * per_image // MAX_COUNTED_BYTES)]
     values = torch.arange(256)
@@ -64,7 +64,7 @@ def normalisation_of_images(images_NHWC: Tensor) -> Normalisation:
 
 
 def normalisation_of_imagenet(channels: int) -> Normalisation:
-    """Return ImageNet's normalisation; for grey images, the mean over ImageNet's channels."""
+    """Return ImageNet's normalisation. For grey images, its values are averaged over the three channels."""
     mean, deviation = (torch.tensor(values) for values in IMAGENET_MEAN_DEVIATION)
     if channels == 1:
         mean, deviation = mean.mean().view(1), deviation.mean().view(1)
@@ -75,7 +75,7 @@ def normalisation_of_imagenet(channels: int) -> Normalisation:
 class Pixels:
     """Images as bytes, laid out so that one gather returns a batch of shifted, mirrored crops of ``crop_px`` pixels.
 
-    Images are padded once. If memory allows, mirror images are stored too, so that a flip only changes the index.
+    Images are padded once. With ``mirrored``, mirror images are stored too, so that a flip only changes the index.
     """
 
     squares_MHWC: Tensor  # M is N, or 2 N: then the mirror image of image i has index N + i
@@ -104,7 +104,7 @@ class Pixels:
         return crops_BHWC
 
     def centre_crops(self, index_B: Tensor) -> Tensor:
-        """Return the centre crops, which are complete images unless the images are larger than ``crop_px``."""
+        """Return the centre crops. These are the complete images unless the images are larger than ``crop_px``."""
         middle_B = torch.full_like(index_B, (self.choices - 1) // 2)
         return self.crops(index_B, middle_B, middle_B, None)
 
@@ -112,10 +112,10 @@ class Pixels:
 def lay_out(
     images_NHWC: Tensor, *, crop_px: int, shift_px: int, mirrored: bool, device: torch.device | None = None
 ) -> Pixels:
-    """Return images as Pixels on ``device`` (None: the images' own device).
+    """Return images as Pixels on ``device``, or on the images' own device if it is None.
 
-    Images that need neither padding nor mirror images are not copied if they are already there. Others are copied in
-    parts, so that the device never holds much more than ``num_bytes_laid_out``.
+    Images that need neither padding nor mirror images are not copied if they are already on the device. Other images
+    are copied in parts, so that the device never holds much more than ``num_bytes_laid_out``.
     """
     num, height, width, channels = images_NHWC.shape
     device = device or images_NHWC.device
@@ -134,13 +134,13 @@ def lay_out(
 
 
 def num_bytes_laid_out(images_NHWC: Tensor, *, shift_px: int, mirrored: bool) -> int:
-    """Return the bytes that the result of ``lay_out`` needs."""
+    """Return the number of bytes of memory that the result of ``lay_out`` needs."""
     num, height, width, channels = images_NHWC.shape
     return num * (height + 2 * shift_px) * (width + 2 * shift_px) * channels * (2 if mirrored else 1)
 
 
 def box_mask(top_B: Tensor, left_B: Tensor, bottom_B: Tensor, right_B: Tensor, size_px: int) -> Tensor:
-    """Return the pixels inside each image's rectangle, which may extend beyond the image: bool, shape (B, 1, H, W)."""
+    """Return which pixels are inside each image's rectangle, which may exceed the image; bool, shape (B, 1, H, W)."""
     at = torch.arange(size_px, device=top_B.device)
     rows_BH = (at >= top_B[:, None]) & (at < bottom_B[:, None])
     columns_BW = (at >= left_B[:, None]) & (at < right_B[:, None])
@@ -161,7 +161,7 @@ def cutout_mask(bits_B: Tensor, side_px: int, size_px: int) -> Tensor:
 
 
 def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
-    """Return a mask with a random rectangle in this fraction of the images, and nothing in the others."""
+    """Return a mask with a random rectangle in this fraction of the images, and with no rectangle in the others."""
     low, high = ERASE_AREA
     area = (low + (high - low) * sampling.uniform(bits_B, sampling.ERASE_AREA)) * size_px**2
     first, last = (torch.tensor(ratio).log().item() for ratio in ERASE_RATIO)
@@ -178,8 +178,9 @@ def erase_mask(bits_B: Tensor, fraction: float, size_px: int) -> Tensor:
 class Mixing:
     """Mixup (H. Zhang et al. 2017, https://arxiv.org/abs/1710.09412) and cutmix (S. Yun et al. 2019, arXiv 1905.04899).
 
-    Each image is mixed with another image of the complete data set, not only of its batch. Both fields are quantiles of
-    a beta distribution (see sampling.beta_table), or None if the method is not used. At least one method is used.
+    Each image is mixed with another image of the complete data set, not only of its batch. Each field contains the
+    quantiles of a beta distribution (see sampling.beta_table), or is None if the method is not used. At least one
+    method is used.
     """
 
     mixup: Tensor | None
@@ -187,18 +188,18 @@ class Mixing:
 
 
 def make_mixing(mixup: float, cutmix: float, device: torch.device) -> Mixing | None:
-    """Return mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix); 0 turns a method off. None if both are off."""
+    """Return a Mixing with Beta(mixup, mixup) and Beta(cutmix, cutmix). 0 turns a method off; None if both are off."""
     tables = [sampling.beta_table(alpha).to(device) if alpha else None for alpha in (mixup, cutmix)]
     return Mixing(mixup=tables[0], cutmix=tables[1]) if mixup or cutmix else None
 
 
 def mixing_partners(bits_B: Tensor, num_samples: int) -> Tensor:
-    """Return the sample that each sample is mixed with."""
+    """Return, for each sample, the sample that it is mixed with."""
     return rehash(bits_B, sampling.PARTNER) % num_samples
 
 
 def mix_images(mixing: Mixing, images_BCHW: Tensor, others_BCHW: Tensor, bits_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mixed images, and the share of each image's own label, float32."""
+    """Return the mixed images, and the weight of each image's own label, float32."""
     size_px = images_BCHW.shape[2]
     pasted_B = _pasted(mixing, bits_B)
     own_B = torch.ones(len(bits_B), device=bits_B.device)
@@ -227,7 +228,7 @@ def _pasted(mixing: Mixing, bits_B: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """Inputs and labels. A mixed image also has the label ``others_B``; ``own_B`` is the share of its own label."""
+    """Inputs and labels. A mixed image has a second label, ``others_B``; ``own_B`` is the weight of its own label."""
 
     inputs: Tensor  # images, of shape (B, C, H, W), or the bytes of a text, of shape (B, T)
     labels_B: Tensor
@@ -237,7 +238,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """Samples before augmentation: the images ``pixels[index_B]`` and their labels."""
+    """Samples before augmentation: the images ``pixels[index_B]``, and their labels."""
 
     pixels: Pixels
     index_B: Tensor
@@ -252,15 +253,15 @@ class Feed(Protocol):
         """A description for the log."""
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return samples of the training set, on the device."""
+        """Return samples of the training set on the device."""
 
     def rewind(self) -> None:
-        """Allow the next samples to come from any batch."""
+        """Reset the order: the next samples may come from any batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentations:
-    """The augmentation of training images, chosen from the options and the data set."""
+    """The augmentation of training images, which depends on the options and the data set."""
 
     shift: bool  # random crops, not centre crops
     flip: bool
@@ -309,7 +310,7 @@ class BatchBuilder:
         return self.normalise(pixels.crops(index_B, top_B, left_B, flipped_B))
 
     def _blanked(self, batch: Batch, bits_B: Tensor) -> Batch:
-        """Return the batch with rectangles of the mean colour for cutout and erasing."""
+        """Return the batch with rectangles for cutout and erasing filled with the mean colour."""
         images, size_px = batch.inputs, batch.inputs.shape[2]
         if self.augmentations.cutout_px:
             images = images.masked_fill(cutout_mask(bits_B, self.augmentations.cutout_px, size_px), 0)

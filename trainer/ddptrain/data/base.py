@@ -22,7 +22,7 @@ CONNECT_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class ImageShape:
-    """What a model must know about a data set: the shape of its square images, and the number of classes."""
+    """What a model must know about a data set: the shape of its square images, and the number of its classes."""
 
     channels: int
     size_px: int
@@ -56,7 +56,7 @@ class Samples:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataset:
-    """A training set and a test set. A model sees crops of ``crop_px`` pixels; None: complete images."""
+    """A training set and a test set. A model sees crops of ``crop_px`` pixels, or complete images if it is None."""
 
     name: str
     classes: int
@@ -74,7 +74,7 @@ class ImageDataset:
         return ImageShape(channels=channels, size_px=self.crop_px or size_px, classes=self.classes)
 
     def validated(self) -> "ImageDataset":
-        """Return the data set itself. Raises TrainError unless images and labels are consistent."""
+        """Return this data set. Raises TrainError unless its images and labels are consistent."""
         for samples in (self.train, self.test):
             labels, images = samples.labels_N, samples.images_NHWC
             if not len(labels) or len(labels) != len(images):
@@ -86,7 +86,7 @@ class ImageDataset:
 
 
 def torchvision_module(part: str) -> Any:
-    """Import torchvision.datasets or torchvision.models, which takes seconds. Raises TrainError."""
+    """Import torchvision.datasets or torchvision.models, which takes several seconds. Raises TrainError."""
     try:
         return import_module(f"torchvision.{part}")
     except ImportError:
@@ -96,7 +96,7 @@ def torchvision_module(part: str) -> Any:
 
 @contextlib.contextmanager
 def connect_timeout() -> Iterator[None]:
-    """Limit the wait for a server that does not answer, because torchvision waits for minutes."""
+    """Set a time limit for connecting to a server. Without it, torchvision waits for minutes if there is no answer."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(CONNECT_TIMEOUT_S)
     try:

@@ -1,5 +1,5 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""The data sets, selected by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
+"""The data sets, which are selected by name: digits, MNIST, CIFAR, a folder of images, synthetic images, a text.
 
 To add a data set, write a function that loads it, and add a line to SOURCES.
 """
@@ -38,8 +38,8 @@ _CPU = torch.device("cpu")
 def load_digits(_options: DataOptions, _seed: int) -> ImageDataset:
     """Load 1,797 handwritten digits of 8x8 pixels from the file in scikit-learn's package. Raises TrainError.
 
-    scikit-learn is not imported: that would take 0.9 s. The test set does not depend on the seed. Source: E. Alpaydin,
-    C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
+    scikit-learn is not imported, because that would take 0.9 s. The test set does not depend on the seed. Source: E.
+    Alpaydin, C. Kaynak, Optical Recognition of Handwritten Digits, UCI 1998, https://doi.org/10.24432/C50P49.
     """
     spec = importlib.util.find_spec("sklearn")
     if spec is None or not spec.submodule_search_locations:
@@ -84,7 +84,7 @@ def _reader(name: str) -> Any:
 
 
 def prepare_torchvision(options: DataOptions) -> None:
-    """Let torchvision find the unpacked files, else unpack the archives, else download them. Raises TrainError."""
+    """Unpack the archives of torchvision's data sets, or download them, if files are missing. Raises TrainError."""
     folder, reader, name = options.folder, _reader(options.name), options.name
     if options.name == "mnist":
         unpacked = [folder / MNIST_FOLDER / name for name in MNIST_FILES]
@@ -131,11 +131,12 @@ def load_torchvision(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
-    """Make images from the seed: a pattern for each class, and noise. The test set is an eighth as large.
+    """Compute images from the seed: each class has a pattern, to which noise is added. Raises TrainError.
 
-    They are computed with integers, so they are the same on every machine. They serve to test a machine, not a model.
+    The test set is an eighth of the training set's size. Integers are used, so that the images are the same on every
+    machine. They are useful for testing a machine, not a model.
 
-    Raises TrainError if they do not fit into the memory.
+    It is an error if the images do not fit into memory.
     """
     generator = torch.Generator().manual_seed(seed)
     classes = options.synthetic_classes
@@ -168,7 +169,7 @@ def load_synthetic(options: DataOptions, seed: int) -> ImageDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSource:
-    """How a data set is loaded. Both functions raise TrainError."""
+    """The two functions that load a data set. Both raise TrainError."""
 
     load: Callable[[DataOptions, int], ImageDataset | TextDataset]  # (options, seed); the seed is for synthetic images
     prepare: Callable[[DataOptions], None] | None = None  # before ``load``, once per node: downloads or decodes files

@@ -1,8 +1,8 @@
 # ruff: noqa: N806 - tensors carry their shape in their name
-"""A folder of pictures: CLASS/*.png or *.jpg, or these under train and val (or test). Classes are sorted by name.
+"""A folder of pictures: CLASS/*.png or *.jpg, directly or in subfolders train and val (or test).
 
-Pictures are decoded once into a cache: a .npy file of squares that are a little larger than the model's images. The
-file is then mapped into memory.
+Classes are sorted by name. Pictures are decoded once, into a cache: a .npy file of squares that are a little larger
+than the model's images. The file is mapped into memory.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ MARGIN = 256 / 224  # the side of a cached square divided by the side of a crop:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The pictures of a folder."""
+    """The pictures in a folder, with their classes."""
 
     classes: tuple[str, ...]
     train: tuple[Path, ...]
     test: tuple[Path, ...]
 
     def labels(self, paths: Sequence[Path]) -> torch.Tensor:
-        """Return the numbers of the pictures' classes."""
+        """Return the class number of each picture."""
         number = {name: number for number, name in enumerate(self.classes)}
         return torch.tensor([number[path.parent.name] for path in paths])
 
@@ -63,7 +63,7 @@ def list_pictures(folder: Path) -> Listing:
 
 
 def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
-    """Hold out some pictures as the test set, which does not depend on the seed."""
+    """Hold out some pictures as the test set. The choice does not depend on the seed."""
     drawn = sample_hash(torch.arange(len(found)), seed=0, epoch=0).argsort(stable=True)
     held_out = set(drawn[: max(1, len(found) // HELD_OUT)].tolist())
     train = tuple(path for number, path in enumerate(found) if number not in held_out)
@@ -71,7 +71,7 @@ def _split(classes: tuple[str, ...], found: tuple[Path, ...]) -> Listing:
 
 
 def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
-    """Return the classes of a folder, and the pictures of all classes. Raises TrainError."""
+    """Return the classes in a folder, and the pictures of all classes. Raises TrainError."""
     classes = tuple(sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != "."))
     files = (path for name in classes for path in sorted((folder / name).iterdir()))
     paths = tuple(path for path in files if path.suffix.lower() in ENDINGS)
@@ -85,7 +85,7 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def left_out(folder: Path, listing: Listing) -> list[str]:
-    """Return what is in the classes' folders, and the files beside them, except pictures and hidden names."""
+    """Return the names that are not used: in and beside the classes' folders, all except pictures and hidden names."""
     roots = {path.parent.parent for path in (*listing.train, *listing.test)}
     folders = {folder, *roots, *(root / name for root in roots for name in listing.classes)}
     found = (path for parent in sorted(folders) if parent.is_dir() for path in sorted(parent.iterdir()))
@@ -98,7 +98,7 @@ def left_out(folder: Path, listing: Listing) -> list[str]:
 
 
 def prepare_image_folder(options: DataOptions) -> None:
-    """Decode the pictures unless they are cached, and warn about files that are not pictures. Raises TrainError."""
+    """Decode the pictures unless the cache has them, and warn about files that are not pictures. Raises TrainError."""
     listing = list_pictures(options.folder)
     if strange := left_out(options.folder, listing):
         more = f" and {len(strange) - NUM_NAMED} more" if len(strange) > NUM_NAMED else ""
@@ -109,7 +109,7 @@ def prepare_image_folder(options: DataOptions) -> None:
 
 
 def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
-    """Load the data set from the cache. Raises TrainError."""
+    """Load the data set from its cache. Raises TrainError."""
     listing = list_pictures(options.folder)
     cached = partial(open_cache, folder=cache_folder(options), side_px=side_px(options))
 
@@ -129,19 +129,19 @@ def load_image_folder(options: DataOptions, _seed: int) -> ImageDataset:
 
 
 def side_px(options: DataOptions) -> int:
-    """Return the side of the cached squares in pixels."""
+    """Return the side length of the cached squares in pixels."""
     return round(options.image_size * MARGIN)
 
 
 def cache_folder(options: DataOptions) -> Path:
-    """Return the folder of the caches."""
+    """Return the folder that contains the caches."""
     return options.cache or options.folder / ".ddptrain"
 
 
 def cache_file(paths: Sequence[Path], folder: Path, side_px: int) -> Path:
-    """Return the cache file of these pictures. Raises TrainError if one of the pictures is missing.
+    """Return the path of the cache file for these pictures. Raises TrainError if one of the pictures is missing.
 
-    Its name contains a hash of the pictures' names, sizes and times, so a changed folder gets a new cache.
+    Its name contains a hash of the pictures' names, sizes and modification times, so a changed folder gets a new cache.
     """
     digest = hashlib.sha256()
     try:
@@ -174,7 +174,7 @@ def write_cache(paths: Sequence[Path], folder: Path, side_px: int) -> None:
 
 
 def open_cache(paths: Sequence[Path], folder: Path, side_px: int) -> tuple[torch.Tensor, Path]:
-    """Return the square images, mapped from the cache file, and that file. Raises TrainError."""
+    """Return the square images, which are mapped from the cache file, and the path of that file. Raises TrainError."""
     file = cache_file(paths, folder, side_px)
     try:
         pages = np.load(file, mmap_mode="c")  # never written to; torch accepts "c" without a warning
@@ -204,7 +204,7 @@ def _decode(paths: Sequence[Path], file: Path, side_px: int) -> None:
 
 
 def _square(path: Path, side_px: int) -> Any:
-    """Return the middle square of a picture, resized so that its shorter side is ``side_px``. Raises TrainError."""
+    """Return the central square of a picture, resized so that its shorter side is ``side_px``. Raises TrainError."""
     from PIL import Image, UnidentifiedImageError
 
     try:

@@ -1,4 +1,4 @@
-"""Finds data sets under a Kaggle session's input folder, in the layouts in which people upload them.
+"""Finds data sets in the input folder of a Kaggle session, in the layouts in which people upload them.
 
 The input is read-only, and its owners choose the names of folders and files. If torchvision expects other names, a
 temporary folder with symbolic links is made; nothing is copied.
@@ -29,10 +29,11 @@ _CIFAR = {
 
 
 def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
-    """Return the options with the input folder that holds the data; outside Kaggle, or with --data-dir, as given.
+    """Return the options with ``data_dir`` set to the input folder that contains the data. Raises TrainError.
 
-    If no folder holds the data, it is a temporary folder for a download. Raises TrainError if several folders hold the
-    data, or if ``--data folder`` finds no pictures.
+    Outside Kaggle, or with --data-dir, the options are returned unchanged. If no folder contains the data, ``data_dir``
+    is a temporary folder for a download. It is an error if several folders contain the data, or if ``--data folder``
+    finds no pictures.
     """
     session = kaggle.session(environ)
     is_known = options.name in _LAYOUT_CHECKS
@@ -56,7 +57,7 @@ def locate(options: DataOptions, environ: Mapping[str, str]) -> DataOptions:
 
 
 def _find(name: str, top: Path) -> list[Path]:
-    """Return the folders under ``top`` that hold the data set, only those of the smallest depth."""
+    """Return the folders below ``top`` that contain the data set, but only those at the smallest depth."""
     holds = _LAYOUT_CHECKS[name]
     best: list[Path] = []
     found_at = MAX_DEPTH
@@ -70,7 +71,7 @@ def _find(name: str, top: Path) -> list[Path]:
 
 
 def _folders(top: Path) -> Iterator[tuple[int, Path, frozenset[str]]]:
-    """Yield folders, breadth first: the depth, the path and the names in the folder."""
+    """Yield the depth, the path and the names of the entries of each folder, breadth first."""
     level, seen = [top], 0
     for depth in range(MAX_DEPTH + 1):
         below: list[Path] = []
@@ -93,7 +94,7 @@ def _holds_cifar(name: str, path: Path, names: frozenset[str]) -> bool:
 
 
 def _mnist_file(path: Path, name: str) -> Path | None:
-    """Return a file of MNIST (such as train-images-idx3-ubyte), also with a dot, compressed or in a folder so named."""
+    """Return the path of an MNIST file; it may be compressed, have a dot in its name, or be in a folder of its name."""
     dotted = name.replace("-idx", ".idx")
     candidates = (path / name, path / dotted, path / name / name, path / f"{name}.gz", path / f"{dotted}.gz")
     return next((file for file in candidates if file.is_file()), None)
@@ -124,7 +125,7 @@ def _names(folder: Path) -> frozenset[str]:
 
 
 def _view(name: str, location: Path) -> Path:
-    """Make a folder in which torchvision finds the files of ``location`` under the names that it expects."""
+    """Create a folder in which torchvision finds the files of ``location`` under the names that it expects."""
     view = _scratch(f"view-{_key(location)}")
     if name == "mnist":
         raw = view / "MNIST" / "raw"
@@ -150,7 +151,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _scratch(name: str) -> Path:
-    """Make a temporary folder, which is not part of the notebook's output. Raises TrainError."""
+    """Create a temporary folder, which is not part of the notebook's output. Raises TrainError."""
     folder = Path(tempfile.gettempdir()) / "ddptrain" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

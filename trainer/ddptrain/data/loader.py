@@ -1,5 +1,5 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""Moves samples to the device: all at once if they fit, else with a DataLoader and worker processes."""
+"""Moves samples to the device: all samples at once if they fit, otherwise with a DataLoader and worker processes."""
 
 import contextlib
 import multiprocessing
@@ -46,7 +46,7 @@ FetchPlan = Callable[[int, int], Iterable[Tensor]]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFeed:
-    """All samples are on the device, and a batch is gathered from them."""
+    """A feed for which all samples are on the device; a batch is gathered from them."""
 
     pixels: Pixels
     labels_N: Tensor
@@ -57,11 +57,11 @@ class DeviceFeed:
         return Fetched(pixels=self.pixels, index_B=indices_B, labels_B=self.labels_N[indices_B])
 
     def rewind(self) -> None:
-        """Do nothing: a batch can be fetched in any order."""
+        """Do nothing, because batches can be fetched in any order."""
 
 
 class SampleReader(Dataset[tuple[Tensor, Tensor]]):
-    """The samples in a worker process, which maps a cache file itself. Other images are shared with the rank."""
+    """The samples in a worker process. The worker maps a cache file itself, and shares other images with the rank."""
 
     def __init__(self, samples: Samples, lifeline: Connection) -> None:
         self._lifeline = lifeline
@@ -80,19 +80,19 @@ class SampleReader(Dataset[tuple[Tensor, Tensor]]):
         return self._images_NHWC[indices_B], self._labels_N[indices_B]
 
     def __getstate__(self) -> dict[str, object]:
-        """Leave out mapped images, which would be copied."""
+        """Leave out images that are mapped into memory, because pickling would copy them."""
         return {**self.__dict__, "_images_NHWC": None if self._file else self._images_NHWC}
 
 
 def _exit_with_rank(lifeline: Connection) -> None:
-    """Exit when the rank ends in any way. The parent process is the fork server, which outlives a killed rank."""
+    """Exit when the rank ends in any way: the worker's parent is the fork server, which outlives a killed rank."""
     with contextlib.suppress(EOFError, OSError):
         lifeline.recv_bytes()
     os._exit(0)
 
 
 class PlannedSampler:
-    """The batches of samples that the workers read next; they are set for each epoch."""
+    """A sampler of the batches that the workers read next. The batches are set for each epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterable[Tensor] = ()
@@ -102,7 +102,7 @@ class PlannedSampler:
 
 
 class LoaderFeed:
-    """Samples that worker processes read a few batches ahead, for data sets that do not fit on the device."""
+    """A feed of samples that worker processes read a few batches ahead, for data sets that do not fit on the device."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class LoaderFeed:
         self._read: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def fetch(self, indices_B: Tensor, *, epoch: int, mark: Mark) -> Fetched:
-        """Return the next samples of the plan, which are the samples of ``indices_B``."""
+        """Return the next samples of the plan, which must be the samples of ``indices_B``."""
         try:
             if epoch != self._epoch:
                 self._epoch = epoch
@@ -162,7 +162,7 @@ class LoaderFeed:
         return Fetched(pixels=pixels, index_B=torch.arange(len(labels_B), device=self._device), labels_B=labels_B)
 
     def _next(self) -> tuple[Tensor, Tensor]:
-        """Return the next batch. Torch looks for lost workers only when its time-out ends, so it has a short one."""
+        """Return the next batch. The time-out is short, because torch detects lost workers only when it expires."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -172,12 +172,12 @@ class LoaderFeed:
                     raise
 
     def rewind(self) -> None:
-        """Allow the next samples to come from any batch."""
+        """Reset the order: the next samples may come from any batch."""
         self._epoch = None
 
 
 def choose_augmentations(options: Options, data: ImageDataset, device: torch.device) -> tuple[Augmentations, int]:
-    """Return the augmentation of training images, and their padding in pixels. Raises TrainError."""
+    """Return the augmentation of training images, and the padding in pixels that it needs. Raises TrainError."""
     given, size_px = options.augmentation, data.shape.size_px
     for flag, given_px in (("--shift", given.shift or 0), ("--cutout", given.cutout)):
         if given.augment and given_px >= size_px:
@@ -200,7 +200,7 @@ def choose_augmentations(options: Options, data: ImageDataset, device: torch.dev
 def make_batch_builder(
     options: Options, data: ImageDataset, world: World, normalise: Normalisation, *, batch_size: int
 ) -> BatchBuilder:
-    """Return the builder of batches, with samples on the device or from workers (``--input``). Raises TrainError."""
+    """Return the builder of batches. ``--input`` decides how samples reach the device. Raises TrainError."""
     augmentations, shift_px = choose_augmentations(options, data, world.device)
     images_NHWC, crop_px = data.train.images_NHWC, data.shape.size_px
     needed = [num_bytes_laid_out(images_NHWC, shift_px=shift_px, mirrored=twice) for twice in (False, True)]

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N815 - tensors carry their shape in their name
-"""The order of the samples, each rank's shard of a batch, and the random numbers of each sample.
+"""The order of the samples, each rank's shard of a batch, and the random numbers for each sample.
 
-These are pure functions of (seed, epoch, step), with no state to save. The global batches and their order are the same
-for any number of ranks. Shapes: N samples, B batch.
+These functions are pure and depend only on seed, epoch and step, so there is no state to save. The global batches and
+their order are the same for any number of ranks. Shapes: N samples, B batch.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _TABLE_SIZE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShard:
-    """A rank's part of a global batch.
+    """A rank's shard of a global batch.
 
-    The sum of its samples' losses is multiplied by ``weight``. Then the mean of the ranks' gradients is the gradient of
-    the batch's mean loss, even if the batch was split unevenly.
+    The sum of the losses of its samples is multiplied by ``weight``, so that the mean of the ranks' gradients is the
+    gradient of the batch's mean loss, even if the batch was split unevenly.
     """
 
     indices_N: Tensor
@@ -32,31 +32,31 @@ class BatchShard:
 
     @property
     def num_samples(self) -> int:
-        """The number of samples, or 0 if they do not count."""
+        """The number of samples, or 0 if the samples do not count."""
         return len(self.indices_N) if self.weight else 0
 
 
 def epoch_order(num_samples: int, *, seed: int, epoch: int) -> Tensor:
-    """Return the epoch's permutation of the training samples, int64."""
+    """Return the permutation of the training samples for an epoch, int64."""
     generator = torch.Generator().manual_seed(_mix(_mix(seed) + epoch) >> 1)
     return torch.randperm(num_samples, generator=generator)
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
-    """Return the number of batches of an epoch; the last one may be smaller."""
+    """Return the number of batches in an epoch; the last batch may be smaller."""
     return -(-num_samples // batch_size)
 
 
 def batches(order_N: Tensor, batch_size: int, *, first: int) -> Iterator[Tensor]:
-    """Iterate over the epoch's global batches from number ``first`` on."""
+    """Iterate over the global batches of an epoch, beginning with batch ``first``."""
     return iter(torch.split(order_N, batch_size)[first:])
 
 
 def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
-    """Return a rank's shard of a batch; the sizes of shards differ by at most one sample.
+    """Return a rank's shard of a batch. The sizes of the shards differ by at most one sample.
 
-    If the last batch has fewer samples than there are ranks, a rank without samples runs one with weight 0, since it
-    has to take part in the all-reduce.
+    If the last batch has fewer samples than there are ranks, each rank without a sample trains on one with weight 0,
+    because it has to take part in the all-reduce.
     """
     indices, most = batch_N.tensor_split(world_size)[rank], -(-len(batch_N) // world_size)
     if len(indices) == 0:
@@ -65,10 +65,10 @@ def shard_of(batch_N: Tensor, *, rank: int, world_size: int) -> BatchShard:
 
 
 def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
-    """Seed torch's own generators, which dropout uses, for one optimizer step of one rank.
+    """Seed torch's own random generators, which dropout uses, for one optimizer step of one rank.
 
-    So a step uses the same random numbers no matter at which step its process started, and any two ranks or steps use
-    different ones.
+    So a step uses the same random numbers whether or not its process was restarted before it, and any two ranks or
+    steps use different ones.
     """
     bits = _mix(_mix(_mix(seed) + step) + rank) >> 1
     torch.default_generator.manual_seed(bits)
@@ -77,7 +77,7 @@ def seed_step(device: torch.device, *, seed: int, step: int, rank: int) -> None:
 
 
 def sample_hash(indices_N: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """Return 63 random bits per sample of an epoch, int64: the same on every device and in every version of torch."""
+    """Return 63 random bits for each sample of an epoch, int64; identical on every device and torch version."""
     return _finished(indices_N + _signed(_mix(_mix(seed) + epoch)))
 
 
@@ -94,7 +94,7 @@ def _finished(bits: Tensor) -> Tensor:
 
 
 def _mix(value: int) -> int:
-    """Apply a step of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
+    """Apply one step of SplitMix64 (https://prng.di.unimi.it/splitmix64.c)."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -102,17 +102,17 @@ def _mix(value: int) -> int:
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:
-    """Shift right without keeping the sign, unlike torch's shift."""
+    """Shift right without extending the sign, unlike torch's shift."""
     return (bits >> count) & (_MASK >> count)
 
 
 def _signed(value: int) -> int:
-    """Return the int64 that has the bits of ``value``."""
+    """Return the int64 that has the same bits as ``value``."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def crop_offset(bits_B: Tensor, choices: int) -> tuple[Tensor, Tensor]:
-    """Return the top and the left of each crop, each at least 0 and less than ``choices``."""
+    """Return the top and the left offset of each crop; each is at least 0 and less than ``choices``."""
     return (bits_B & 0xFFFFF) % choices, ((bits_B >> 20) & 0xFFFFF) % choices
 
 
@@ -122,7 +122,7 @@ def is_mirrored(bits_B: Tensor) -> Tensor:
 
 
 def uniform(bits_B: Tensor, number: int) -> Tensor:
-    """Return uniform random numbers in [0, 1), float32; ``number`` selects the stream: a constant above."""
+    """Return uniform random numbers in [0, 1), float32. ``number`` selects the stream: a constant from above."""
     return (rehash(bits_B, number) >> 39).float() / (1 << 24)
 
 
@@ -140,7 +140,7 @@ def beta_table(alpha: float) -> Tensor:
 
 
 def beta(uniform_B: Tensor, table: Tensor) -> Tensor:
-    """Return random numbers of Beta(alpha, alpha), a symmetric distribution, from uniform numbers and its table."""
+    """Return random numbers from the symmetric distribution Beta(alpha, alpha), given uniform numbers and its table."""
     upper = uniform_B >= 0.5
     folded = torch.where(upper, 1 - uniform_B, uniform_B) * 2
     low = table[(folded * _TABLE_SIZE).long().clamp(max=_TABLE_SIZE)]

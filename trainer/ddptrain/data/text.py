@@ -1,5 +1,6 @@
 # ruff: noqa: N803, N806, N815 - tensors carry their shape in their name
-"""A text as a data set: its bytes are the tokens, a sample is a window of bytes, and a byte's label is the next byte.
+"""A text as a data set. Its bytes are the tokens; a sample is a window of bytes, whose labels are the bytes that
+follow.
 
 Shapes: N bytes, B batch, T positions.
 """
@@ -22,7 +23,7 @@ MIN_WINDOWS = 3  # two to train with, and one to test with
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """A text in windows of ``context`` bytes, one directly after the other."""
+    """A text that is split into consecutive windows of ``context`` bytes."""
 
     bytes_N: Tensor  # uint8
     context: int
@@ -31,7 +32,7 @@ class Windows:
         return (len(self.bytes_N) - 1) // self.context
 
     def batch(self, indices_B: Tensor, shift_B: Tensor | None = None) -> Batch:
-        """Return windows, each moved by ``shift_B`` bytes; the labels are the bytes that follow each byte."""
+        """Return windows, each shifted by ``shift_B`` bytes. The label of each byte is the byte after it."""
         starts_B = indices_B.to(self.bytes_N.device) * self.context + (0 if shift_B is None else shift_B)
         at_BT = starts_B[:, None] + torch.arange(self.context + 1, device=self.bytes_N.device)
         bytes_BT = self.bytes_N[at_BT].long()
@@ -40,7 +41,7 @@ class Windows:
 
 @dataclass(frozen=True, kw_only=True)
 class TextDataset:
-    """A text to train on, and the end of the text to test on."""
+    """A text for training, and the end of the text for testing."""
 
     name: str
     context: int
@@ -50,7 +51,7 @@ class TextDataset:
 
 
 class TextBatches:
-    """Builds the batches of a rank. With augmentation, the windows begin at different bytes in each epoch."""
+    """Builds a rank's batches. With augmentation, the windows begin at different bytes in each epoch."""
 
     def __init__(self, options: Options, data: TextDataset, device: torch.device) -> None:
         self.feed = self
@@ -74,13 +75,13 @@ class TextBatches:
         return self._test.batch(indices_B)
 
     def rewind(self) -> None:
-        """Do nothing: a batch does not depend on earlier batches."""
+        """Do nothing, because a batch does not depend on earlier batches."""
 
 
 def load_text(options: DataOptions, _seed: int) -> TextDataset:
     """Read a file, or the *.txt files of a folder in the order of their names. Raises TrainError.
 
-    The test set consists of complete windows at the end of the text, so that each of its bytes is predicted once.
+    The test set consists of complete windows at the end of the text. Each of its bytes is predicted once.
     """
     path, context = options.folder, options.context
     files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
@@ -107,7 +108,7 @@ def load_text(options: DataOptions, _seed: int) -> TextDataset:
 
 
 def refuse_image_options(options: Options) -> None:
-    """Raise TrainError for options that change images."""
+    """Raise TrainError if options that change images are given."""
     augmentation = options.augmentation
     given = {
         "--shift": augmentation.shift,

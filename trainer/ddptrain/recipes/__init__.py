@@ -1,6 +1,6 @@
-"""Recipes: options that train a model well on a data set, each in a small YAML file. Does not use torch.
+"""Recipes: options that train a model well on a data set. Each recipe is a small YAML file. Does not import torch.
 
-A file has a description (``about``), ``options`` as on the command line without the dashes, and the accuracy to
+A file contains a description (``about``), ``options`` as on the command line without the dashes, and the accuracy to
 ``expect`` with its source.
 """
 
@@ -27,7 +27,7 @@ class RecipeError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """The content of a recipe's file."""
+    """The content of a recipe file."""
 
     about: str
     arguments: tuple[str, ...]  # a command line
@@ -78,7 +78,7 @@ def _checked(name: str, values: Any) -> Recipe:
 
 
 def _words(key: str, value: Any) -> tuple[str, ...]:
-    """Return an option as it is on the command line."""
+    """Return an option as the words of a command line."""
     if isinstance(value, bool):
         return (f"--{key}",) if value else (f"--no-{key}",)
     if isinstance(value, list):
