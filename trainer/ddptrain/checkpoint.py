@@ -173,7 +173,7 @@ def write_checkpoint(
 
     Raises OSError; if that happens before the manifest is on the disk, no new file is left. ``on_write`` is called
     whenever a piece has reached the disk. With a ``shard``, every writer calls this function and writes its own file;
-    the writer of shard 0 also writes the manifest of all files. If any writer failed, the one of shard 0 removes the files.
+    the writer of shard 0 also writes the manifest of all files. If a writer failed, that of shard 0 removes the files.
     """
     number = FORMAT if shard is None else SHARDED_FORMAT
     written: Any

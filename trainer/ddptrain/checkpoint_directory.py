@@ -86,7 +86,7 @@ class CheckpointDirectory:
         return f"is set aside as {path.name}{SUFFIX_BAD}"
 
     def delete_old(self, *, keep: int, keep_best: bool, written: Path) -> int:
-        """Delete all checkpoints but the newest ``keep``, the best and the just ``written`` one; return how many are left.
+        """Delete all but the newest ``keep`` checkpoints, the best and the ``written`` one; return how many are left.
 
         If ``keep`` is 0, delete none. Raises OSError.
         """
