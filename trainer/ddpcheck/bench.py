@@ -1,4 +1,4 @@
-"""The check ``bench``: the bandwidth of each collective at several sizes, whether its results are right, slow links."""
+"""The check ``bench``: the bandwidth of each collective at several sizes, whether results are right, slow links."""
 
 import statistics
 from collections.abc import Callable, Sequence

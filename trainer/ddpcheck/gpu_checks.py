@@ -36,7 +36,7 @@ def not_looked_at(why: str) -> list[Finding]:
 
 
 def look() -> tuple[list[Finding], dict[str, str]]:
-    """Return this node's GPU findings, and the values that all nodes must share. Call it before CUDA is used."""
+    """Return the findings about this node's GPUs, and the values that all nodes must share. Call it before CUDA."""
     try:
         import pynvml
 
@@ -135,7 +135,7 @@ def _processes(nvml: Any, handle: Any) -> Part:
 
 
 def check_clocks() -> Finding:
-    """Check why clocks are low now. Call it right after a load: an idle GPU lowers them for good reasons."""
+    """Check why the GPUs' clocks are low now. Call this right after a load: an idle GPU always lowers its clocks."""
 
     def reasons(nvml: Any, handle: Any) -> Part:
         bits = nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)

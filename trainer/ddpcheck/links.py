@@ -43,7 +43,7 @@ class Suspect:
 
 @dataclass(frozen=True, kw_only=True)
 class Again:
-    """A suspect that was measured again alone: each time its figure, and that of the slowest link compared with it."""
+    """A suspect that was measured again alone: each time its figure, and that of the slowest compared link."""
 
     members: tuple[int, ...]
     figures: tuple[tuple[float, float], ...]

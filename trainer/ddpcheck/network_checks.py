@@ -53,7 +53,7 @@ class Paths:
 
 
 def open_ports(address: str) -> tuple[socket.socket, socket.socket]:
-    """Listen on a TCP and a UDP port that the kernel chooses. A thread answers each datagram with its length."""
+    """Listen on a TCP and a UDP port chosen by the kernel. A thread answers each datagram with its length."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
     tcp.bind((address, 0))

@@ -156,7 +156,7 @@ def _open_series() -> "LoopSeries | None":
 
 
 def _leave() -> None:
-    """Run as the last of all exit functions, because this module was imported first."""
+    """End this process's part in the vote, as the last exit function: this module was imported first."""
     if _vote is not None:
         _vote.part()
     if _leaving:

@@ -92,7 +92,7 @@ class EventLog:
         ago_s: float = 0.0,
         **facts: Any,
     ) -> None:
-        """Record an event of now, or of ``ago_s`` seconds ago; ``rank`` and ``node`` replace the writer's own."""
+        """Record an event of now, or of ``ago_s`` seconds ago. ``rank`` and ``node`` override those of the writer."""
         if self._path is None:
             return
         record = Event(

@@ -48,7 +48,7 @@ def session(environ: Mapping[str, str]) -> Session | None:
 
 
 def ends_at(environ: Mapping[str, str], *, started: float | None) -> float | None:
-    """Return when Kaggle kills the session, in seconds since the epoch; None outside Kaggle or without a start."""
+    """Return when Kaggle kills the session, in seconds since the epoch, or None if unknown or outside Kaggle."""
     given = environ.get(STARTED, "")
     started = float(given) if given.isdecimal() else started
     if session(environ) is None or started is None:

@@ -88,7 +88,7 @@ def _decode(data: str) -> Any:
 
 
 def keep(node_dir: Path, texts: Mapping[str, str]) -> None:
-    """Add files to those kept for a node; the events and history of an earlier pod stay."""
+    """Add these texts to the files that are kept for a node; events and history of an earlier pod stay."""
     node_dir.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         lines = _read(node_dir / name).splitlines(keepends=True) if name != ENVIRONMENT else []

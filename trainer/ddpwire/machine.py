@@ -56,13 +56,13 @@ def visible_devices(variable: str) -> tuple[str, ...]:
 
 
 def devices_of_rank() -> tuple[str, ...] | None:
-    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses; None if it is not set: all GPUs are visible."""
+    """Return the entries of CUDA_VISIBLE_DEVICES that CUDA uses; None if it is not set and all GPUs are visible."""
     variable = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if variable is None else visible_devices(variable)
 
 
 def visible_handles(nvml: Any) -> dict[str, Callable[[], Any]]:
-    """Map the index or UUID of each GPU that a rank sees to a call for its handle, which fails for a lost GPU."""
+    """Map the index or UUID of each GPU that a rank sees to a function that returns its handle; it fails if lost."""
     visible = devices_of_rank()
     devices = tuple(map(str, range(nvml.nvmlDeviceGetCount()))) if visible is None else visible
     return {

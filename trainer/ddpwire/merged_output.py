@@ -26,7 +26,7 @@ class MergedOutput:
         self.unfinished: Source | None = None  # the source whose unfinished line is at the end of the stream
 
     def add_source(self, mark: Callable[[bytes], bytes] | None = None) -> "Source":
-        """Return a new source. ``mark`` adds the origin to a line; a marked source is not passed on as it comes."""
+        """Return a new source. ``mark`` adds the origin to a line; a source with a mark is never passed on as is."""
         source = Source(self, mark)
         with self.lock:
             self.sources.add(source)

@@ -36,7 +36,7 @@ class Metric:
 
     @property
     def kind(self) -> Kind:
-        """The kind: a histogram has buckets, a counter's name ends in ``_total`` (Prometheus' rule)."""
+        """The kind: a metric with buckets is a histogram; one whose name ends in ``_total`` is a counter."""
         return "histogram" if self.buckets else "counter" if self.name.endswith("_total") else "gauge"
 
 

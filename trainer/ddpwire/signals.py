@@ -67,7 +67,7 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask.before)
 
     def _give_back(self) -> None:
-        """Restore the earlier handlers in a forked child, such as a DataLoader's worker: signals end it as usual."""
+        """Restore the earlier handlers in a forked child (such as a DataLoader worker), which signals end as usual."""
         signal.set_wakeup_fd(-1)
         for number, handler in self._before.items():
             signal.signal(number, handler or signal.SIG_DFL)

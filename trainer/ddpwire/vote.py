@@ -11,7 +11,7 @@ _RANKS = 1 << 32  # code and rank in one number: the maximum has the highest cod
 
 
 class Vote:
-    """Asks at the end of a step and reads the answer at the end of the next, so that no rank waits for another."""
+    """A vote that starts at the end of a step and is read at the end of the next, so no rank waits for another."""
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """``group``: the ranks that vote, with a backend for CPU tensors (gloo); None: the default group."""
@@ -21,13 +21,13 @@ class Vote:
         self._asked: dist.Work | None = None
 
     def steps(self, step: int) -> tuple[int, int]:
-        """Return the lowest and the highest ``step`` of the ranks that pass one; 0: this rank has reported none."""
+        """Return the lowest and the highest ``step`` that ranks pass; a rank that has reported no step passes 0."""
         ends = torch.tensor([-step if step else -_RANKS, step])
         dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=self._group)
         return -int(ends[0]), int(ends[1])
 
     def ask(self, code: int) -> int:
-        """Return the highest code that a rank passed in the previous call, the same on every rank; 0: continue."""
+        """Return the highest code that a rank passed in the previous call, the same on every rank; 0 is to continue."""
         agreed = self.answer()
         if agreed == 0:
             self._vote[0] = code * _RANKS + _RANKS - 1 - dist.get_rank() if code else 0

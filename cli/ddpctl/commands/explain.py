@@ -54,7 +54,7 @@ def explain(run: RunName = None, task: Task = None, as_json: Json = False) -> No
 
 
 def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Explanation":
-    """Explain a run from its nodes' answers, or from files they kept. Raises UnavailableError if no node answers."""
+    """Explain a run from its nodes' answers or the files they kept. Raises UnavailableError if no node answers."""
     from ddpctl import explain as explaining
     from ddpctl.node_probe import Probe
     from ddpwire.events import EVENTS, read_events
@@ -77,7 +77,7 @@ def explain_run(context: "AppContext", run: "Run", state: "RunStatus") -> "Expla
 
 
 def hang_lines(context: "AppContext", run: "Run", state: "RunStatus") -> list[str]:
-    """Return why a run hung, for other verbs; nothing if it was not killed for that, or if the reason is unknown."""
+    """Return why a run hung, for other subcommands; empty if it was not killed for that, or if that is unknown."""
     if state.outcome is None or state.outcome.cause != "hang":
         return []
     with suppress(DdpctlError):
@@ -121,7 +121,7 @@ def read_answers(seen: "Sequence[ProbeResult]", name: str) -> "list[RankView]":
 
 
 def clock_offset(seen: "ProbeResult") -> float | None:
-    """Return how many seconds a node's clock is ahead of node 0's, or None if it has not been asked for its metrics."""
+    """Return how many seconds a node's clock is ahead of node 0's, or None if ``seen`` has no metrics."""
     found = CLOCK_OFFSET.search(seen.metrics)
     return float(found[1]) if found else None
 

@@ -86,7 +86,7 @@ def _lines(watcher: "Watcher", every: float, *, as_json: bool) -> None:
 
 
 def document(snapshot: "Snapshot") -> str:
-    """Return the snapshot as one line of JSON. NaN is null; the history has only known values, each with its time."""
+    """Return the snapshot as one line of JSON. NaN becomes null; the history has only known values and their times."""
     fields = {name: _known(value) for name, value in asdict(snapshot).items() if name != "moments"}
     for name in ("throughput", "losses"):
         history = zip(snapshot.moments, getattr(snapshot, name), strict=True)

@@ -33,7 +33,7 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*%#"
 
 
 def screen(snapshot: Snapshot, *, title: str, width: int, height: int | None, plain: bool) -> RenderableType:
-    """Draw the full screen. ``height``: its lines, or None for no limit; ``plain``: whether to use only ASCII."""
+    """Draw the full screen. ``height``: its number of lines, or None for no limit; ``plain``: use only ASCII."""
     head = _head(snapshot, title, width)
     steps = snapshot.state == "training" and snapshot.step is not None
     message = [] if steps else [Text(one_line(snapshot.message))]
@@ -230,7 +230,7 @@ def _size(size: float | None) -> str:
 
 
 def sparkline(values: Sequence[float | None], width: int, *, plain: bool = False) -> str:
-    """Draw the values, scaled from the smallest to the largest, in at most ``width`` characters; None is a space."""
+    """Draw the values, scaled from smallest to largest, in at most ``width`` characters. None becomes a space."""
     ramp = PLAIN if plain else BLOCKS
     shown = _downsample(values, width)
     known = [value for value in shown if value is not None]
