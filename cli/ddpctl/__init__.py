@@ -1,1 +1,1 @@
-"""The launcher: places a job's nodes on machines and reports what became of them. Never imports torch."""
+"""The launcher: starts the nodes of a job on machines, and reports what happens to them. Never imports torch."""

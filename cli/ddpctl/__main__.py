@@ -1,4 +1,4 @@
-"""The console script and ``python -m ddpctl``. Imports almost nothing before the Ctrl-C handler is set."""
+"""The console script and ``python -m ddpctl``. It imports almost nothing before the Ctrl-C handler is installed."""
 
 from ddpctl import interrupts
 

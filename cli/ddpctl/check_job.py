@@ -1,6 +1,6 @@
-"""Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, removes the run.
+"""Runs a check (ddpcheck) as a job: launches it, shows rank 0's lines, reads the result, and removes the run.
 
-The newest result of each target is kept beside the runs, so that the next check can be compared with it.
+The newest result for each target is kept beside the runs, so that the next check can be compared with it.
 """
 
 import json
@@ -29,7 +29,7 @@ CHECKS = ".checks"  # a folder in the folder of the runs
 
 @dataclass(frozen=True, kw_only=True)
 class CheckRun:
-    """A check that has a result: what rank 0 wrote for programs, and the lines that it printed for a person."""
+    """A check that has a result: the result for programs, and the lines that rank 0 printed for a person."""
 
     run: Run
     result: dict[str, Any]
@@ -37,7 +37,7 @@ class CheckRun:
 
 
 class NoResultError(DdpctlError):
-    """A check that came to no result. It has the exit code of its run."""
+    """A check that produced no result. The exit code is that of its run."""
 
     def __init__(self, run: Run, state: RunStatus, code: int) -> None:
         kept = "" if state.state == "stopped" else f"ddpctl logs {run.name}"
@@ -48,8 +48,8 @@ class NoResultError(DdpctlError):
 def run_check(context: AppContext, request: Request, *, show: Callable[[str], None]) -> CheckRun:
     """Launch ``request``, whose command is ``-m ddpcheck CHECK ...``, and wait for its end. Raises DdpctlError.
 
-    ``show`` gets each line of rank 0's output as it arrives. Ctrl-C stops the run, as in an attached launch. The run
-    is removed if it has a result or was stopped.
+    ``show`` is called with each line of rank 0's output as it arrives. Ctrl-C stops the run, as in an attached launch.
+    The run is removed if it has a result or was stopped.
     """
     name = request.job.command[2]
     command = (*request.job.command, "--record")
@@ -77,7 +77,7 @@ def run_check(context: AppContext, request: Request, *, show: Callable[[str], No
 
 
 class _Output:
-    """Filters a run's streamed logs: keeps the lines of the result, shows rank 0's other lines, drops the rest."""
+    """Filters the streamed logs of a run: keeps the lines of the result, shows rank 0's others, and drops the rest."""
 
     def __init__(self, show: Callable[[str], None], prefix: str) -> None:
         self.record, self.lines = list[str](), list[str]()
@@ -96,7 +96,7 @@ class _Output:
 
 
 def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] | None:
-    """Return a check's newest result on a target with its ``time`` and its ``lines`` for a person, or None."""
+    """Return a check's newest result on a target, with its ``time`` and its ``lines`` for a person, or None."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         one: Any = parse_json(read_record(_kept(context, target, check)))
         return {**one, "check": check, "lines": [*map(str, one["lines"])], "time": float(one["time"])}
@@ -104,7 +104,7 @@ def last_result(context: AppContext, target: str, check: str) -> dict[str, Any] 
 
 
 def keep_result(context: AppContext, target: str, result: dict[str, Any], lines: Sequence[str]) -> None:
-    """Keep the result for the next check and for reports. A failure to write it is ignored."""
+    """Keep the result for the next check and for reports. An error while writing it is ignored."""
     path = _kept(context, target, result["check"])
     with suppress(OSError):
         path.parent.mkdir(exist_ok=True)

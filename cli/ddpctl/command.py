@@ -1,8 +1,8 @@
-"""The commands that a target wants to run, and their outputs, as values. Runs nothing itself.
+"""The commands that a target asks for, and their outputs, as values. This module runs nothing itself.
 
-A verb of a target is a generator: it yields commands that may run in parallel, receives their outputs in the same
-order, and returns its result. ``executor`` performs a verb; a dry run prints its commands; a test feeds it recorded
-outputs.
+Each operation of a target (a "verb") is a generator. It yields commands that may run in parallel, receives their
+outputs in the same order, and finally returns its result. ``executor`` runs a verb; a dry run prints its commands; a
+test sends it recorded outputs.
 """
 
 import shlex
@@ -21,7 +21,7 @@ Mode = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Another machine, as given to ssh. A field that is None has the value from ~/.ssh/config."""
+    """Another machine, as given to ssh. A field that is None takes its value from ~/.ssh/config."""
 
     address: str  # a name in ~/.ssh/config, a name in the network, or an IP address
     user: str | None = None
@@ -43,10 +43,10 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """The data that a command moves between machines. Its progress is shown while the command runs.
+    """Data that a command moves between machines. Its progress is shown while the command runs.
 
-    The command's timeout_s is then the longest time without progress. The data goes through OpenSSH's own client
-    instead of Fabric, because OpenSSH is several times as fast.
+    The command's ``timeout_s`` is then the longest time without progress. OpenSSH's own client transfers the data
+    instead of Fabric, because it is several times as fast.
     """
 
     num_bytes: int
@@ -58,7 +58,7 @@ class Transfer:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """One process to run."""
+    """A process to run."""
 
     argv: tuple[str, ...]
     host: Host | None = None  # None: this machine. On another machine, the mode is capture, stream, hold or tty
@@ -109,13 +109,13 @@ Verb = Generator[tuple[Command, ...], tuple[Output, ...], T]
 
 
 def once(command: Command) -> Verb[Output]:
-    """Run a single command, and return its output."""
+    """Run a single command, and return its output. This is a verb."""
     (output,) = yield (command,)
     return output
 
 
 def process_line(command: Command) -> str:
-    """Return environment, folder and arguments as a user would type them into a shell on the machine itself."""
+    """Return the environment, the folder and the arguments as a user would type them into a shell on that machine."""
     words = [f"{name}={shlex.quote(value)}" for name, value in command.env.items()]
     words += [shlex.quote(word) for word in command.argv]
     line = " ".join(words)

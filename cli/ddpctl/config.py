@@ -1,9 +1,9 @@
-"""Reads ddpctl.yaml and flags into Settings: which job to run on which target.
+"""Reads ddpctl.yaml and the flags into Settings: which job to run on which target.
 
 A flag overrides the file, which overrides the default; a profile overrides the file's job. Everything in the file is
 checked, including unused targets and profiles, and all errors are reported at once: one line each, with file, line and
-column. YAML that could mislead or do harm is an error: a key given twice, merge keys, tags, endless nesting. The field
-decides what the text of a value means (``schema``).
+column. YAML that could mislead or do harm is an error: a key given twice, merge keys, tags, endless nesting. The type
+of the field determines what the text of a value means (``schema``).
 """
 
 import os
@@ -32,7 +32,7 @@ HERE = "local"  # this machine, which a file need not define: this name never se
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of one command."""
+    """The settings of one ddpctl command."""
 
     job: JobSpec
     target: str  # the target's name in the file, or its kind
@@ -43,10 +43,10 @@ class Settings:
 
 
 def find_file(given: Path | None, cwd: Path) -> Path | None:
-    """Return the file to load: the given one (-f, DDPCTL_FILE), or else ddpctl.yaml in ``cwd`` if it exists.
+    """Return the file to load: the given file (-f, DDPCTL_FILE), or else ddpctl.yaml in ``cwd`` if it exists.
 
-    The latter is relative if ``cwd`` is the process's own, as errors show it. Raises NoInputError if the given file is
-    missing.
+    The path of the latter is relative if ``cwd`` is the working directory, because error messages show it. Raises
+    NoInputError if the given file is missing.
     """
     if given is not None and not os.path.lexists(given):
         raise NoInputError(one_line(f"{given}: no such file"))
@@ -67,8 +67,9 @@ def load(
 ) -> Settings:
     """Read the file, apply the profile and the flags to it, and choose the target.
 
-    ``overrides`` are fields of JobSpec; None: not given. Their env is merged into the file's. Raises FileError with one
-    line per error of the file and the flags, UsageError if only flags are wrong, or NoInputError.
+    ``overrides`` are fields of JobSpec, in which None means not given. Their env is merged into that of the file.
+    Raises FileError with one line per error of the file and the flags, UsageError if only flags are wrong, or
+    NoInputError.
     """
     parsed = _read_file(file, kinds) if file else _File(name="")
     file_errors = parsed.lines()
@@ -113,7 +114,7 @@ def _flag(name: str) -> str:
 
 
 def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple[Any, list[str]]:
-    """Return the options of a target after the flags were applied, and one line for each wrong flag."""
+    """Return the options of a target after applying the flags, and one line for each wrong flag."""
     lines = []
     for flag, (option, text) in flags.items():
         if text is None:
@@ -132,9 +133,10 @@ def lay_over(options: Any, flags: TargetFlags, kind: str, kinds: Kinds) -> tuple
 def _choose_target(
     name: str, targets: Mapping[str, ChosenTarget | None], kinds: Kinds
 ) -> tuple[str, str, ChosenTarget | None]:
-    """Find a target by name or by kind: the file's only target of the kind, or the kind itself. Raises ValueError.
+    """Find a target by name, or by kind: the file's only target of that kind, or the kind itself. Raises ValueError.
 
-    Returns its name, a note if it was chosen as the only one of its kind, and the target (None: wrong in the file).
+    Return its name, a note if it was chosen as the only one of its kind, and the target (None if it is wrong in the
+    file).
     """
     if name in targets:
         return name, "", targets[name]
@@ -160,10 +162,10 @@ def _required(options: type) -> list[str]:
 def _report_problems(
     parsed: "_File", job: JobSpec, options: Any, names: tuple[str | None, str], flags: Mapping[str, str]
 ) -> list[str]:
-    """Report what is wrong in the job as a whole, or in the job together with the target's options (``problems``).
+    """Report what is wrong in the job as a whole, or in its combination with the target's options (``problems``).
 
-    Each problem is reported at its key in the file. Lines about flags are returned. A default value has no place in the
-    file: its problem is reported at the target. ``flags``: the flag that set each field or option.
+    Each problem is reported at its key in the file, or at the target if the value is a default, which is not in the
+    file. Lines about flags are returned. ``flags`` maps each field or option to the flag that set it.
     """
     profile, target = names
     lines = []
@@ -198,15 +200,15 @@ class _File:
     errors: set[tuple[int, int, str]] = field(default_factory=set)  # (line, column, text): one for all uses of an alias
 
     def lines(self) -> list[str]:
-        """Return all errors, one line each, in the file's order."""
+        """Return all errors, one line each, in the order of the file."""
         return [one_line(f"{self.name}:{line}:{column}: {text}") for line, column, text in sorted(self.errors)]
 
     def report(self, path: tuple[Any, ...], text: str) -> None:
-        """Note an error in the value at this path of keys and indices."""
+        """Record an error in the value at this path of keys and indices."""
         self.errors.add((*self.places[path], text))
 
     def value(self, node: yaml.Node, path: tuple[Any, ...] = ()) -> Any:
-        """Return a node as Text, list or dict. Record its place, and report keys that are not allowed."""
+        """Convert a node to Text, a list or a dict. Record its place, and report keys that are not allowed."""
         self.places[path] = _place(node.start_mark)
         if isinstance(node, yaml.ScalarNode):
             text = Text(node.value)
@@ -230,7 +232,7 @@ class _File:
         return found
 
     def table(self, value: Any, path: tuple[str, ...], what: str) -> dict[str, Any]:
-        """Return a mapping's keys and values. No value counts as an empty mapping; any other value is reported."""
+        """Return a mapping's keys and values. A missing value is an empty mapping; any other value is reported."""
         if isinstance(value, dict):
             return value
         if not is_null(value):
@@ -275,7 +277,7 @@ def _read_file(path: Path, kinds: Kinds) -> _File:
 
 
 def _read_target(file: _File, name: str, value: Any, kinds: Kinds) -> ChosenTarget | None:
-    """Return the kind and the options, or None if they are wrong, which is reported."""
+    """Return the kind and the options of a target. If they are wrong, report this and return None."""
     path = ("targets", name)
     values = dict(file.table(value, path, f"target {quote(name)}"))
     if "kind" not in values:
@@ -321,7 +323,7 @@ _PHRASES = (
 
 
 class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
-    """Text that is not YAML, or YAML that is not allowed: a message for the user, its line and column."""
+    """Text that is not YAML, or YAML that is not allowed, with a message for the user, its line and its column."""
 
     def __init__(self, text: str, place: Place) -> None:
         super().__init__(text)
@@ -329,7 +331,7 @@ class _InvalidYaml(Exception):  # noqa: N818 -- an error of the file
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, limited in depth and in number. Guesses no types and constructs no objects."""
+    """A YAML loader that limits the depth and the number of nodes, guesses no types and constructs no objects."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- as PyYAML has it
 
@@ -365,7 +367,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _compose(data: bytes) -> yaml.Node | None:
-    """Return the root node of a file, or None if the file is empty. Raises _InvalidYaml."""
+    """Return the root node of a file's data, or None if it is empty. Raises _InvalidYaml."""
     if len(data) > MAX_BYTES:
         raise _InvalidYaml(f"the file is larger than {MAX_BYTES} bytes", (1, 1))
     try:

@@ -1,4 +1,4 @@
-"""Runs the doctor (ddpcheck) on a request's target. Returns its findings, or the request for sound machines only."""
+"""Runs the doctor (ddpcheck) on a request's target; returns its findings, or a request for healthy machines only."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +18,7 @@ MARKS = {"ok": "ok", "warning": "warn", "bad": "BAD", "not looked at": "-"}
 
 
 def job_of(job: JobSpec) -> JobSpec:
-    """Return the doctor's job for a job's nodes: one rank per node, which sees all GPUs of the node.
+    """Return the doctor's job for the nodes of a job: one rank per node, which sees all GPUs of the node.
 
     The ranks meet on the master port, so that the doctor works even if no other port is open.
     """
@@ -29,8 +29,8 @@ def job_of(job: JobSpec) -> JobSpec:
 def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the doctor's result, and the machine of each node if the target chooses machines. Raises DdpctlError.
 
-    A machine that the target refuses is a finding, and the other machines are examined without it. A node because of
-    which ddprun refuses to start is a finding as well, and the only one.
+    If the target refuses a machine, this is a finding, and the other machines are checked without it. If ddprun refuses
+    to start because of a node, this is the only finding.
     """
     request = replace(request, job=job_of(request.job), name=None, resumes=None, wait_s=None)
     refused: Any = {}  # each machine that the target looked at → (check, why) of each refusal; empty if there is none
@@ -61,7 +61,7 @@ def examine(context: AppContext, request: Request) -> tuple[dict[str, Any], tupl
 
 
 def _run(context: AppContext, request: Request) -> tuple[Run, dict[str, Any]]:
-    """Return the run and its result; if ddprun refused to start because of one node, its message is the result."""
+    """Return the run and its result. If ddprun refused to start because of a node, the result is its message."""
     try:
         check = check_job.run_check(context, request, show=lambda _: None)
     except check_job.NoResultError as error:
@@ -79,7 +79,7 @@ def _refusal(node: int, check: str, why: str) -> dict[str, Any]:
 
 
 def sentence(one: Mapping[str, Any]) -> str:
-    """Return a complete finding in one line."""
+    """Return a finding as one line."""
     where = f"node {one['node']}, {one['check']}: {one['status']}"
     return f"{where}: {one['value']}; expected: {one['expected']}; {one['todo']}"
 
@@ -87,7 +87,7 @@ def sentence(one: Mapping[str, Any]) -> str:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return a table with one row per check and one column per group of nodes with the same results.
 
-    Below it is a line for each warning, for each reason why something was not looked at, and for what is bad.
+    Below it, there is a line for each warning, for each reason why something was not checked, and for each bad result.
     """
     results = result["results"]
     marks = {(one["check"], one["node"]): MARKS[one["status"]] for one in results}
@@ -114,9 +114,9 @@ def lines(result: Mapping[str, Any]) -> list[str]:
 
 
 def only_sound(context: AppContext, request: Request) -> Request:
-    """Return the request for sound machines only: bad machines are left out if the target has others.
+    """Return the request for healthy machines only; bad machines are left out if the target has others.
 
-    Raises DdpctlError, also if there are too few sound machines.
+    Raises DdpctlError, for example if there are too few healthy machines.
     """
     checking = replace(context, executor=context.executor.another())  # a check filters the output of its executor
     try:

@@ -17,11 +17,11 @@ from ddpwire.exits import Exit
 
 
 class DdpctlError(Exception):
-    """The base class of all errors that ddpctl raises on purpose; raised itself, it means a defect of ddpctl.
+    """The base class of all errors that ddpctl raises on purpose. If it is raised itself, ddpctl has a defect.
 
     The message is one line: what is wrong, the given value, and what is allowed. The hint, which may be empty, is what
-    to do next. ``str`` joins both. An empty message means that the error was already reported. The fields are for code
-    that handles the error: no logic reads a message.
+    to do next. ``str`` joins message and hint. An empty message means that the error was already reported. The fields
+    are for code that handles the error, because no logic reads a message.
     """
 
     code: int = Exit.SOFTWARE  # ddpctl's exit code
@@ -38,43 +38,43 @@ class DdpctlError(Exception):
 
 
 class UsageError(DdpctlError):
-    """A command line that makes no sense."""
+    """The command line makes no sense."""
 
     code = Exit.USAGE
 
 
 class ConfigError(DdpctlError):
-    """A job that its target cannot run."""
+    """The target cannot run this job."""
 
     code = Exit.CONFIG
 
 
 class FileError(ConfigError):
-    """A ddpctl.yaml with errors: one line per error, with file, line and column, as in compiler messages."""
+    """The ddpctl.yaml has errors; the message has one line per error, with file, line and column, like a compiler's."""
 
     prefix = ""
 
 
 class NoInputError(DdpctlError):
-    """A script, a file or a run that does not exist."""
+    """A script, a file or a run does not exist."""
 
     code = Exit.NO_INPUT
 
 
 class UnavailableError(DdpctlError):
-    """A machine, a port, a program or a library that is not available."""
+    """A machine, a port, a program or a library is not available."""
 
     code = Exit.UNAVAILABLE
 
 
 class CannotWriteError(DdpctlError):
-    """A folder or a disk that cannot be written to."""
+    """A folder or a disk cannot be written to."""
 
     code = Exit.CANNOT_WRITE
 
 
 class NotStartedError(DdpctlError):
-    """Raised by a target's ``submit`` if it has left no process anywhere, so that there is nothing to stop."""
+    """Raised by a target's ``submit`` if it has left no process on any machine, so that there is nothing to stop."""
 
     def __init__(self, reason: DdpctlError) -> None:
         super().__init__(reason.message, hint=reason.hint, **reason.fields)
@@ -84,7 +84,7 @@ class NotStartedError(DdpctlError):
 
 @contextmanager
 def writing(path: object, what: str = "write") -> Iterator[None]:
-    """Raise CannotWriteError for an OSError in the block, in which a file is written or, as ``what`` says, made."""
+    """Turn an OSError in the ``with`` block into CannotWriteError. ``what`` names the action in its message."""
     try:
         yield
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Runs all commands of verbs, on this machine and, through remote.py, on others.
+"""Runs the commands of all verbs: on this machine and, through remote.py, on others.
 
-Except in tty mode, each process has its own session, so that the terminal's Ctrl-C only reaches ddpctl, which decides
-what it means. This module knows nothing about targets: it takes ``Command`` values and returns ``Output`` values.
+Except in tty mode, each process has its own session, so that Ctrl-C on the terminal only reaches ddpctl, which decides
+what to do. This module does not depend on targets: it takes ``Command`` values and returns ``Output`` values.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ OnInterrupt = Callable[[KeyboardInterrupt], None]  # raises the exception that i
 
 
 def end_with_parent() -> Callable[[], None]:
-    """Return what a child must call first to get SIGKILL when this process ends. Works only on Linux."""
+    """Return a function that a child calls first, so that it gets SIGKILL when this process ends. Linux only."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -48,9 +48,9 @@ def end_with_parent() -> Callable[[], None]:
 
 
 class Executor:
-    """Runs the commands of verbs, and holds the lifeline of the processes that must end with this one.
+    """Runs the commands of verbs, and holds the lifeline, a pipe whose closing ends processes that must end with us.
 
-    ``has_stdin``: whether commands may read from this process' stdin.
+    ``has_stdin``: whether commands may read from this process's stdin.
     """
 
     def __init__(self, environ: Mapping[str, str], *, has_stdin: bool = True) -> None:
@@ -68,10 +68,11 @@ class Executor:
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start")
 
     def perform(self, verb: Verb[T], on_interrupt: OnInterrupt | None = None) -> T:
-        """Run a target's verb to its end.
+        """Run a verb of a target to its end, and return its result.
 
-        ``on_interrupt`` is called for each Ctrl-C during a streamed command, which continues. Without ``on_interrupt``,
-        or during other commands, Ctrl-C raises KeyboardInterrupt as usual, and the commands are killed.
+        During a streamed command, each Ctrl-C calls ``on_interrupt``, and the command continues. Without
+        ``on_interrupt``, or during other commands, Ctrl-C raises KeyboardInterrupt as usual, and the commands are
+        killed.
         """
         try:
             commands = next(verb)
@@ -84,7 +85,7 @@ class Executor:
             self._remote.release()
 
     def dry_run(self, verb: Verb[T], out: TextIO) -> T:
-        """Print every command of a verb instead of running it, but run those that change nothing (``probe``)."""
+        """Print the commands of a verb instead of running them, but run those that change nothing (``probe``)."""
         try:
             commands = next(verb)
             while True:
@@ -104,12 +105,12 @@ class Executor:
             return result
 
     def filter_stdout(self, keep: Callable[[bytes], bytes]) -> None:
-        """From now on, pass output that is streamed to stdout through ``keep``."""
+        """From now on, pass the output that is streamed to stdout through ``keep``."""
         self._filter = self._remote.keep = keep
 
     @contextmanager
     def sorted_stdout(self) -> Iterator[None]:
-        """Within the block, sort the lines that are streamed to stdout by their first word, in 64 MB of memory."""
+        """In the ``with`` block, sort the lines that are streamed to stdout by their first word, in 64 MB of memory."""
         argv, keep = ("env", "LC_ALL=C", "sort", "-s", "-k1,1", "-S64M"), self._filter or bytes
         with suppress(BrokenPipeError), subprocess.Popen(argv, stdin=subprocess.PIPE) as sort:
             self.filter_stdout(lambda data: (b"", sort.stdin.write(keep(data)))[0])  # type: ignore[union-attr]
@@ -118,7 +119,7 @@ class Executor:
             raise CannotWriteError("")  # sort has already reported it
 
     def another(self) -> "Executor":
-        """Return an executor for another thread, with the same environment and no stdin."""
+        """Return an executor for another thread. It has the same environment and no stdin."""
         return Executor(self._environ, has_stdin=False)
 
     def close(self) -> None:
@@ -135,7 +136,7 @@ class Executor:
         self._started.clear()
 
     def reap(self) -> None:
-        """Forget the background processes that have ended. Needed if one ddpctl process launches many runs."""
+        """Reap the background processes that have ended. This is needed if one ddpctl process launches many runs."""
         for pid in tuple(self._started):
             with suppress(OSError):
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):
@@ -167,7 +168,7 @@ class Executor:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _side_by_side(self, commands: tuple[Command, ...], on_interrupt: OnInterrupt | None) -> tuple[Output, ...]:
-        """Run commands in parallel, some on other machines. Ctrl-C reaches this thread, which waits for all of them."""
+        """Run commands in parallel, some on other machines. This thread waits for all of them and receives Ctrl-C."""
         streams = sum(command.mode == "stream" for command in commands)
         if any(command.host for command in commands):
             self._remote.prepare(streams)
@@ -197,7 +198,7 @@ class Executor:
             display.close()
 
     def _move(self, command: Command, transfer: Transfer, display: Display, number: int) -> Output:
-        """Run a command that moves files, through OpenSSH's own client if the other end is another machine."""
+        """Run a command that transfers files. If the other end is another machine, use OpenSSH's own client."""
         argv, env = command.argv, {**command.env}
         if command.host:
             argv = (*self._remote.openssh(command.host), "--", command.host.address, process_line(command))
@@ -262,7 +263,7 @@ class Executor:
 
     @contextmanager
     def _child(self, command: Command, **streams: Any) -> Iterator[subprocess.Popen[Any]]:
-        """Start a process in its own session and wait for it after the block. An exception in the block kills it."""
+        """Start a process in its own session, and wait for it after the block. An exception in the block kills it."""
 
         def begin() -> subprocess.Popen[Any]:
             return subprocess.Popen(
@@ -380,7 +381,7 @@ def _children() -> list[int]:
 
 
 def _kill_orphans(children: list[int]) -> None:
-    """Kill the children of this process that are not in ``children``, and their children, which then become ours."""
+    """Kill the children of this process that are not in ``children``, and their children, which this process adopts."""
     while orphans := [pid for pid in _children() if pid not in children]:
         for pid in orphans:
             with suppress(OSError):
@@ -390,7 +391,7 @@ def _kill_orphans(children: list[int]) -> None:
 
 
 def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
-    """Pass a Ctrl-C to ``on_interrupt``, and also each Ctrl-C that arrives while the last one is being handled."""
+    """Call ``on_interrupt`` for a Ctrl-C, and again for each Ctrl-C that arrives while it runs."""
     while True:
         try:
             return on_interrupt(error)
@@ -401,7 +402,7 @@ def _undisturbed(on_interrupt: OnInterrupt, error: KeyboardInterrupt) -> None:
 
 
 def _reads() -> bool:
-    """Whether this process may read its stdin: not if stdin is a terminal and this process is in the background."""
+    """Return whether this process may read its stdin: not if it is in the background of the terminal stdin."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:  # stdin is no terminal, or not the one that controls this session

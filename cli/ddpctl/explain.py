@@ -1,7 +1,8 @@
-"""Explains why a run hangs, is slow or has failed: one sentence with its evidence, from all ranks' reports. Pure.
+"""Explains why a run hangs, is slow or has failed: one sentence with its evidence, from the reports of all ranks. Pure.
 
 The most certain evidence comes first: the outcome, the state of the processes, the collectives that the ranks have
-entered according to torch's flight recorder, then where their Python code is. Unknown facts are named as unknown.
+entered according to torch's flight recorder, and finally where their Python code is. What is unknown is reported as
+unknown.
 """
 
 import itertools
@@ -65,9 +66,9 @@ WAITS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One explanation. ``rank``: the rank that is named, or None.
+    """An explanation. ``rank`` is the rank that it names, or None.
 
-    ``fault``: False if nothing is wrong, or if the ranks have not waited long enough to be sure of a hang.
+    ``fault`` is False if nothing is wrong, or if the ranks have not waited long enough to be sure of a hang.
     """
 
     cause: Cause
@@ -94,14 +95,14 @@ class Collective:
 
     @property
     def name(self) -> str:
-        """Its name in a sentence: ``all_reduce #8 of the default group``."""
+        """The name of the collective in a sentence: ``all_reduce #8 of the default group``."""
         group = "the default group" if self.group == DEFAULT_GROUP else f"group {self.group}"
         named = f" ({self.desc})" if self.group != DEFAULT_GROUP and self.desc not in ("", "undefined") else ""
         return one_line(f"{self.op} #{self.seq} of {group}{named}")
 
     @property
     def shape(self) -> str:
-        """The types and sizes of its inputs."""
+        """The types and sizes of the collective's inputs."""
         return one_line(f"{self.dtypes} {self.sizes}") if self.sizes else "no tensor"
 
 
@@ -110,7 +111,7 @@ Frame = tuple[str, int, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RankView:
-    """What is known about a rank. ``states`` and ``stacks``: one per sample; a stack's innermost frame is first."""
+    """What is known about a rank. ``states`` and ``stacks`` have one entry per sample, innermost frame first."""
 
     rank: int
     node: int
@@ -138,7 +139,7 @@ class RankView:
         return min((one for one in self.collectives.values() if not one.done), key=lambda one: one.at, default=None)
 
     def is_before(self, one: Collective) -> bool:
-        """Whether the rank is known not to have entered a collective, or has ended without a record of it."""
+        """Return whether the rank is known not to have entered a collective, or has ended without a record of it."""
         last = max((seq for group, seq in self.collectives if group == one.group), default=0)
         return last < one.seq and (not self.unknown or not self.state)
 
@@ -151,7 +152,7 @@ class RankView:
 
     @property
     def pace_s(self) -> float:
-        """The longest of the rank's recent times between two collectives, except the last one, in seconds."""
+        """The longest recent time of the rank between two collectives, in seconds, without the last one."""
         times = sorted(one.at for one in self.collectives.values())
         gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
         return max(gaps[-20:-1] or [0.0])
@@ -204,7 +205,7 @@ class RankView:
         return kernel_wait(self.states[-1], busy=self.busy)
 
     def _worker(self) -> str:
-        """Describe the first data loader worker that is stopped, or that is in the user's code."""
+        """Describe the first data loader worker that is stopped, or that runs the user's code."""
         for stack, state in self.workers:
             if state.get("state") == "T":
                 return "is stopped (SIGSTOP)"
@@ -215,7 +216,7 @@ class RankView:
 
 
 def has_file(stack: Sequence[Frame], path: str) -> bool:
-    """Whether a frame of the stack is in a file whose path ends with ``path``."""
+    """Return whether a frame of the stack is in a file whose path ends with ``path``."""
     return any(file.endswith(path) for file, _, _ in stack)
 
 
@@ -270,7 +271,8 @@ def explain_outcome(
 ) -> Explanation:
     """Explain how a run has ended.
 
-    ``kept``: what the ranks did before they were killed because of a hang; ``log``: the end of the failed rank's log.
+    ``kept`` is what the ranks did before they were killed because of a hang. ``log`` is the end of the failed rank's
+    log.
     """
     if outcome.cause == "hang" and kept:
         found = explain_ranks(kept, world_size)
@@ -319,16 +321,16 @@ LOST_PEER = re.compile(r"Connection (reset|closed) by peer|Connection closed by 
 
 
 def _ended_before(events: Sequence[Event], outcome: Outcome) -> Event | None:
-    """Return the first event of a rank that ended with 0 before the failed rank, in the same attempt, or None."""
+    """Return the first event of a rank that exited with 0 before the failed rank, in the same attempt, or None."""
     exits = [one for one in events if one.event == "rank_exited" and one.attempt == outcome.attempt]
     failed_at = next((one.time for one in exits if one.rank == outcome.rank), 0.0)
     return next((one for one in exits if one.facts.get("status") == 0 and one.time < failed_at), None)
 
 
 def last_error(log: str) -> str:
-    """Return the last traceback of a log and those that it is chained to, or the last line if there is no traceback.
+    """Return the last traceback in a log, with those that it is chained to, or the last line if there is no traceback.
 
-    Earlier tracebacks were caught, so they are not the cause.
+    Earlier tracebacks are from exceptions that were caught, so they are not the cause.
     """
     text = re.sub(r"(?m)^\[rank\d+\]: ?", "", log)
     *earlier, last = text.split(HEADER)
@@ -378,8 +380,8 @@ def _about(view: RankView, cause: Cause, sentence: str, *, fault: bool = True) -
 def _waiting(ranks: Sequence[RankView]) -> list[tuple[RankView, Collective, float]]:
     """Return the ranks that wait longer than usual, each with its collective and its waiting time in seconds.
 
-    Skips ``all_`` collectives that any rank has completed: all ranks must have entered them. A rank may only seem to
-    wait, as the ranks are not sampled at the same time.
+    ``all_`` collectives that some rank has completed are skipped, because then all ranks have entered them. The ranks
+    are not sampled at the same time, so a rank may only seem to wait.
     """
     entered = {key for view in ranks for key, one in view.collectives.items() if one.done and one.op.startswith("all_")}
     waits = ((view, view.waits_in) for view in ranks)

@@ -1,8 +1,9 @@
-"""Copies a container image to hosts without a registry (``ddpctl image ship``): ask, pack, send, check, load.
+"""Copies a container image to hosts without a registry (``ddpctl image ship``): survey, pack, send, check, load.
 
 The output of `docker save` is split into blobs here and put together again on the host. A blob is a compressed layer or
-the image's configuration. Its name is the SHA-256 of its content, so a host keeps its blobs, and none is sent twice. A
-host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served in parallel; if one fails, the others continue.
+the image's configuration. Its name is the SHA-256 of its content. A host keeps its blobs, so that no blob is sent
+twice. A host needs sh, tar, sha256sum, and zstd or gzip. All hosts are served in parallel; if one fails, the others
+continue.
 """
 
 import json
@@ -76,7 +77,7 @@ SILENT = "it failed without a message"
 
 @dataclass(frozen=True, kw_only=True)
 class Blob:
-    """One file of an image that is transferred."""
+    """One file that is transferred as a part of an image."""
 
     digest: str  # SHA-256 of the uncompressed content, in hexadecimal
     name: str  # on both sides: DIGEST.tar.zst, DIGEST.tar.gz or DIGEST.json
@@ -95,12 +96,12 @@ class Survey:
     files: Mapping[str, int] = field(default_factory=dict)  # the files in its cache: name → bytes
 
     def blob_of(self, digest: str) -> str | None:
-        """Return the name of the layer's file on the host, with any compression, or None if the host lacks it."""
+        """Return the name of the layer's file on the host, with any compression, or None if it lacks the layer."""
         return next((name for codec in _COMPRESS if (name := f"{digest}.tar.{codec}") in self.files), None)
 
 
 def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
-    """Return the image on this machine. Raises UnavailableError."""
+    """Return the description of the image on this machine. Raises UnavailableError."""
     (done,) = yield (Command(argv=inspect_line(engine, reference), probe=True),)
     if done.returncode:
         reason = done.last_line(SILENT)
@@ -111,7 +112,7 @@ def inspect_image(engine: Engine, reference: str) -> Verb[Image]:
 
 
 def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Verb[tuple[Survey, ...]]:
-    """Ask all hosts in parallel what they have."""
+    """Find out in parallel what all hosts already have."""
     outputs = yield tuple(
         command
         for host in hosts
@@ -133,7 +134,7 @@ def survey_hosts(engine: Engine, reference: str, hosts: tuple[Host, ...]) -> Ver
 
 
 def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
-    """Choose the compression: zstd if this machine and all hosts have it, else gzip."""
+    """Choose the compression: zstd if this machine and all hosts have it, otherwise gzip."""
     (here,) = yield (Command(argv=("zstd", "--version"), probe=True),)
     return "zst" if here.returncode == 0 and all(one.has_zstd for one in surveys) else "gz"
 
@@ -141,7 +142,7 @@ def choose_codec(surveys: tuple[Survey, ...]) -> Verb[Codec]:
 def pack(
     engine: Engine, image: Image, missing: frozenset[str], codec: Codec, folder: str, scratch: str
 ) -> Verb[tuple[Blob, tuple[Blob, ...]]]:
-    """Write the configuration, and these layers compressed, into a local folder; return them as blobs.
+    """Write the configuration and the compressed ``missing`` layers into a local folder; return them as blobs.
 
     ``scratch`` is a temporary folder on the same disk for the uncompressed image. Raises UnavailableError, DdpctlError.
     """
@@ -173,7 +174,7 @@ def pack(
 
 
 def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return the archive members with the configuration and the layers, for any engine. Raises DdpctlError."""
+    """Return which members of the archive are the configuration and the layers, for any engine. Raises DdpctlError."""
     try:
         (manifest,) = json.loads(text)
         return manifest["Config"], tuple(manifest["Layers"])
@@ -182,7 +183,7 @@ def read_manifest(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def send(host: Host, blob: Blob, start: int) -> Verb[int]:
-    """Send a part of a blob, and return how many bytes of it the host then has. Raises UnavailableError."""
+    """Send a blob from byte ``start`` on; return how many bytes of it the host then has. Raises UnavailableError."""
     length = min(PART_BYTES, blob.size - start)
     part = FilePart(path=blob.path, start=start, length=length)
     argv = ("sh", "-c", _RECEIVE, "sh", blob.name, str(start))
@@ -193,7 +194,7 @@ def send(host: Host, blob: Blob, start: int) -> Verb[int]:
 
 
 def check(host: Host, blob: Blob) -> Verb[None]:
-    """Let the host check that it received a blob's content correctly. Raises UnavailableError."""
+    """Make the host verify the content of a blob that it received. Raises UnavailableError."""
     argv = ("sh", "-c", _CHECK, "sh", blob.name, blob.digest)
     (done,) = yield (Command(argv=argv, host=host, timeout_s=LONG_S),)
     if done.returncode:
@@ -216,7 +217,7 @@ def load(engine: Engine, host: Host, image: Image, config: Blob, names: tuple[st
 
 
 def digest_hex(digest: str) -> str:
-    """Return ``sha256:0123...`` without its algorithm."""
+    """Return the hexadecimal digits of a digest such as ``sha256:0123...``."""
     return digest.removeprefix("sha256:")
 
 
@@ -234,7 +235,7 @@ class Delivery:
 
 @dataclass(frozen=True, kw_only=True)
 class Shipper:
-    """Ships one image from this machine."""
+    """Ships one image from this machine to hosts."""
 
     executor: Executor
     emit: Callable[[str], None]
@@ -242,7 +243,7 @@ class Shipper:
     folder: Path  # where blobs are packed; kept, so that they need not be packed again next time
 
     def ship(self, reference: str, hosts: tuple[Host, ...]) -> tuple[Delivery, ...]:
-        """Copy an image to all hosts, and send each host only the layers that it lacks. Raises UnavailableError."""
+        """Copy an image to all hosts, sending each host only the layers that it lacks. Raises UnavailableError."""
         image = self.executor.perform(inspect_image(self.engine, reference))
         self.emit(f"{reference}: {human_size(image.size)} in {counted(len(image.layers), 'layer')}")
         surveys = self.executor.perform(survey_hosts(self.engine, reference, hosts))
@@ -314,7 +315,7 @@ class Shipper:
         return Delivery(host=str(host), sent=sent)
 
     def _send(self, survey: Survey, blob: Blob, prefix: str, left: int) -> int:
-        """Send one blob, continuing an interrupted transfer, and return the number of bytes sent."""
+        """Send one blob, or the rest of it after an interruption, and return the number of bytes sent."""
         if blob.name in survey.files:
             return 0
         there = survey.files.get(f"{blob.name}.part", 0)

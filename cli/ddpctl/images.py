@@ -1,6 +1,6 @@
 """Container images as values: what Docker and podman report about them, and the commands that query them. Pure.
 
-Knows no hosts and no targets: ``image_transfer`` copies images to other machines, and the targets run them.
+This module uses neither hosts nor targets: ``image_transfer`` copies images to other machines, and targets run them.
 """
 
 import json
@@ -19,7 +19,7 @@ _VERSIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """The image that an engine has under a reference."""
+    """An image, as the engine reports it for a reference."""
 
     reference: str  # as it was requested
     id: str  # sha256:... of its configuration: the same wherever the same image was built, pulled or loaded
@@ -60,7 +60,7 @@ def read_inspect(reference: str, stdout: str) -> Image:
 
 
 def digest_of(reference: str) -> str | None:
-    """Return the digest that a reference pins, or None: a tag alone may mean another image tomorrow."""
+    """Return the digest that a reference pins, or None for a tag, which may later mean another image."""
     _, at, digest = reference.partition("@")
     return digest if at else None
 
@@ -68,8 +68,9 @@ def digest_of(reference: str) -> str | None:
 def difference(wanted: Image, found: Image) -> str:
     """Return why ``found`` is not ``wanted``, with both digests, or an empty string if they are the same image.
 
-    They are the same if their configuration IDs are equal, or if they share a registry digest: a registry may store one
-    image under another manifest, and an engine with containerd's store shows a manifest's digest as the ID.
+    They are the same if they have the same configuration ID or share a registry digest. Both are compared because a
+    registry may store one image under another manifest, and an engine with containerd's store uses a manifest's digest
+    as the ID.
     """
     digests = {digest_of(one) for one in wanted.digests} & {digest_of(one) for one in found.digests}
     if wanted.id == found.id or digests:
@@ -78,14 +79,14 @@ def difference(wanted: Image, found: Image) -> str:
 
 
 def pin(image: Image) -> str:
-    """Return the permanent name of an image: its digest in a registry, or else its ID."""
+    """Return a permanent name of the image: its digest in a registry, or else its ID."""
     return next((digest for one in image.digests if (digest := digest_of(one))), image.id)
 
 
 def build_line(
     engine: Engine, *, tag: str, dockerfile: str, context: str, build_args: tuple[str, ...] = ()
 ) -> tuple[str, ...]:
-    """The command that builds an image."""
+    """Return the command that builds an image."""
     options = [word for pair in build_args for word in ("--build-arg", pair)]
     return (engine, "build", "--file", dockerfile, "--tag", tag, *options, context)
 
@@ -97,7 +98,7 @@ def versions_line(engine: Engine, reference: str) -> tuple[str, ...]:
 
 
 def human_size(size: int) -> str:
-    """Return a size such as ``1.2 GB``, in powers of ten, as registries and engines count."""
+    """Return a size such as ``1.2 GB`` in powers of ten, as registries and engines do."""
     for unit, factor in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -1,6 +1,6 @@
-"""Handles Ctrl-C, SIGTERM and SIGHUP: they raise an exception in a verb, and otherwise end ddpctl without a message.
+"""Handles Ctrl-C, SIGTERM and SIGHUP: they raise an exception while a subcommand runs, else end ddpctl silently.
 
-Imports almost nothing, so that the handler is set before slow imports.
+This module imports almost nothing, so that the handlers are installed before slow imports.
 """
 
 import os
@@ -12,7 +12,7 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP, handled in the same way as Ctrl-C. Raised once; later signals are ignored."""
+    """SIGTERM or SIGHUP was received; it is handled like Ctrl-C. Raised once; later signals are ignored."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def exit_silently() -> None:
-    """From now on, let Ctrl-C, SIGTERM and SIGHUP end the process at once, unless its parent made it ignore them."""
+    """From now on, end the process at once on Ctrl-C, SIGTERM and SIGHUP, unless its parent made it ignore them."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _exit)
     for number in _ENDS:
@@ -29,7 +29,7 @@ def exit_silently() -> None:
 
 
 def raise_in_verb() -> None:
-    """From now on, let Ctrl-C, SIGTERM and SIGHUP raise exceptions, so that a verb can report what it leaves."""
+    """From now on, raise exceptions on Ctrl-C, SIGTERM and SIGHUP, so that a subcommand can report what it leaves."""
     if signal.getsignal(signal.SIGINT) is _exit:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in _ENDS:
@@ -38,7 +38,7 @@ def raise_in_verb() -> None:
 
 
 def code_of(error: KeyboardInterrupt) -> int:
-    """Return the exit code of a verb that this exception has ended."""
+    """Return the exit code of a subcommand that this exception has ended."""
     return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
 
 

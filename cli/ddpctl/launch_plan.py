@@ -1,6 +1,6 @@
-"""Turns a job into the environment and the arguments of each node's ddprun. Pure; knows no target.
+"""Turns a job into the environment and the arguments of each node's ddprun. Pure and independent of targets.
 
-``contract`` returns the variables of ``ddpwire.names``; the target supplies address and port.
+``contract`` returns the variables of ``ddpwire.names``; the target supplies the address and the port.
 """
 
 import shlex
@@ -18,7 +18,7 @@ TRAINER = ("-m", "ddptrain")
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One run of a job: everything that is known before any machine is contacted."""
+    """The plan of one run: everything that is known before any machine is contacted."""
 
     run: str  # the run's name
     job: JobSpec
@@ -31,7 +31,7 @@ class Plan:
 
     @property
     def identity(self) -> dict[str, str]:
-        """The variables of ``ddpwire.names`` that identify the run to a node, in addition to its name."""
+        """The variables of ``ddpwire.names`` that identify the run to a node, in addition to the run's name."""
         return {names.RUN_UID: self.uid, names.USER: self.user} if self.uid else {}
 
     @property
@@ -43,8 +43,8 @@ class Plan:
 def program(command: tuple[str, ...]) -> tuple[str, ...]:
     """Return what ddprun runs: ``script args`` or ``-m module args``.
 
-    An empty command, or one that begins with an option, runs our own trainer. A leading ``python`` is dropped, since a
-    rank is a Python process anyway.
+    An empty command, or one that begins with an option, runs ddptrain. A leading ``python`` is dropped, because a rank
+    is a Python process anyway.
     """
     if command and command[0] in ("python", "python3"):
         command = command[1:]
@@ -64,13 +64,13 @@ def script_of(command: tuple[str, ...]) -> str | None:
 
 
 def package_of(command: tuple[str, ...]) -> str | None:
-    """Return the package or module that must exist for the ranks to start, or None for a script or our own trainer."""
+    """Return the package or module that must exist for the ranks to start, or None for a script or ddptrain."""
     words = program(command)
     return words[1].partition(".")[0] if words[0] == "-m" and len(words) > 1 and words[:2] != TRAINER else None
 
 
 def title(job: JobSpec) -> str:
-    """Describe a run in half a line: ``2 nodes x 4 ranks of train.py``."""
+    """Describe a run in a phrase: ``2 nodes x 4 ranks of train.py``."""
     words = program(job.command)
     what = words[1] if words[0] == "-m" else words[0]
     return f"{counted(job.nodes, 'node')} x {counted(job.local_world_size, 'rank')} of {one_line(what)}"
@@ -82,7 +82,7 @@ def counted(number: int | str, noun: str) -> str:
 
 
 def unused_gpus(job: JobSpec) -> str:
-    """Return a line if our own trainer leaves GPUs unused; empty if it uses all, or for another script."""
+    """Return a line if ddptrain leaves GPUs unused; empty if it uses all GPUs, or for another program."""
     if job.device == "cpu" or job.local_world_size == job.gpus or program(job.command)[:2] != TRAINER:
         return ""
     used = f"{job.local_world_size} of the {job.gpus} GPUs of a node"
@@ -96,7 +96,7 @@ def command_line(job: JobSpec) -> str:
 
 
 def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
-    """Return the variables of a node: its position, and the run's own variables. ``ddprun_args`` repeats none."""
+    """Return the variables of a node: its place in the run, and the run's own. ``ddprun_args`` repeats none."""
     return {
         names.NNODES: plan.job.nodes,
         names.NPROC_PER_NODE: str(plan.job.local_world_size),
@@ -114,7 +114,7 @@ def contract(plan: Plan, *, node: int, addr: str, port: str) -> dict[str, str]:
 def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
     """Return the arguments of a node's ddprun: its options, then the program.
 
-    ``deadline``: whether ddprun keeps the time limit itself, from its own start; False if a scheduler signals it.
+    ``deadline``: whether ddprun enforces the time limit, counted from its own start; False if a scheduler does so.
     """
     job = plan.job
     options = ["--grace", f"{job.grace:g}"]
@@ -130,21 +130,22 @@ def ddprun_args(plan: Plan, *, deadline: bool = True) -> tuple[str, ...]:
 
 
 def find_script(plan: Plan) -> Verb[None]:
-    """Look for the script in the project's folder on this machine. Raises NoInputError if it is missing."""
+    """Check that the script is in the project's folder on this machine. Raises NoInputError if it is missing."""
     if commands := look_for_script(plan):
         check_script(plan, *(yield commands))
 
 
 def look_for_script(plan: Plan, host: Host | None = None) -> tuple[Command, ...]:
-    """Return the command that looks for the script in the project's folder; none for a module."""
+    """Return the command that checks whether the script is in the project's folder; none for a module."""
     script = script_of(plan.job.command)
     return (Command(argv=("test", "-f", script), cwd=plan.cwd, host=host, probe=True),) if script else ()
 
 
 def check_script(plan: Plan, *outputs: Output, host: Host | None = None) -> None:
-    """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) finds that the script is missing.
+    """Check the outputs of ``look_for_script``. Raises NoInputError if test(1) reports that the script is missing.
 
-    Exit codes other than 1 give no answer (no test(1), a timeout, no connection), so the launch is not refused.
+    With exit codes other than 1, it is unknown whether the script exists (no test(1), a timeout, no connection), so the
+    launch is not refused.
     """
     if any(output.returncode == 1 for output in outputs):
         where = f"{plan.cwd} of {host}" if host else plan.cwd

@@ -1,4 +1,4 @@
-"""Launches, follows, stops and pulls runs: the steps of each verb, with targets, executor and run store."""
+"""Launches, follows, stops and pulls runs: the steps of each subcommand, with targets, executor and run store."""
 
 import fcntl
 import getpass
@@ -55,7 +55,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class AppContext:
-    """What every verb needs."""
+    """What every subcommand needs: the executor, the folder of the runs, and a way to print."""
 
     executor: Executor
     root: Path  # the folder of the runs
@@ -90,7 +90,7 @@ def _emit(line: str) -> None:
 
 
 def find(context: AppContext, name: str | None, *, task: int | None = None) -> Run:
-    """Find a run by its name or, if ``name`` has a slash, by its folder. ``task``: one training of an array."""
+    """Find a run by its name or, if ``name`` has a slash, by its folder. ``task`` selects one training of an array."""
     run = (
         run_folders.load(Path(name).absolute(), kind=_kind_by_hand())
         if name and "/" in name
@@ -119,7 +119,7 @@ def _kind_by_hand() -> str:
 
 
 def plan_of(request: Request, run: str, folder: Path, *, uid: str = "") -> Plan:
-    """Return the plan for one run. ``uid``: empty if the run is not started, and only its spec is rendered."""
+    """Return the plan for one run. ``uid`` is empty if the run is not started and only its spec is rendered."""
     old = _goes_on_from(request)
     checkpoint_dir = old.checkpoint_dir if old else str(folder / CHECKPOINTS)
     return Plan(
@@ -141,12 +141,12 @@ def _user() -> str:
 
 
 def _goes_on_from(request: Request) -> Run | None:
-    """Return the run whose checkpoints are used, or None for a new run, or if the old run never started."""
+    """Return the run whose checkpoints are used, or None for a new run or if the old run never started."""
     return request.resumes if request.resumes and request.resumes.handle else None
 
 
 def check_alone(context: AppContext, old: Run) -> None:
-    """Check that no run uses the checkpoints of a run to be resumed. Raises UsageError or UnavailableError."""
+    """Check that no other run uses the checkpoints of a run to be resumed. Raises UsageError or UnavailableError."""
     sharing = tuple(run for run in run_store.load_all(context.root) if run.checkpoint_dir == old.checkpoint_dir)
     for state in status(context, sharing):
         if state.state == "unknown" and state.run == old.name:
@@ -158,7 +158,7 @@ def check_alone(context: AppContext, old: Run) -> None:
 
 
 def dry_run(context: AppContext, request: Request) -> None:
-    """Print what a launch would run, without changing anything."""
+    """Print what a launch would run, but change nothing."""
     name = _name(context, request)
     run_store.check_free(context.root, name)
     plan = plan_of(request, name, context.root / name, uid="<uid>")
@@ -169,7 +169,7 @@ def dry_run(context: AppContext, request: Request) -> None:
 
 
 def start(context: AppContext, request: Request, *, attached: bool) -> Run:
-    """Start a run and keep its record. A launch that fails or is interrupted is undone as far as possible."""
+    """Start a run and save its record. A launch that fails or is interrupted is undone as far as possible."""
     options = context.executor.perform(targets.make(request.kind, request.options).resolve())
     target = targets.make(request.kind, options)
     name = _name(context, request)
@@ -236,7 +236,7 @@ def _name(context: AppContext, request: Request) -> str:
 def follow(context: AppContext, run: Run, *, tail: int | None = None, launched: bool = False) -> tuple[RunStatus, int]:
     """Print a run's logs until it ends; return how it ended, and ddpctl's exit code.
 
-    ``tail``: how many earlier lines to print. The status has no message if the log contains it.
+    ``tail`` is how many earlier lines to print. The returned status has no message if the log already contains it.
 
     The first Ctrl-C sends SIGINT to the ranks, the second kills them; the exit code is then that of an interruption. If
     this ddpctl has ``launched`` the run, SIGTERM stops it as well, and so does SIGHUP if the run would end with ddpctl.
@@ -288,7 +288,7 @@ def _ended(context: AppContext, run: Run, stopper: "Stopper") -> tuple[RunStatus
 
 
 def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus:
-    """Wait until the run has ended. This takes a moment, or long if its log could not be printed to the end."""
+    """Wait until the run has ended: briefly, or for long if its log could not be printed to the end."""
     if (state := status(context, (run,))[0]).alive:
         time.sleep(SILENT_S)
     state = _wait_until_ended(context, run, SETTLE_S) if not state.alive else status(context, (run,))[0]
@@ -306,8 +306,8 @@ def _see_the_end(context: AppContext, run: Run, stopper: "Stopper") -> RunStatus
 class Stopper:
     """Handles Ctrl-C for an attached run: the first one makes the run save and stop, the second one kills it.
 
-    ``first``: the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on``: other signals
-    to ddpctl that stop the run as well; any further signal is raised.
+    ``first`` is the signal for the first Ctrl-C; TERM is sent if the target cannot send INT. ``ends_on`` has other
+    signals to ddpctl that stop the run as well. Any further signal is raised.
     """
 
     def __init__(
@@ -318,11 +318,11 @@ class Stopper:
         self.code = int(Exit.INTERRUPTED)
 
     def handles(self, error: KeyboardInterrupt) -> bool:
-        """Whether this interruption stops the run."""
+        """Return whether this interruption stops the run."""
         return not isinstance(error, interrupts.Terminated) or error.number in self._ends_on
 
     def __call__(self, error: KeyboardInterrupt | None = None) -> None:
-        """Handle one Ctrl-C or one signal."""
+        """Handle one Ctrl-C or one other signal."""
         asked: StopSignal = self._first
         by, again = "you (Ctrl-C)", "Ctrl-C again kills them"
         if isinstance(error, interrupts.Terminated):
@@ -350,7 +350,7 @@ class Stopper:
 
 
 def stop(context: AppContext, run: Run, *, kill: bool) -> RunStatus:
-    """Let a run save and stop, kill it after its grace period, and check that nothing of it is left."""
+    """Make a run save and stop, kill it after its grace period, and check that nothing of it is left."""
     if (launch := run_store.unfinished_launch(run)) and launch.going and (end := _stop_launch(run, launch)):
         return end
     target = target_of(run)
@@ -392,7 +392,7 @@ def _stop_launch(run: Run, launch: Launch) -> RunStatus | None:
 
 
 def clear(context: AppContext, run: Run) -> None:
-    """Remove what a run that has ended has left where it ran."""
+    """Remove what a run that has ended left on the machines where it ran."""
     context.executor.perform(target_of(run).keep(run))
     if not context.executor.perform(target_of(run).stop(run, signal="KILL")):
         raise DdpctlError(f"run '{run.name}' was not removed completely: see ddpctl status {run.name}")
@@ -411,17 +411,17 @@ def _wait_until_ended(context: AppContext, run: Run, limit_s: float) -> RunStatu
 
 
 def probe(context: AppContext, run: Run, asked: Probe) -> tuple[ProbeResult, ...]:
-    """Return what each node's endpoint and folder report; nothing if the run is not placed yet."""
+    """Return what each node's endpoint and folder report; nothing if the run has no machines yet."""
     return () if is_unplaced(run) else context.executor.perform(target_of(run).probe(run, asked))
 
 
 def is_unplaced(run: Run) -> bool:
-    """Whether the run's launch is unfinished and its target has not yet reported how to find the run."""
+    """Return whether the run's launch is unfinished and its target has not yet reported how to find the run."""
     return not run.handle and run_store.unfinished_launch(run) is not None
 
 
 def execute(context: AppContext, run: Run, *, node: int, argv: tuple[str, ...], tty: bool) -> int:
-    """Run a command where a node of the run is. Raises NoInputError if there is no such node."""
+    """Run a command in the place where a node of the run is. Raises NoInputError if there is no such node."""
     if not 0 <= node < run.job.max_nodes:
         raise NoInputError(f"--node {node}: the nodes of run '{run.name}' are 0 to {run.job.max_nodes - 1}")
     return context.executor.perform(target_of(run).execute(run, node=node, argv=argv, tty=tty))
@@ -456,7 +456,7 @@ def suspend(context: AppContext, run: Run, *, again: bool) -> None:
 
 
 def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]:
-    """Return the status of these runs, in the same order. Each target is asked once."""
+    """Return the status of each of these runs, in the same order. Each target is asked once."""
     found = {
         run.name: RunStatus(run=run.name, state="unknown", message=_strange(run))
         for run in asked
@@ -486,7 +486,7 @@ def status(context: AppContext, asked: tuple[Run, ...]) -> tuple[RunStatus, ...]
 
 
 def _as_asked(run: Run, state: RunStatus) -> RunStatus:
-    """Add to a status what is known only here: an unfinished launch, how the run ended, who stopped it."""
+    """Add to a status what is known only here: an unfinished launch, how the run ended, and who stopped it."""
     # No answer, or nothing left to ask.
     unsure = state.state == "unknown" or state.is_absent or (state.ended and state.outcome is None)
     if unsure and (end := run_store.known_end(run)):
@@ -532,7 +532,7 @@ def _strange(run: Run) -> str:
 
 
 def update_discovery(root: Path, runs: Iterable[tuple[Run, RunStatus]]) -> None:
-    """Update the files according to the status of the runs. A file that cannot be written is skipped."""
+    """Update the files of Prometheus' service discovery. A file that cannot be written is skipped."""
     folder = root / TARGETS
     present = tuple(folder.iterdir()) if folder.is_dir() else ()
     for run, status in runs:

@@ -17,10 +17,10 @@ from ddpwire.streams import open_closed
 
 
 class OneLineErrors(TyperGroup):
-    """A group of commands whose errors are one line on stderr and an exit code."""
+    """A group of subcommands whose errors are one line on stderr and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; turn an exception into a message for the user."""
+        """Run a subcommand; turn an exception into a message for the user."""
         try:
             interrupts.raise_in_verb()
             result = super().invoke(ctx)
@@ -103,12 +103,12 @@ app.command()(setup.version)
 
 
 def _let_go_of_stdout() -> None:
-    """Discard unwritten output, since Python would otherwise try again at exit and report an error."""
+    """Discard output that is not written yet: otherwise Python would try again at exit and report an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _meant(error: OSError) -> tuple[str, Exit]:
-    """Return the message for the user and the exit code."""
+    """Return the message for the user, and the exit code."""
     if error.filename:
         return f"{error.filename}: {error.strerror}", Exit.SOFTWARE
     try:
@@ -119,7 +119,7 @@ def _meant(error: OSError) -> tuple[str, Exit]:
 
 
 def main() -> None:
-    """Run the console script."""
+    """Run ddpctl."""
     open_closed()
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a name may contain any bytes
     try:

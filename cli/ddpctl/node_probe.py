@@ -1,7 +1,7 @@
-"""Reads metrics and files of a run's nodes, with a shell script that runs where their folders are. Pure.
+"""Reads metrics and files of a run's nodes with a shell script that runs where their folders are. Pure.
 
-The script needs a POSIX shell with coreutils. There, curl, wget or bash fetches the metrics, so that no port has to be
-open to this machine.
+The script needs a POSIX shell with coreutils. It fetches the metrics there, with curl, wget or bash, so that no port
+has to be open to this machine.
 """
 
 import re
@@ -20,7 +20,7 @@ _TIME, _METRICS, _FAILURE, _PLACED = "=time", "=metrics", "=failure", "=placed" 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What is requested from every node."""
+    """What is requested from each node."""
 
     metrics: bool = True
     files: tuple[str, ...] = ()  # names of files in the node's folder
@@ -58,9 +58,9 @@ fetch() {{
 
 
 def probe_script(probe: Probe, folders: Sequence[str], *, placed: str = "") -> str:
-    """Return the script. ``folders``: the nodes' folders, as shell words.
+    """Return the shell script. ``folders`` are the nodes' folders, as shell words.
 
-    ``placed``: a shell command that prints when the nodes got their places.
+    ``placed`` is a shell command that prints when the nodes got their machines.
     """
     lines = ["part() { printf '\\n\\036%s\\n' \"$1\"; }"]
     if probe.metrics:

@@ -1,9 +1,9 @@
 """Packs the installed ddpctl as a wheel and prints it as text, for machines without a network.
 
 This is a separate program (``python -m ddpctl.own_wheel``). The wheel declares no dependencies: on the other machine,
-they are already installed or cannot be. The same files always give the same bytes. LZMA compresses the complete wheel
-to 456 kB, while a wheel's own compression of each file results in 713 kB; a notebook may be 1 MB. In base85 the
-text is 25 % longer than the bytes, in base64 33 %.
+they are already installed or cannot be. The same files always give the same bytes. The wheel is compressed with LZMA as
+a whole (456 kB), because a wheel's own compression, file by file, results in 713 kB, and a notebook may have 1 MB. It
+is encoded in base85, which is 25 % longer than the bytes; base64 is 33 % longer.
 """
 
 import base64

@@ -1,6 +1,6 @@
-"""What a run's ranks did during some seconds: a trace for Perfetto, shares of the time, the slowest rank. Pure.
+"""What the ranks of a run did during some seconds: a trace for Perfetto, shares of the time, the slowest rank. Pure.
 
-All times are on node 0's clock. The shares are of the span in which all ranks were recorded.
+All times are on node 0's clock. The shares refer to the span in which all ranks were recorded.
 """
 
 import base64
@@ -34,7 +34,7 @@ Window = tuple[float, float]
 
 
 class Slice(NamedTuple):
-    """What a thread or a GPU stream did from ``begin`` to ``end``, in seconds since the epoch; ``kind``: kineto's."""
+    """What a thread or a GPU stream did from ``begin`` to ``end``, in seconds since the epoch. ``kind`` is kineto's."""
 
     thread: str
     begin: float
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RankProfile:
-    """What a rank did. ``samples``: where its main thread's Python code was, the innermost frame first."""
+    """What a rank did. ``samples`` are stacks of its main thread's Python code, the innermost frame first."""
 
     rank: int
     node: int
@@ -61,9 +61,9 @@ class RankProfile:
         return f"rank {self.rank} (node {self.node})"
 
     def activities(self, window: Window) -> list[tuple[float, str, bool]]:
-        """Return what the rank did from when on, and whether it communicated then; the last entry is the window's end.
+        """Return what the rank did at which time, and whether it communicated; the last entry is the window's end.
 
-        With a GPU its kernels count as compute, else the operators, except those that a data loader runs.
+        With a GPU, its kernels count as compute; otherwise the operators do, except those that a data loader runs.
         """
         on_gpu = any(one.kind in GPU_KINDS for one in self.slices)
         order = (*(("compute", "data") if on_gpu else ("data", "compute")), "exposed", *SAMPLED)
@@ -129,9 +129,9 @@ def _read_rank(found: Mapping[str, Any], node: int, offset_s: float) -> RankProf
 
 
 def summarise(profiles: Sequence[RankProfile]) -> dict[str, Any]:
-    """Return the common span's ``seconds``, ``shares`` of it per rank, the ``slowest`` rank or None, a ``sentence``.
+    """Return a dict with ``seconds`` (the common span), ``shares`` per rank, ``slowest`` (or None) and ``sentence``.
 
-    Exposed is the part of communication during which nothing else is done. Needs a recorded rank.
+    Exposed communication is the part during which nothing else is done. At least one rank must be recorded.
     """
     known = [one for one in profiles if not one.unknown]
     window = max(one.began for one in known), min(one.ended for one in known)
@@ -174,7 +174,7 @@ def _slowest(
 
 
 def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapping[str, float]]) -> list[str]:
-    """Return a line per rank."""
+    """Return a table with one line per rank."""
     rows = [("RANK", "NODE", *(what.upper() for what in SHARES))]
     for one in profiles:
         shares = all_shares.get(one.rank)
@@ -185,8 +185,8 @@ def summary_table(profiles: Sequence[RankProfile], all_shares: Mapping[int, Mapp
 def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) -> bytes:
     """Return a compressed trace in Chrome's format: ranks as processes, the run's events as instants.
 
-    Format: "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began. A node's events
-    are with its first rank.
+    The format is "Trace Event Format" (Google), a JSON object. Times are in µs since the first rank began. The events
+    of a node are shown with its first rank.
     """
     known = [one for one in profiles if not one.unknown]
     began, ended = min(one.began for one in known), max(one.ended for one in known)
@@ -213,9 +213,9 @@ def chrome_trace(profiles: Sequence[RankProfile], events: Sequence[Event] = ()) 
 
 
 def lanes(slices: Sequence[Slice]) -> Iterator[tuple[Slice, str]]:
-    """Yield each slice and the name of its thread. In each, slices are disjoint or nest.
+    """Yield each slice with the name of its lane. The slices of a lane are disjoint or nested.
 
-    A slice that overlaps another one of its thread, as an asynchronous call does, gets a thread of its own.
+    A slice that overlaps another one of its thread, as an asynchronous call does, gets its own lane.
     """
     ends: dict[str, list[float]] = defaultdict(list)
     for one in sorted(slices, key=lambda one: (one.begin, -one.end)):

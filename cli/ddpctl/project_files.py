@@ -1,7 +1,8 @@
-"""Selects the files of a project for other machines: what git tracks or would add, except files in ``.ddpignore``.
+"""Selects the files of a project to send: what git tracks or would add, except files listed in ``.ddpignore``.
 
-``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, environments
-and caches. ``python -m ddpctl.project_files`` reads the output of LIST on stdin, and prints the fields of a Project.
+``.ddpignore`` has the syntax of .gitignore. Outside a repository, all files are sent except hidden files, Python
+environments and caches. ``python -m ddpctl.project_files`` reads the output of LIST on stdin and prints the fields of a
+Project.
 """
 
 import json
@@ -37,12 +38,12 @@ git ls-files -z --others --ignored --directory --exclude-standard "$@"; end
 
 
 def file_state(size: int, modified: str, mode: int) -> str:
-    """Return what shows that a file has changed: its size, its time (``%.9Y`` of stat), and if it is executable."""
+    """Return a text that changes with a file: its size, modification time (``%.9Y`` of stat) and executable bit."""
     return f"{size} {modified} {bool(mode & stat.S_IXUSR)}"
 
 
 def look(names: str) -> dict[str, Any]:
-    """Return the fields of Project from the output of LIST."""
+    """Return the fields of a Project, given the output of LIST."""
     sections: list[list[str]] = [[]]
     for name in names.split("\0")[:-1]:
         if name == _SECTION:

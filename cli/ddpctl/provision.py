@@ -1,7 +1,7 @@
-"""Turns bare machines into nodes: makes an inventory from a configuration, and runs the playbooks in ansible/.
+"""Turns bare machines into nodes: writes an inventory from a configuration, and runs the playbooks in ansible/.
 
-Contains only values and verbs, and uses Ansible only through its command line. A machine that fails the first check
-(``--check``) is left unchanged; the others are set up.
+This module contains only values and verbs, and uses Ansible only through its command line. A machine that fails the
+first check (``--check``) is left unchanged; the others are set up.
 """
 
 import json
@@ -25,7 +25,7 @@ _HEAD = "# Written by ddpctl provision. To keep what you change: ddpctl provisio
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """What an inventory contains besides a target's hosts."""
+    """What an inventory contains in addition to a target's hosts."""
 
     login: str | None  # the user who sets the machines up; None: the user who trains
     keys: tuple[str, ...]  # public keys of the users who may train
@@ -35,7 +35,7 @@ class Site:
 
 @dataclass(frozen=True, kw_only=True)
 class PlaybookRun:
-    """One call of ``ddpctl provision``."""
+    """The settings of one call of ``ddpctl provision``."""
 
     ansible: str  # the program ansible-playbook
     folder: str  # the folder of the playbooks
@@ -49,14 +49,14 @@ class PlaybookRun:
 
 @dataclass(frozen=True, kw_only=True)
 class HostResult:
-    """The result of one machine."""
+    """The result for one machine."""
 
     changed: int  # number of tasks that changed something, or would change something
     failed: str  # why it failed; empty if it did not
 
 
 def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
-    """The inventory of a target's hosts. Raises ConfigError."""
+    """Return the Ansible inventory of a target's hosts. Raises ConfigError."""
     hosts = {host.address: _variables(host, site) for host in options.hosts}
     if len(hosts) < len(options.hosts):
         raise ConfigError("provision: two hosts have the same address: list each machine once")
@@ -82,7 +82,7 @@ def inventory(options: SshOptions, site: Site) -> dict[str, Any]:
 
 
 def _check_name(address: str) -> None:
-    """Check that Ansible takes the address for one machine. Raises ConfigError."""
+    """Check that Ansible would read the address as a single machine. Raises ConfigError."""
     if address in _TAKEN:
         raise ConfigError(
             f"provision: '{address}' is the name of an Ansible group and cannot name a host: use the machine's "
@@ -122,7 +122,7 @@ def inventory_text(options: SshOptions, site: Site) -> str:
 
 
 def playbook_line(run: PlaybookRun, *, check: bool, only: tuple[str, ...] = ()) -> Command:
-    """Return the command that runs the playbook. ``only``: limit it to these machines."""
+    """Return the command that runs the playbook. ``only`` limits it to these machines."""
     argv = [run.ansible, f"--inventory={run.inventory}", f"{run.folder}/{run.playbook}.yaml"]
     argv += ["--check"] if check else []
     argv += [f"--tags={','.join(run.tags)}"] if run.tags else []

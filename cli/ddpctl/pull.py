@@ -1,8 +1,8 @@
 """Fetches what a run has written (checkpoints, logs, weights), with a verb that any target can use.
 
 A target names the places, each with a shell and folders. Each place lists its files, and sends the missing files in one
-stream. A file is sent from where an earlier pull was cut off, and with its SHA-256. It gets its name here if
-its content has this checksum. The program ``python -m ddpctl.pull FOLDER`` reads and writes the files here.
+stream. A file is sent with its SHA-256, from the byte at which an earlier pull was interrupted. It gets its final name
+only if its content has this checksum. The program ``python -m ddpctl.pull FOLDER`` reads and writes the files here.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ send() {
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A place where files of a run are."""
+    """A place that has files of a run."""
 
     name: str  # shown to the user: a host or a pod
     shell: Command  # a shell there that reads its script from stdin: /bin/sh on a host, or through kubectl exec -i
@@ -73,9 +73,9 @@ class File:
 def pull_places(run: str, places: Sequence[Place], into: str, *, best: bool = False) -> Verb[tuple[str, ...]]:
     """Fetch all files that are not here yet; return lines for the user about what could not be fetched.
 
-    ``best``: fetch only the checkpoint with the highest accuracy. A path that several places have is fetched from the
-    first. Raises UnavailableError if some files could not be fetched, which the next pull continues; NoInputError if
-    there are none yet.
+    ``best``: fetch only the checkpoint with the highest accuracy. If several places have the same path, it is fetched
+    from the first. Raises UnavailableError if some files could not be fetched (the next pull continues with them), and
+    NoInputError if there are no files yet.
     """
     whole: dict[str, str] = {}  # the paths that this pull has fetched
     problem = ""
@@ -143,7 +143,7 @@ def _list(places: Sequence[Place]) -> Verb[tuple[dict[str, File], tuple[str, ...
 def _fetch(
     places: Sequence[Place], wanted: Sequence[File], into: str, parts: Mapping[str, int]
 ) -> Verb[tuple[list[str], str]]:
-    """Fetch files in one stream per place; return the paths that arrived complete, and what went wrong."""
+    """Fetch files in one stream per place; return the paths that arrived completely, and what went wrong."""
     starts = {file.path: start if (start := parts.get(file.path, 0)) <= file.size else 0 for file in wanted}
     left = sum(file.size - starts[file.path] for file in wanted)
     what = f"fetching {human_size(left)}, {len(wanted):,} file{'s' * (len(wanted) > 1)} into {into}"
@@ -199,7 +199,7 @@ def _here(into: str, asked: Mapping[str, Any]) -> Verb[dict[str, Any]]:
 
 
 def survey(into: Path, paths: Sequence[str]) -> dict[str, Any]:
-    """Return which of these files are here, complete or in part, and which is the best checkpoint of them."""
+    """Return which of these files are here, complete or in part, and which is the best checkpoint among them."""
     files = {path: [found.st_size, int(found.st_mtime)] for path in paths if (found := _stat(into / path))}
     parts = {path: found.st_size for path in paths if (found := _stat(Path(_part(str(into), path))))}
     accuracy = {path: _accuracy(into / path) for path in paths if _WEIGHTS.fullmatch(path)}
@@ -225,7 +225,7 @@ def _accuracy(weights: Path) -> float | None:
 
 
 def finish(into: Path, files: Sequence[tuple[str, int, int, str]]) -> dict[str, Any]:
-    """Give each file with the right checksum its name, and remove the others. Raises OSError."""
+    """Rename each file that has the right checksum to its final name, and remove the others. Raises OSError."""
     whole, wrong = [], []
     for path, size, modified, expected in files:
         part = Path(_part(str(into), path))

@@ -1,7 +1,7 @@
-"""Runs commands on other machines over SSH: one connection per host is kept open for any number of commands.
+"""Runs commands on other machines over SSH. One connection per host is kept open for any number of commands.
 
-Input of a command goes to its stdin, never into its command line. If a host is lost, this is noticed within LOST_S
-seconds, even behind a jump host.
+Input of a command is sent to its stdin, never in its command line. The loss of a host is noticed within LOST_S seconds,
+even behind a jump host.
 """
 
 import select
@@ -41,9 +41,9 @@ class Remote:
         self._lock = threading.Lock()
 
     def prepare(self, num_streams: int = 0) -> None:
-        """Import the modules for connections in one thread, because imports race. Only remote targets need these 0.3 s.
+        """Import the modules for connections in one thread, because concurrent imports race. This takes 0.3 s.
 
-        ``num_streams``: how many commands will be streamed in parallel.
+        ``num_streams`` is how many commands will be streamed in parallel.
         """
         from ddpctl.ssh import Connector
 
@@ -52,7 +52,7 @@ class Remote:
         self._err = MergedOutput(lambda data: write_bytes(sys.stderr, data), num_sources=num_streams)
 
     def openssh(self, host: Host) -> list[str]:
-        """Return the arguments for OpenSSH's client, with the settings of our connections."""
+        """Return the arguments for OpenSSH's client that correspond to the settings of our connections."""
         from ddpctl.ssh import openssh
 
         return openssh(host, self._home)
@@ -65,9 +65,9 @@ class Remote:
         return Output(returncode=done.returncode, stdout=texts[0], stderr=texts[1])
 
     def stream(self, command: Command) -> Output:
-        """Wait for a command, and write its output to ours, merged with the output of parallel commands.
+        """Wait for a command, and write its output to stdout and stderr, merged with that of parallel commands.
 
-        A lost host is reported at once, because the others may continue for days.
+        The loss of a host is reported at once, because the other hosts may continue for days.
         """
         with closing(self._out.add_source()) as out, closing(self._err.add_source()) as err:
             done = self._run(command, out.add, err.add)
@@ -76,7 +76,7 @@ class Remote:
         return done
 
     def hold(self, command: Command) -> Output:
-        """Start a command and keep its first line of output; its stdin stays open until ``release``."""
+        """Start a command and return its first line of output. Its stdin stays open until ``release``."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError
@@ -116,7 +116,7 @@ class Remote:
         return Output(returncode=done.exited)
 
     def close(self) -> None:
-        """Close all connections; commands that wait for a machine end."""
+        """Close all connections; commands that wait for a machine then end."""
         with self._lock:
             for connection in self._connections.values():
                 connection.close()
@@ -154,7 +154,7 @@ class Remote:
         return Output(returncode=code)
 
     def _channel(self, host: Host) -> "Channel":
-        """Open a channel. If the connection has become stale since its last use, connect again once."""
+        """Open a channel. If the connection has become stale since it was last used, connect again once."""
         from paramiko.ssh_exception import SSHException
 
         from ddpctl.ssh import NoConnectionError

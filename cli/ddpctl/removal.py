@@ -1,4 +1,4 @@
-"""Removes runs: decides which runs may be removed, what is removed with each, and in which order."""
+"""Removes runs: determines which runs may be removed, what is removed with each, and in which order."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ def _check_ended(run: Run, state: RunStatus) -> None:
 
 
 def _users(removals: Sequence[Removal], every: Sequence[Run]) -> dict[str, set[str]]:
-    """Map each run to the runs whose checkpoints would be removed with it: itself, and runs that resumed it."""
+    """Map each run to the runs whose checkpoints would be removed with it: itself, and the runs that resumed it."""
     owners: dict[str, set[str]] = {}
     for one in removals:
         for name in frozenset().union(*(place.names for place in one.left)):
@@ -101,7 +101,7 @@ def _disk_usage_everywhere(run: Run, *, dry_run: bool) -> Verb[tuple[DiskUsage, 
 
 
 def together(verbs: Sequence[Verb[T]]) -> Verb[tuple[T | DdpctlError, ...]]:
-    """Run several verbs in parallel; return for each its result, or the error that ended it."""
+    """Run several verbs in parallel; return the result of each, or the error that ended it."""
     results: dict[int, T | DdpctlError] = {}
     answered: dict[int, tuple[Output, ...] | None] = dict.fromkeys(range(len(verbs)))
     while answered:

@@ -1,6 +1,7 @@
-"""Makes records of runs that were started by hand (sbatch, ddprun --run-dir) from what is in their folders.
+"""Creates records for runs that were started by hand (sbatch, ddprun --run-dir) from the files in their folders.
 
-Such a run has no ``run.json``; a batch script's ``starts``, the nodes' folders and an array's tasks describe it.
+Such a run has no ``run.json``; it is described by the file ``starts`` of a batch script, the nodes' folders and an
+array's tasks.
 """
 
 import json
@@ -26,9 +27,9 @@ FIRST_BYTES = 4096  # how much of a file of events is read
 
 
 def load_all(folder: Path, *, kind: str) -> tuple[Run, ...]:
-    """Return the run of a folder, or the runs in it, newest first. ``kind``: the target kind of runs without a queue.
+    """Return the run of a folder, or the runs in its subfolders, newest first.
 
-    Raises NoInputError if the folder cannot be read.
+    ``kind`` is the target kind of runs without a queue. Raises NoInputError if the folder cannot be read.
     """
     try:
         found = [_read(folder, kind)] if _is_run(folder) else [_read(one, kind) for one in folder.iterdir()]
@@ -46,12 +47,12 @@ def load(folder: Path, *, kind: str) -> Run:
 
 
 def is_by_hand(run: Run) -> bool:
-    """Whether the run was launched without ddpctl."""
+    """Return whether the run was launched without ddpctl."""
     return bool(run.handle.get("by_hand"))
 
 
 def without_guess(run: Run, status: RunStatus) -> RunStatus:
-    """Return the status, but ``unknown`` for ``lost`` if the run was on machines that cannot be seen from here."""
+    """Return the status, with ``unknown`` instead of ``lost`` if the run's machines cannot be seen from here."""
     away = sorted({*run.handle.get("hosts", ())} - {os.uname().nodename})
     if status.state != "lost" or not is_by_hand(run) or "job" in run.handle or not away:
         return status
@@ -96,7 +97,7 @@ def _read(folder: Path, kind: str) -> Run | None:
 
 
 def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[int, Path]]:
-    """Return the numbers and paths of subfolders whose names match, sorted; none if the folder is unreadable."""
+    """Return the numbers and paths of the subfolders whose names match, sorted; none if the folder is unreadable."""
     with suppress(OSError):
         found = ((pattern.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir())
         return sorted((int(match[1]), path) for match, path in found if match)
@@ -116,7 +117,7 @@ def _num_ranks(node: Path) -> int:
 
 
 def _times(node: Path) -> list[float]:
-    """Return times at which the node was active: its first events, and its last start."""
+    """Return times at which the node was active: those of its first events and its last start."""
     files = (_text(node / name)[:FIRST_BYTES] for name in (EVENTS_BEFORE, EVENTS))
     found = [event.time for event in read_events(*files)]
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""A run's status as values, and how it is combined from the status of its nodes. Pure."""
+"""The status of a run as values, and how it is derived from the status of its nodes. Pure."""
 
 import json
 import math
@@ -34,7 +34,7 @@ _ORDER: tuple[State, ...] = ("stopping", "starting", "rendezvous", "training")
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far the training is, according to the last rows of a node's history. None: not reported there."""
+    """How far the training is, from the last rows of a node's history. A field is None if it is not reported there."""
 
     step: int
     planned: int | None = None
@@ -46,12 +46,12 @@ class Progress:
 
     @property
     def left_s(self) -> float | None:
-        """The remaining time at this pace, or None if it is unknown."""
+        """The remaining time at the current pace in seconds, or None if it is unknown."""
         return max(0, self.planned - self.step) / self.steps_per_s if self.planned and self.steps_per_s else None
 
 
 def read_progress(text: str) -> Progress | None:
-    """Read the head and the last rows of a history.csv. Return None if they have no step."""
+    """Parse the header and the last rows of a history.csv. Return None if they contain no step."""
     from ddpwire.history import TIME, read_history  # not needed by every verb
 
     every = list(read_history(text))
@@ -109,22 +109,22 @@ class RunStatus:
 
     @property
     def is_absent(self) -> bool:
-        """Whether nothing of the run exists: it has not started yet, or was deleted."""
+        """Whether nothing of the run exists, because it has not started yet or was deleted."""
         return self.state == "starting" and not self.has_logs
 
     def with_end(self, end: "RunStatus") -> "RunStatus":
-        """Return the earlier known end of the run, updated with what this status reports as left of the run."""
+        """Return how the run ended, as already known, updated with what this status reports as left of the run."""
         nodes = self.nodes or end.nodes
         return replace(end, nodes=nodes, remains=self.remains, has_logs=self.has_logs, has_files=self.has_files)
 
     @property
     def ended(self) -> bool:
-        """Whether the run has ended."""
+        """Whether the run, not only some of its nodes, has ended."""
         return self.state in ENDED
 
     @property
     def progress(self) -> Progress | None:
-        """The step and speed of the furthest node, and the largest other values of all nodes. None for an array."""
+        """The progress of the node that is furthest, with the largest other values of all nodes. None for an array."""
         reported = [] if self.tasks else [node.progress for node in self.nodes if node.progress]
         if not reported:
             return None
@@ -140,7 +140,7 @@ class RunStatus:
 
 
 def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
-    """Read the output of ``nodectl show``. Another version's data that cannot be read counts as not written."""
+    """Parse the output of ``nodectl show``. Data of another version that cannot be read counts as not written."""
     state = outcome = None
     with suppress(ValueError):
         state = read_node(json.dumps(shown["node"])) if shown["node"] else None
@@ -152,7 +152,7 @@ def node_report(node: int, shown: Mapping[str, Any]) -> NodeReport:
 
 
 def fold_nodes(run: str, nodes: tuple[NodeReport, ...], *, young: bool) -> RunStatus:
-    """Return a run's status from the reports of its nodes. ``young``: its nodes may not have started yet."""
+    """Return a run's status from the reports of its nodes. ``young``: whether its nodes may not have started yet."""
     outcome = next((report.outcome for report in nodes if report.outcome), None)
     alive = [report for report in nodes if report.alive]
     gone = [str(report.node) for report in nodes if report.gone]

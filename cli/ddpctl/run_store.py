@@ -1,7 +1,7 @@
 """Keeps the records of runs in the user's state directory, and measures their disk space.
 
-A record contains what was requested and what the target needs to find the run again. The target reports the run's
-status; only how the run ended is kept, in case the target does not answer.
+A record contains what was requested and what the target needs to find the run again. The run's status comes from the
+target; only how the run ended is recorded, in case the target does not answer.
 """
 
 import fcntl
@@ -50,7 +50,7 @@ _HELD = "was not removed: a live node uses it"
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run's record: what was requested, and what its target needs to find it again."""
+    """The record of one run: what was requested, and what its target needs to find it again."""
 
     name: str
     created: float  # seconds since the epoch
@@ -68,7 +68,7 @@ class Run:
 
     @property
     def plan(self) -> Plan:
-        """The plan that the run was launched with."""
+        """The plan with which the run was launched."""
         return Plan(
             run=self.name,
             job=self.job,
@@ -120,7 +120,7 @@ def state_dir(environ: Mapping[str, str]) -> Path:
 
 
 def new_name(root: Path, job_name: str) -> str:
-    """Return a short readable name that no run has, such as ``digits-otter``."""
+    """Return a short, readable name that no run has yet, such as ``digits-otter``."""
     free = [word for word in WORDS if not (root / f"{job_name}-{word}").exists()]
     if free:
         return f"{job_name}-{random.choice(free)}"  # noqa: S311 -- a name, no secret
@@ -128,13 +128,13 @@ def new_name(root: Path, job_name: str) -> str:
 
 
 def next_name(root: Path, name: str) -> str:
-    """Return the name of a run that continues from the run ``name``: ``night-2``, ``night-3``."""
+    """Return a name for a run that continues from the run ``name``: ``night-2``, ``night-3``."""
     base = re.sub(r"-[0-9]+$", "", name)
     return next(f"{base}-{number}" for number in itertools.count(2) if not (root / f"{base}-{number}").exists())
 
 
 def has_checkpoint(run: Run) -> bool:
-    """Whether there is anything to continue from. True for other machines, where only the trainer can know."""
+    """Return whether there is a checkpoint to continue from; True for other machines, where only the trainer knows."""
     if run.elsewhere:
         return True
     try:
@@ -145,7 +145,7 @@ def has_checkpoint(run: Run) -> bool:
 
 
 def checkpoints_here(run: Run) -> Path | None:
-    """Return the local folder of a run's checkpoints, possibly fetched by `ddpctl pull`, or None if there is none.
+    """Return the local folder of a run's checkpoints, or None if there is none. `ddpctl pull` may have fetched them.
 
     The checkpoints of a run that resumed another run are in the other run's folder.
     """
@@ -157,7 +157,7 @@ def checkpoints_here(run: Run) -> Path | None:
 
 
 def check_free(root: Path, name: str) -> None:
-    """Raise UsageError if a run has that name, CannotWriteError if something else is in its place."""
+    """Raise UsageError if a run has that name, or CannotWriteError if something else has the path of its folder."""
     _remove_torn_launch(root / name)
     if (root / name).is_dir():
         raise UsageError(
@@ -169,7 +169,7 @@ def check_free(root: Path, name: str) -> None:
 
 
 def _remove_torn_launch(folder: Path) -> None:
-    """Remove the folder of a launch that was killed before it wrote the run's record: no verb can see it."""
+    """Remove the folder of a launch that was killed before it wrote the run's record, since no subcommand shows it."""
     with suppress(OSError):
         left = {path.name for path in folder.iterdir() if not path.name.startswith(f".{RECORD}.")}
         age_s = time.time() - folder.stat().st_mtime
@@ -180,7 +180,7 @@ def _remove_torn_launch(folder: Path) -> None:
 
 
 def create(root: Path, name: str, *, resumes: bool = False) -> Path:
-    """Create a run's folder and return it. It gets no checkpoint folder if it ``resumes``. Refuses a taken name."""
+    """Create and return a run's folder, without a checkpoint folder if it ``resumes``. Raises if the name is taken."""
     folder = root / name
     check_free(root, name)
     try:
@@ -206,7 +206,7 @@ _LAUNCH = "launch.lock"
 
 @contextmanager
 def launching(folder: Path) -> Iterator[Callable[[str], None]]:
-    """Hold the launch's lock; yield a function that notes what it does. After an error, the file remains."""
+    """Hold the launch's lock; yield a function that records what the launch does. After an error, the file remains."""
     path = folder / _LAUNCH
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -246,7 +246,7 @@ class Launch:
 
 
 def unfinished_launch(run: Run) -> Launch | None:
-    """Return the launch of a run, or None if it has finished."""
+    """Return the unfinished launch of a run, or None if it has finished."""
     return _launch_in(Path(run.folder))
 
 
@@ -270,13 +270,13 @@ _STOP = "stop.json"
 
 
 def note_stop(run: Run, by: str) -> None:
-    """Record who stops a run. A failure to write this is ignored."""
+    """Record who stops a run. An error while writing this is ignored."""
     with suppress(OSError):
         write_atomic(Path(run.folder) / _STOP, (json.dumps({"by": by, "time": time.time()}) + "\n").encode())
 
 
 def stopped_by(run: Run) -> str | None:
-    """Return who has asked the run to stop, or None if nobody has from here."""
+    """Return who asked the run to stop, or None if no one did from this machine."""
     try:
         return str(parse_json(read_record(Path(run.folder) / _STOP))["by"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -290,7 +290,7 @@ _END = "end.json"
 
 
 def note_end(run: Run, state: RunStatus) -> None:
-    """Record how a run ended, unless its nodes have. If this cannot be written, the target is asked again."""
+    """Record how a run ended, unless its nodes did. If this cannot be written, the target will be asked again."""
     if _outcomes(run) or (Path(run.folder) / _END).exists():
         return
     outcome = asdict(state.outcome) if state.outcome else None
@@ -315,7 +315,7 @@ def known_end(run: Run) -> RunStatus | None:
 
 
 def _outcomes(run: Run) -> dict[int, Outcome]:
-    """Return the outcomes of all nodes, from the local folder; none if any is missing."""
+    """Return the outcomes of all nodes from the local folder, or none if any of them is missing."""
     found = {}
     for node in range(run.job.max_nodes):
         try:
@@ -337,19 +337,19 @@ def discard(folder: Path) -> None:
 
 
 def load_all(root: Path) -> tuple[Run, ...]:
-    """Return all runs, newest first. Skips folders that are no runs, and records that cannot be read."""
+    """Return all runs, newest first. Skips folders that are not runs, and records that cannot be read."""
     runs = [run for folder in _folders(root) if (run := read(folder))]
     return tuple(sorted(runs, key=lambda run: run.created, reverse=True))
 
 
 def unreadable(root: Path, runs: Collection[Run] | None = None) -> tuple[Path, ...]:
-    """Return the folders whose record exists but cannot be read. ``runs``: the result of ``load_all``."""
+    """Return the folders whose record exists but cannot be read. ``runs`` is the result of ``load_all``."""
     whole = {run.name for run in (load_all(root) if runs is None else runs)}
     return tuple(folder for folder in _folders(root) if folder.name not in whole and (folder / RECORD).exists())
 
 
 def load(root: Path, name: str | None, *, whole: bool = False) -> Run:
-    """Return the run of that name or, unless ``whole``, the only run whose name begins with it. None: the newest."""
+    """Return the run with that name or, unless ``whole``, the only one whose name begins with it. None: the newest."""
     if name == "":
         raise NoInputError("the run's name is empty: name a run (ddpctl ps lists the runs)")
     if name and "/" in name:
@@ -420,7 +420,7 @@ def _job(record: Mapping[str, Any]) -> JobSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUsage:
-    """A run's folder in one place."""
+    """The size of a run's folder in one place."""
 
     path: str  # on its machine; ~ is the home of the user who logs in there
     host: str = ""  # empty: this machine
@@ -432,7 +432,7 @@ class DiskUsage:
         return f"{self.host}:{self.path}" if self.host else self.path
 
     def holds(self, place: str) -> bool:
-        """Whether a path, or HOST:PATH, is in this folder. Ignores the host, as many hosts may share one home."""
+        """Return whether a path or HOST:PATH is in this folder, on any host, as many may share one home."""
         return not self.names.isdisjoint(folders_above(place))
 
     @property
@@ -448,7 +448,7 @@ def folders_above(place: str) -> set[str]:
 
 
 def disk_usage_script(word: str, *, dry_run: bool) -> str:
-    """Return a script that measures the folder that the shell ``word`` names and, unless ``dry_run``, removes it."""
+    """Return a script that measures the folder in the shell ``word`` and, unless ``dry_run``, removes it."""
     link = "" if dry_run else ' && rm -f -- "$d"'
     rest = f'find "$d" -mindepth 1 -maxdepth 1 ! -name {RECORD} -exec rm -rf -- {{}} +'
     remove = "" if dry_run else f'{rest} && rm -rf -- "$d" || exit {Exit.CANNOT_WRITE:d}\n'
@@ -467,7 +467,7 @@ find "$d" -mindepth 1 -maxdepth 1 -type l -exec readlink {{}} \\; | sed 's/^/sta
 
 
 def read_disk_usage(output: Output, path: str, host: str = "") -> DiskUsage:
-    """Parse the output of the script. Raises DdpctlError."""
+    """Parse the output of ``disk_usage_script``. Raises DdpctlError."""
     place = str(DiskUsage(path=path, host=host))
     if output.returncode == ALIVE:
         raise UsageError(f"{place} {_HELD}")
@@ -539,6 +539,6 @@ def _remove(folder: Path) -> None:
 
 
 def disk_usage_command(word: str, *, dry_run: bool) -> Command:
-    """Return the command that runs the script, to which the caller adds the host."""
+    """Return the command that runs the script; the caller adds the host."""
     text = disk_usage_script(word, dry_run=dry_run)
     return Command(argv=("/bin/sh",), stdin=text, timeout_s=DISK_USAGE_S if dry_run else REMOVE_S, probe=dry_run)

@@ -1,8 +1,8 @@
-"""Defines a ddpctl.yaml: the meaning of its text, pydantic models of its fields, the JSON schema, the starter file.
+"""Defines ddpctl.yaml: the meaning of its text, pydantic models of its fields, the JSON schema, the starter file.
 
 The models are made from dataclasses (``spec.fields_of``). A field may contain records: a tuple of frozen dataclasses.
-If the dataclass has a ``from_text``, it reads the short form of an entry. The module reads no file, and imports
-pydantic only if there is a value to check.
+If the dataclass has a method ``from_text``, it parses the short form of an entry. This module reads no files, and
+imports pydantic only if there is a value to check.
 """
 
 import re
@@ -29,7 +29,7 @@ class Text(str):
 
 
 def kind_of(value: Any) -> str:
-    """Return what kind of value is in the file, for an error message."""
+    """Return a word for the kind of a value in the file, for an error message."""
     return "keys and values" if isinstance(value, dict) else "a list" if isinstance(value, list) else "a single value"
 
 
@@ -40,12 +40,12 @@ _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "
 
 
 def is_null(value: Any) -> bool:
-    """Whether there is no value, or a plain ``null`` or ``~``."""
+    """Return whether there is no value, or a plain ``null`` or ``~``."""
     return isinstance(value, Text) and not value.quoted and value in ("", "~", "null", "Null", "NULL")
 
 
 def read_text(value: Any) -> Any:
-    """Return a scalar's text; a Python value is returned unchanged. Raises ValueError, which never repeats the text."""
+    """Return a scalar's text, or a Python value unchanged. Raises ValueError, whose message never contains the text."""
     if isinstance(value, dict | list):
         raise ValueError(f"takes text, not {kind_of(value)}")
     if value == "" and is_null(value):
@@ -78,7 +78,7 @@ def _number_of_flag(text: str, kind: Kind) -> int | float:
 
 
 def _read(field: Field, value: Any) -> Any:
-    """Convert a value of the file to the field's type; pydantic checks the result. Raises ValueError."""
+    """Convert a value from the file to the field's type; pydantic then checks the result. Raises ValueError."""
     match field.kind:
         case "list" | "records" if isinstance(value, list):
             return tuple(value)
@@ -99,7 +99,7 @@ def _read(field: Field, value: Any) -> Any:
 
 @cache
 def model_of(cls: type) -> "type[BaseModel]":
-    """Return the pydantic model of a dataclass: its fields as written in a file, and no other key."""
+    """Return the pydantic model of a dataclass. It allows the fields as written in a file, and no other key."""
     from pydantic import ConfigDict, create_model
     from pydantic import Field as ModelField
 
@@ -139,7 +139,7 @@ def _checked(check: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _read_record(cls: Any, value: Any, validate: Callable[[Any], "BaseModel"]) -> Any:
-    """Read one record from its keys and values or from its short form. Raises ValueError."""
+    """Parse one record, from its keys and values or from its short form. Raises ValueError."""
     if isinstance(value, Text) and hasattr(cls, "from_text"):
         return cls.from_text(read_text(value))
     return cls(**_given(validate(value)))
@@ -163,9 +163,9 @@ def validate(
 ) -> tuple[dict[str, Any], list[Problem]]:
     """Check values for the fields of a dataclass.
 
-    ``values`` are from the file (Text, list, dict) or from Python. ``what`` (``a job``) and ``owner`` (``target 'a'``)
-    name in an error what the values belong to. Returns the valid values, keyed by name and converted to the fields'
-    types, and all errors.
+    ``values`` are from the file (Text, list, dict) or from Python. In an error message, ``what`` (``a job``) and
+    ``owner`` (``target 'a'``) name what the values belong to. Return the valid values, keyed by name and converted to
+    the types of the fields, and all errors.
     """
     if not values and not any(field.required for field in fields_of(cls).values()):
         return {}, []
@@ -181,7 +181,7 @@ def validate(
 
 
 def _problem(error: Any, cls: type, what: str, owner: str) -> Problem:
-    """Convert a pydantic error to one with our own message."""
+    """Convert an error of pydantic to one with our own message."""
     name, *inner = place = error["loc"]
     field = fields_of(cls).get(name)
     if field is None:
@@ -263,7 +263,7 @@ def _json_text(field: Field) -> dict[str, Any]:
 
 
 def json_schema(kinds: Kinds) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds``: all kinds of targets."""
+    """Return the JSON schema (draft 2020-12) of ddpctl.yaml, for editors. ``kinds`` has all kinds of targets."""
     branches: list[Any] = []
     parts: dict[str, Any] = {}
     for kind, options in kinds.items():
@@ -300,7 +300,7 @@ def _json_object(cls: type) -> dict[str, Any]:
 
 
 def _without_titles(schema: Any) -> Any:
-    """Return the schema without pydantic's titles, which repeat the names of keys."""
+    """Return the schema without pydantic's titles, which repeat the names of the keys."""
     if isinstance(schema, dict):
         return {word: _without_titles(part) for word, part in schema.items() if word != "title"}
     return [_without_titles(part) for part in schema] if isinstance(schema, list) else schema

@@ -1,6 +1,6 @@
 """Reads secrets where ddpctl runs, warns about values that look like secrets, and removes secrets from texts.
 
-A secret is passed on only in the stdin of a command that is marked ``secret``, or in a file of mode 0600.
+A secret is passed on only in the stdin of a command that is marked ``secret``, or in a file with mode 0600.
 """
 
 import json
@@ -37,7 +37,7 @@ _FLAG = r"(?-i:--[a-z][a-z0-9_-]*(?:=[\w.,:/-]*)?|-[a-zA-Z])"
 
 
 def exposed(job: JobSpec) -> str | None:
-    """Return a warning if a variable of env looks like a secret: its value is visible in specs and records."""
+    """Return a warning if a variable of env looks like a secret, because its value is visible in specs and records."""
     names = [name for name, value in job.env.items() if _looks_secret(name, value)]
     if not names:
         return None
@@ -89,7 +89,7 @@ def read_secrets(job: JobSpec) -> Verb[Mapping[str, str]]:
 
 
 def make_store_secret(folder: str) -> str:
-    """Return shell code that makes a run's secret in its folder, a word for the shell, unless it is there."""
+    """Return shell code that creates a run's secret in ``folder``, a shell word, unless it already exists."""
     file = f"{folder}/{STORE_SECRET}"
     return f"""\
 mkdir -p {folder} && {{ [ -s {file} ] ||
@@ -127,12 +127,12 @@ _PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY-----(?:.*?----
 
 
 def sounds_secret(name: str) -> bool:
-    """Whether the name of a variable, a flag or a key sounds like a secret."""
+    """Return whether the name of a variable, a flag or a key sounds like that of a secret."""
     return _SOUNDS.search(name) is not None
 
 
 def can_be_sought(value: str) -> bool:
-    """Whether a value is long enough to be distinguished from other words."""
+    """Return whether a value is long enough to be distinguished from other words."""
     return len(value.strip()) >= SHORTEST
 
 
@@ -149,7 +149,7 @@ def redact_text(text: str, values: Iterable[str] = ()) -> str:
 
 
 def redact_command(command: Sequence[str], values: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return arguments without secrets, including each argument after a flag that sounds like a secret."""
+    """Return arguments without secrets, and without each argument after a flag that sounds like a secret."""
     found, known = [], tuple(values)
     for index, word in enumerate(command):
         before = command[index - 1] if index else ""
@@ -173,7 +173,7 @@ def redact_mapping(given: Mapping[str, object], values: Iterable[str] = ()) -> d
 
 
 def _forms(value: str) -> Iterable[str]:
-    """Yield a value as programs print it: unchanged, by line, quoted for Python, JSON and a shell, or in an address."""
+    """Yield a value as programs may print it: as is, by line, quoted for Python, JSON or a shell, or in an address."""
     for text in (value, value.strip()):
         yield from (text, repr(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
         yield from (shlex.quote(text), quote(text, safe=""), quote(text))
@@ -182,7 +182,7 @@ def _forms(value: str) -> Iterable[str]:
 
 
 def _is_flag(word: str) -> bool:
-    """Whether a word can only be the next flag, and not a value that begins with a dash."""
+    """Return whether a word can only be the next flag, and not a value that begins with a dash."""
     return re.fullmatch(_FLAG, word) is not None
 
 
@@ -193,7 +193,7 @@ def _without_value(match: re.Match[str]) -> str:
 
 
 def _without_user(match: re.Match[str]) -> str:
-    """Return ``scheme://user:[REDACTED]@host``. A password may contain a slash or an @; it ends at the last @."""
+    """Return ``scheme://user:[REDACTED]@host``. The password ends at the last @; it may contain a slash or an @."""
     userinfo, at, host = match["rest"].rpartition("@")
     authority = re.split("[/?#]", match["rest"], maxsplit=1)[0]
     user, colon, _ = userinfo.partition(":")

@@ -1,7 +1,7 @@
-"""Defines what a user requests: a job, in terms that mean the same on every target. Frozen values; no side effects.
+"""Defines what a user requests: a job, in terms that mean the same on every target. Frozen values, no side effects.
 
-A field's documentation (``Doc``) and rules are written once, next to the field. The errors of a ddpctl.yaml and of
-flags, the schema for editors and the file that ``ddpctl init`` writes all use them (``fields_of``). Only ``schema``
+A field's documentation (``Doc``) and rules are written once, beside the field. They are used by the error messages for
+ddpctl.yaml and flags, the schema for editors, and the file that ``ddpctl init`` writes (``fields_of``). Only ``schema``
 checks the rules. A field of type ``str`` takes a YAML value as it is written in the file (``nodes: 1:4`` is not 64).
 """
 
@@ -27,21 +27,21 @@ DEFAULT_SHM = "8Gi"  # an engine's own default, 64 MB, is soon full
 
 @dataclass(frozen=True)
 class Doc:
-    """What a field means: unit, range, the meaning of 0 or null."""
+    """The documentation of a field: its unit, its range, and the meaning of 0 or null."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of a field's value: it takes the value and returns it, or raises ValueError with what is allowed."""
+    """A check of a field's value. It returns the value, or raises ValueError with what is allowed."""
 
     check: Callable[[Any], Any]
     pattern: str = ""  # for the complete text, in syntax that JSON Schema has too; empty: only the check decides
 
 
 def matching(pattern: str, allowed: str) -> Rule:
-    """Return a rule: text, or each item of a list, must match ``pattern``; ``{}`` in ``allowed`` is the item."""
+    """Return a rule: a text, or each item of a list, must match ``pattern``. In ``allowed``, ``{}`` is the item."""
 
     def check(value: Any) -> Any:
         for text in (value,) if isinstance(value, str) else value:
@@ -71,7 +71,7 @@ _KIND_WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A field of a dataclass; ``base`` is its type without null, rules and documentation."""
+    """A field of a dataclass. ``base`` is its type without null, rules and documentation."""
 
     name: str
     kind: Kind
@@ -89,19 +89,19 @@ class Field:
 
     @property
     def bounds(self) -> str:
-        """The range, such as ``1 to 64`` or ``at least 1``, or an empty string."""
+        """The range as text, such as ``1 to 64`` or ``at least 1``, or an empty string."""
         if self.low is None:
             return "" if self.high is None else f"at most {self.high}"
         return f"at least {self.low}" if self.high is None else f"{self.low} to {self.high}"
 
     @property
     def type_words(self) -> str:
-        """What a user may write: ``whole number, 1 to 64``."""
+        """What a user may write, such as ``whole number, 1 to 64``."""
         words = either(self.choices) if self.kind == "choice" else _KIND_WORDS.get(self.kind, self.kind)
         return f"{words}{f', {self.bounds}' if self.bounds else ''}" + (" or null" if self.optional else "")
 
     def holds(self, value: Any) -> bool:
-        """Whether a value that was read from JSON is of this kind, whatever its range."""
+        """Return whether a value that was read from JSON has this field's type. Its range is not checked."""
         if value is None:
             return self.optional
         match self.kind:
@@ -119,7 +119,7 @@ class Field:
 
 @cache
 def fields_of(cls: type) -> Mapping[str, Field]:
-    """Return the fields of a dataclass, keyed by name, in their order."""
+    """Return the fields of a dataclass in their order, keyed by name."""
     hints = get_type_hints(cls, include_extras=True)
     return {one.name: _field(one, hints[one.name]) for one in dataclass_fields(cls)}
 
@@ -166,7 +166,7 @@ NODES_PATTERN = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
 def check_nodes(nodes: str) -> str:
-    """Check for ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
+    """Check that the text is ``N`` or ``MIN:MAX`` with 1 ≤ MIN ≤ MAX ≤ 9999. Raises ValueError."""
     match = NODES_PATTERN.fullmatch(nodes)
     if not match or (match[2] and int(match[2]) < int(match[1])):
         raise ValueError("expected a number of nodes, or MIN:MAX such as 1:4")
@@ -193,14 +193,14 @@ MAX_PORT = 65535
 
 
 def check_size(size: str) -> str:
-    """Check for a size such as ``64Gi``, in units of Kubernetes, which are powers of 1024. Raises ValueError."""
+    """Check that the text is a size such as ``64Gi``; Kubernetes' units are powers of 1024. Raises ValueError."""
     if not SIZE_PATTERN.fullmatch(size):
         raise ValueError("expected a whole number and Mi, Gi or Ti, such as 64Gi")
     return size
 
 
 def check_time(text: str, *, example: str = "12h") -> str:
-    """Check for a duration such as ``12h`` or ``2h30m``. Raises ValueError."""
+    """Check that the text is a duration such as ``12h`` or ``2h30m``. Raises ValueError."""
     if not TIME_PATTERN.fullmatch(text):
         raise ValueError(f"expected whole numbers with d, h, m or s, such as {example} or 2h30m")
     return text
@@ -212,7 +212,7 @@ def time_s(text: str) -> int:
 
 
 def is_port(text: str) -> bool:
-    """Whether a text is the number of a TCP port."""
+    """Return whether a text is the number of a TCP port."""
     return re.fullmatch(r"[0-9]{1,5}", text) is not None and 1 <= int(text) <= MAX_PORT
 
 
@@ -223,7 +223,7 @@ def size_bytes(size: str) -> int:
 
 
 def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
-    """Check for ``SOURCE:PATH[:ro]`` with an absolute PATH; SOURCE may be ``pvc=NAME``. Raises ValueError."""
+    """Check that each is ``SOURCE:PATH[:ro]`` with an absolute PATH; SOURCE may be ``pvc=NAME``. Raises ValueError."""
     for mount in mounts:
         source, *rest = mount.split(":")
         if not rest or not source or not rest[0].startswith("/") or rest[1:] not in ([], ["ro"]):
@@ -234,7 +234,7 @@ def check_mounts(mounts: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
-    """Check for names of variables that ddpctl does not set. Raises ValueError."""
+    """Check that each is the name of a variable that ddpctl does not set. Raises ValueError."""
     for name in secrets:
         if not VARIABLE_PATTERN.fullmatch(name):
             raise ValueError("a secret is the NAME of a variable of your environment, never its value")
@@ -246,7 +246,7 @@ def check_secrets(secrets: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
-    """Check for arguments that a process can take, with a script or module that has a name. Raises ValueError."""
+    """Check that a process can take the arguments, and that the script or module has a name. Raises ValueError."""
     if any("\0" in word for word in command):
         raise ValueError("a NUL byte is not allowed")
     program = command[1:] if command[:1] in (("python",), ("python3",)) else command
@@ -259,7 +259,7 @@ def check_command(command: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One training: what runs, on how many nodes and GPUs. The same on every target."""
+    """One training: what to run, on how many nodes and GPUs. It is the same on every target."""
 
     name: Annotated[
         str,
@@ -367,7 +367,7 @@ class JobSpec:
         return self.max_nodes * self.local_world_size
 
     def problems(self) -> Iterable[tuple[str, str]]:
-        """Yield what is impossible on every target: the key and a sentence."""
+        """Yield the key and a sentence for each setting that is impossible on every target."""
         if self.ranks is not None and self.gpus % self.ranks:
             yield (
                 "job.ranks",
@@ -382,7 +382,7 @@ class JobSpec:
 
     @property
     def shm_size(self) -> str:
-        """The size of a container's shared memory: as given, or derived from its memory."""
+        """The size of a container's shared memory, as given or derived from its memory."""
         if self.shm is not None:
             return self.shm
         if self.memory is None or (quarter := size_bytes(self.memory) // 4) >= size_bytes(DEFAULT_SHM):
@@ -391,7 +391,7 @@ class JobSpec:
 
     @property
     def min_nodes(self) -> int:
-        """The fewest nodes that the job starts with."""
+        """The smallest number of nodes with which the job starts."""
         return int(self.nodes.split(":")[0])
 
     @property

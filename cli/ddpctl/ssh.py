@@ -1,7 +1,7 @@
-"""Opens SSH connections with agent, keys and jump hosts, but only if known_hosts has the host key of every hop.
+"""Opens SSH connections with agent, keys and jump hosts. The host key of every hop must be in known_hosts.
 
-OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric holds the connection. By default, Fabric accepts
-unknown host keys, so they are checked here. A failed connection raises ``NoConnectionError`` with one sentence.
+OpenSSH's own programs read ~/.ssh/config and known_hosts; Fabric makes the connection. By default, Fabric accepts
+unknown host keys, so this module checks them. A failed connection raises ``NoConnectionError`` with one sentence.
 """
 
 import getpass
@@ -40,7 +40,7 @@ MAX_HOPS = 8
 
 
 def read_settings(host: Host, home: Path) -> dict[str, str]:
-    """Return OpenSSH's settings for a host (``ssh -G``); several values of one key are lines. Raises ConfigError."""
+    """Return OpenSSH's settings for a host (``ssh -G``), with several values of a key as lines. Raises ConfigError."""
     argv, own = ["ssh", "-G", "-T", *config_of(home)], _own_home(home)
     argv += [word for flag, value in (("-l", host.user), ("-p", host.port)) if value for word in (flag, str(value))]
     lines = _ask([*argv, "--", host.address], "~/.ssh/config").splitlines()
@@ -54,7 +54,7 @@ def read_settings(host: Host, home: Path) -> dict[str, str]:
 
 
 def openssh(host: Host, home: Path) -> list[str]:
-    """Return the arguments for OpenSSH's client with the settings of our own connections. Raises ConfigError."""
+    """Return the arguments for OpenSSH's client that give it the settings of our connections. Raises ConfigError."""
     settings = read_settings(host, home)
     own = Connector(home)
     fixed = {
@@ -76,7 +76,7 @@ def openssh(host: Host, home: Path) -> list[str]:
 
 
 def config_of(home: Path) -> list[str]:
-    """Return options for OpenSSH to read only the configuration in HOME, if HOME is not the user's system home."""
+    """Return options that make OpenSSH read only the configuration in HOME, if that is not the user's own home."""
     if home == _own_home(home):
         return []
     config = home / ".ssh" / "config"
@@ -94,7 +94,7 @@ def _at_home(path: Path, own: Path, home: Path) -> str:
 
 
 def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
-    """Return the output of an OpenSSH program, whose exit code is ``none`` if it finds nothing. Raises ConfigError."""
+    """Return the output of an OpenSSH program. The exit code ``none`` means an empty result. Raises ConfigError."""
     try:
         done = subprocess.run(
             argv,
@@ -118,16 +118,16 @@ def _ask(argv: list[str], what: str, *, none: int = 0) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class KnownKeys:
-    """The keys of one host in known_hosts."""
+    """The keys that known_hosts has for one host."""
 
     keys: tuple[PKey, ...]
     revoked: tuple[PKey, ...]
 
 
 def known_keys(files: Iterable[Path], name: str) -> KnownKeys:
-    """Return a host's keys. ``name``: its name in known_hosts: ``box1`` or ``[box1]:2222``. Raises ConfigError.
+    """Return a host's keys. ``name`` is its name in known_hosts, ``box1`` or ``[box1]:2222``. Raises ConfigError.
 
-    Host certificates are not supported, since paramiko does not support them: such a host counts as unknown.
+    Host certificates are not supported, because paramiko does not support them: a host with one counts as unknown.
     """
     keys: list[PKey] = []
     revoked: list[PKey] = []
@@ -159,16 +159,16 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())  # its errors co
 
 
 class NoConnectionError(Exception):
-    """Why a host cannot be used, as one sentence that does not name the host."""
+    """The reason why a host cannot be used, as one sentence that does not name the host."""
 
 
 class _HostKeyError(SSHException):  # type: ignore[misc]  # paramiko has no types
-    """A host key that is not to be trusted; its text says why."""
+    """A host key must not be trusted; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Strict(MissingHostKeyPolicy):  # type: ignore[misc]
-    """Refuses every host key that is not among the keys that the client was given."""
+    """Refuses every host key that is not among the keys that were given to the client."""
 
     host: str  # as a user would type it
     known: KnownKeys
@@ -225,7 +225,7 @@ class Connector:
         return hop.connection
 
     def _prepare(self, host: Host, inner: tuple[str, ...]) -> _Hop:
-        """Prepare a connection and those of its jump hosts. Raises NoConnectionError, ConfigError."""
+        """Prepare the connections to a host and its jump hosts. Raises NoConnectionError, ConfigError."""
         if host.address in inner or len(inner) > MAX_HOPS:
             raise NoConnectionError(f"its ProxyJump leads in a circle: {' -> '.join((*inner, host.address))}")
         settings = read_settings(host, self.home)
@@ -286,7 +286,7 @@ class Connector:
         return before
 
     def _trust(self, connection: Connection, settings: Mapping[str, str], host: Host) -> str:
-        """Give the client only the keys that known_hosts has for this host; return its name in known_hosts."""
+        """Give the client only the keys that known_hosts has for this host; return the host's name in known_hosts."""
         shown = connection.host if connection.port == 22 else f"[{connection.host}]:{connection.port}"
         name = settings.get("hostkeyalias", shown)
         known = known_keys((Path(word) for key in _KNOWN_HOSTS for word in settings[key].split()), name)
@@ -298,7 +298,7 @@ class Connector:
 
 
 def _open(hop: _Hop) -> None:
-    """Open a hop after all hops before it. Raises NoConnectionError, which names a jump host that fails."""
+    """Open a hop after all hops before it. If a jump host fails, the NoConnectionError names it."""
     if hop.before is not None:
         try:
             _open(hop.before)
@@ -327,7 +327,7 @@ def _typed(host: Host) -> str:
 
 
 def _why(error: Exception, hop: _Hop) -> str:
-    """Return the sentence for what went wrong while connecting to a host."""
+    """Return a sentence about what went wrong while connecting to a host."""
     connection, host = hop.connection, hop.host
     place = f"{connection.host}:{connection.port}"
     match error:
@@ -352,7 +352,7 @@ def _is_about_keys(error: Exception) -> bool:
 
 
 def _why_not_there(error: Exception, host: str, place: str) -> str:
-    """Return the sentence for a host that could not be contacted at all."""
+    """Return a sentence about a host that could not be contacted at all."""
     match error:
         case socket.gaierror():
             return f"{host} does not resolve: {(error.strerror or str(error)).lower()}"

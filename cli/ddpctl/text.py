@@ -15,12 +15,12 @@ def quote(value: object) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return the text on one line, with all characters escaped that are not printable."""
+    """Return the text on one line, with all unprintable characters escaped."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def plain(text: str) -> str:
-    """Return lines that are safe in a terminal or a page: escaped, without colours and overwritten text."""
+    """Return lines that are safe in a terminal or a page: escaped, and without colours and overwritten text."""
     lines = (_COLOUR.sub("", line).rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
     return "\n".join(one_line(line.expandtabs(4)) for line in lines)
 
@@ -40,7 +40,7 @@ class EscapeFilter:
         self._rest = b""
 
     def __call__(self, data: bytes) -> bytes:
-        """Return the bytes that can be written by now."""
+        """Return the bytes that can be written so far."""
         data, self._rest = self._rest + data, b""
         if unfinished := _UNFINISHED.search(data):
             data, self._rest = data[: unfinished.start()], unfinished[0]
@@ -48,7 +48,7 @@ class EscapeFilter:
 
 
 def cut(line: str, width: int, *, plain: bool = False) -> str:
-    """Shorten a line to ``width`` columns; dots show that something is missing. ``plain``: in ASCII only."""
+    """Shorten a line to ``width`` columns, ending it with dots. ``plain``: use only ASCII."""
     dots = "..." if plain else "…"
     return line if len(line) <= width else line[: max(0, width - len(dots))].rstrip() + dots
 
@@ -59,7 +59,7 @@ def either(words: tuple[str, ...], joint: str = "or") -> str:
 
 
 def unknown(name: str, what: str, known: Collection[str], meant: str | None = None) -> str:
-    """Return ``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant``: the name to suggest."""
+    """Return ``'nodse' is not a key of a job; did you mean 'nodes'?``. ``meant`` is the name to suggest."""
     # Compared in lower case and up to a limited length: the name may be a complete file.
     word = name[:60].lower()
     near = (
@@ -73,7 +73,7 @@ def unknown(name: str, what: str, known: Collection[str], meant: str | None = No
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as all verbs print it: 0.4 s, 12 s, 3:05, 2:04:11."""
+    """Format a duration as all subcommands print it: 0.4 s, 12 s, 3:05, 2:04:11."""
     if seconds < 9.95:
         return f"{max(seconds, 0):.1f} s"
     if seconds < 120:

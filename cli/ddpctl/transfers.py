@@ -1,4 +1,4 @@
-"""Moves bytes between a process and files on this machine, and shows the progress: one line for all transfers."""
+"""Moves bytes between a process and files on this machine, and shows one line of progress for all transfers."""
 
 import os
 import re
@@ -48,14 +48,14 @@ class Display:
                 self._draw()
 
     def end(self, number: int, *, whole: bool) -> None:
-        """Note that a transfer has ended; ``whole``: all of it has arrived."""
+        """Record that a transfer has ended. ``whole``: whether all of it has arrived."""
         with self._lock:
             self._ended += whole
             if whole:
                 self._done[number] = self._totals[number]
 
     def close(self) -> None:
-        """Show the final progress: always on a terminal, else only if anything was shown before."""
+        """Show the final progress: on a terminal always, otherwise only if anything was shown before."""
         with self._lock:
             if self._totals and (self._terminal or self._drawn_at > self._began):
                 self._draw()
@@ -105,9 +105,9 @@ def move(
     display: Display,
     number: int,
 ) -> Output:
-    """Run a command that moves files. Raises CannotWriteError, or FileNotFoundError if it is not installed.
+    """Run a command that transfers files. Raises CannotWriteError, or FileNotFoundError if it is not installed.
 
-    ``start`` starts the command with a stdin and a stderr; ``number``: which of the display's transfers this is.
+    ``start`` starts the command with a stdin and a stderr. ``number`` is the number of this transfer in the display.
     """
     started = False
     try:
@@ -138,10 +138,10 @@ def move(
 def pump(
     transfer: Transfer, stdin: int, stdout: int, stall_s: float | None, update: Callable[[int, int], None]
 ) -> None:
-    """Read what a process writes until its end, and report how many bytes and files are done.
+    """Read what a process writes, until its end, and report how many bytes and files are done.
 
-    ``stdin``: the file that the process reads; its position shows how much was sent. Raises TimeoutError if nothing has
-    moved for ``stall_s``, and OSError if a file cannot be written.
+    ``stdin`` is the file that the process reads; its position shows how much was sent. Raises TimeoutError if nothing
+    has moved for ``stall_s``, and OSError if a file cannot be written.
     """
     num_bytes = num_files = 0
     recent = b""  # the end of rsync's output
@@ -173,7 +173,7 @@ def pump(
 
 
 class _Files:
-    """Writes bytes into parts of files, one part after another."""
+    """A writer of bytes into parts of files, one part after another."""
 
     def __init__(self, parts: Sequence[FilePart], stack: ExitStack) -> None:
         self.num_bytes = self.num_whole = 0
@@ -183,7 +183,7 @@ class _Files:
         self._open_next()
 
     def write(self, data: bytes) -> None:
-        """Write the next bytes; bytes beyond the last part are dropped."""
+        """Write the next bytes. Bytes beyond the last part are dropped."""
         while data and self._left:
             piece, data = data[: self._left], data[self._left :]
             try:

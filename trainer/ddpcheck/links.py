@@ -123,7 +123,7 @@ def suspected_nodes(figures: Figures, number: int) -> tuple[tuple[Suspect, ...],
 
 
 def suspected_links(figures: Figures, number: int, slow: Collection[int]) -> tuple[tuple[Suspect, ...], str]:
-    """Return the links that look slow, slowest first, and a line if too many do; skip the links of ``slow`` nodes."""
+    """Return the links that may be slow, slowest first, and a line if too many are. Skips ``slow`` nodes' links."""
     speed = figures.__getitem__
     sound = {one: [pair for pair in figures if one in pair and not {*pair} & {*slow}] for one in range(number)}
     found = []
